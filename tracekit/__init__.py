@@ -1,0 +1,98 @@
+"""Which components of a language model act together? Multi-component causal tracing.
+
+```python
+import tracekit as tk
+
+model = tk.load_model("demo")
+pairs = tk.load_dataset("demo-bias", model)
+tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio")
+result = tracer.run(budget=0.2)
+tracer.heatmap()
+```
+
+Names are imported when first used: `import tracekit` itself loads neither torch nor plotly.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracekit.components import Component, ComponentRegistry
+    from tracekit.datasets import load_dataset
+    from tracekit.errors import TracekitError
+    from tracekit.interactions import InteractionGrid
+    from tracekit.metrics import Metric, Scores
+    from tracekit.models import load_model
+    from tracekit.patching import MaskedPatch
+    from tracekit.prompts import GaussianNoise, PromptPair, PromptPairs
+    from tracekit.results import TraceCurve, TraceResult
+    from tracekit.runs import Cost
+    from tracekit.search import PGBCT, Exhaustive, Greedy, Random, TopK
+    from tracekit.tracer import Tracer
+
+_HOMES = {
+    "Component": "components",
+    "ComponentRegistry": "components",
+    "Cost": "runs",
+    "Exhaustive": "search",
+    "GaussianNoise": "prompts",
+    "Greedy": "search",
+    "InteractionGrid": "interactions",
+    "MaskedPatch": "patching",
+    "Metric": "metrics",
+    "PGBCT": "search",
+    "PromptPair": "prompts",
+    "PromptPairs": "prompts",
+    "Random": "search",
+    "Scores": "metrics",
+    "TopK": "search",
+    "TraceCurve": "results",
+    "TraceResult": "results",
+    "Tracer": "tracer",
+    "TracekitError": "errors",
+    "load_dataset": "datasets",
+    "load_model": "models",
+}
+
+__all__ = [
+    "PGBCT",
+    "Component",
+    "ComponentRegistry",
+    "Cost",
+    "Exhaustive",
+    "GaussianNoise",
+    "Greedy",
+    "InteractionGrid",
+    "MaskedPatch",
+    "Metric",
+    "PromptPair",
+    "PromptPairs",
+    "Random",
+    "Scores",
+    "TopK",
+    "TraceCurve",
+    "TraceResult",
+    "Tracer",
+    "TracekitError",
+    "__version__",
+    "load_dataset",
+    "load_model",
+]
+
+try:
+    __version__ = version("tracekit")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
+    value = getattr(import_module(f"tracekit.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,164 @@
+"""Exceptions. Each says what is wrong with what was given, then what is allowed or what to do.
+
+Every class derives from `TracekitError` and from the builtin it specialises, so both
+``except tracekit.TracekitError`` and ``except ValueError`` work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TracekitError(Exception):
+    """Base class of every error that tracekit raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of its argument.
+        return str(self.args[0]) if self.args else ""
+
+
+class _UnknownNameError(TracekitError, ValueError):
+    """A name that no registry knows; the message lists the known ones."""
+
+    what = "name"
+
+    def __init__(self, name: object, known: Iterable[str]) -> None:
+        known = sorted(known)
+        close = get_close_matches(str(name), known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"Unknown {self.what} {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+class UnknownMetricError(_UnknownNameError):
+    """No metric of that name."""
+
+    what = "metric"
+
+
+class UnknownKindError(_UnknownNameError):
+    """No component kind of that name."""
+
+    what = "component kind"
+
+
+class UnknownMethodError(_UnknownNameError):
+    """No search method of that name."""
+
+    what = "method"
+
+
+class UnknownDatasetError(_UnknownNameError):
+    """No data set of that name."""
+
+    what = "data set"
+
+
+class UnknownOptionError(_UnknownNameError, TypeError):
+    """A search method has no option of that name."""
+
+    what = "option"
+
+
+class UnknownModelError(TracekitError, ValueError):
+    """Something that is neither a model name, a model directory nor a model."""
+
+
+class HubUnreachableError(TracekitError, ConnectionError):
+    """A hub name was given, its files are not cached and the hub cannot be reached."""
+
+
+class UnsupportedModelError(TracekitError, TypeError):
+    """The model lacks something every trace needs."""
+
+
+class HookPointError(TracekitError, RuntimeError):
+    """A hook point is missing, does not fire as expected, or ignores what a hook returns."""
+
+
+class IdentityCheckError(TracekitError, RuntimeError):
+    """The empty mask changed the output, or the full mask did not."""
+
+
+class ComponentError(TracekitError, ValueError):
+    """A selection of components that is empty or lies outside the model."""
+
+
+class PositionError(TracekitError, ValueError):
+    """A position scope that is unknown or outside a prompt."""
+
+
+class LengthMismatchError(TracekitError, ValueError):
+    """A prompt and its counterfactual have different numbers of tokens."""
+
+
+class EmptyContinuationError(TracekitError, ValueError):
+    """A prompt or continuation encodes to no token."""
+
+
+class PairsError(TracekitError, ValueError):
+    """Prompt pairs that are empty, incomplete or contradictory."""
+
+
+class MissingContinuationError(TracekitError, ValueError):
+    """The metric compares x with y, and an example has no y."""
+
+
+class NonFiniteMetricError(TracekitError, ArithmeticError):
+    """A metric gave NaN or infinity; the message names the examples."""
+
+
+class NotDifferentiableError(TracekitError, TypeError):
+    """A gradient method was asked to follow a metric without a gradient."""
+
+
+class MetricShapeError(TracekitError, ValueError):
+    """A metric did not return one value per example."""
+
+
+class MaskShapeError(TracekitError, ValueError):
+    """A mask with another number of entries than there are components."""
+
+
+class MaskRangeError(TracekitError, ValueError):
+    """A mask with an entry outside [0, 1]."""
+
+
+class BudgetError(TracekitError, ValueError):
+    """A budget below one component or above all of them, or a contradictory request."""
+
+
+class ConfigError(TracekitError, ValueError):
+    """A hyper-parameter outside its range."""
+
+
+class SpaceTooLargeError(TracekitError, ValueError):
+    """Exhaustive search over more subsets than allowed."""
+
+
+class TargetNotReachedError(TracekitError, ValueError):
+    """No set that the search saw reaches the wanted effect."""
+
+
+class NoResultError(TracekitError, LookupError):
+    """A figure was asked for before any run."""
+
+
+class DataNotFoundError(TracekitError, FileNotFoundError):
+    """The files of a data set are not where they were looked for."""
+
+
+class DataFormatError(TracekitError, ValueError):
+    """A data file that does not have the expected form."""
+
+
+class ResultNotFoundError(TracekitError, FileNotFoundError):
+    """A folder that holds no saved run."""
+
+
+class FormatVersionError(TracekitError, ValueError):
+    """A saved run in a format that this version does not read."""
+
+
+class FigureExportError(TracekitError, RuntimeError):
+    """A figure could not be written as an image."""

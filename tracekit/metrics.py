@@ -1,0 +1,226 @@
+"""Metrics: the log-probabilities of two runs -> one effect per example.
+
+The *effect* is the change of a metric when components take their counterfactual values, against
+the clean run. With P the probability of a continuation in the clean run and P_int under the
+intervention:
+
+    odds-ratio         (P_int(y) / P_int(x)) / (P(y) / P(x)) - 1
+    probability-drop   P(x) - P_int(x)
+    probability-ratio  P(x) / P_int(x) - 1
+    logit-difference   log P_int(y) - log P_int(x) - (log P(y) - log P(x))
+    accuracy           [y is the model's choice] under the intervention, less the same when clean
+
+All are oriented alike: a larger effect is a move away from x, towards y. The probability of a
+continuation of several tokens is the geometric mean of its token probabilities (the published
+code) or their arithmetic mean (the paper's formula); for one token they agree, and
+`logit-difference` is then the difference of two logits. Everything is computed from logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tracekit.errors import (
+    ConfigError,
+    MetricShapeError,
+    MissingContinuationError,
+    NonFiniteMetricError,
+    UnknownMetricError,
+)
+
+Effects = Float[Tensor, " example"]
+Mean = Literal["geometric", "arithmetic"]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What one run, clean or intervened, says about the continuations of each example."""
+
+    x: Float[Tensor, " example"]
+    """log P(x), in nats; at most 0."""
+    y: Float[Tensor, " example"] | None
+    """log P(y); None unless every example has a y."""
+    x_chosen: Bool[Tensor, " example"] | None = None
+    """Whether every token of x is the model's first choice; None if the metric's `reads_choices`
+    is off."""
+    y_chosen: Bool[Tensor, " example"] | None = None
+    """Whether every token of y is."""
+
+    def require_y(self) -> Float[Tensor, " example"]:
+        """log P(y).
+
+        Raises:
+            MissingContinuationError: Some example has no y.
+        """
+        if self.y is None:
+            raise MissingContinuationError(_NO_Y.format(metric="This metric"))
+        return self.y
+
+
+MetricFunction = Callable[[Scores, Scores], Effects]
+"""Takes the scores of the clean and of the intervened run, gives one effect per example."""
+
+_NO_Y = (
+    "{metric} compares x with y, and not every example has a y. "
+    "Give every example a continuation y, or use probability-drop or probability-ratio."
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named metric. Any callable of the form `MetricFunction` can be made one with `resolve`."""
+
+    name: str
+    function: MetricFunction
+    needs_y: bool = True
+    """Whether it reads `y`."""
+    differentiable: bool = True
+    """Whether gradients reach the intervened scores."""
+    reads_choices: bool = False
+    """Whether it reads `x_chosen` or `y_chosen`."""
+    above_minus_one: bool = False
+    """Whether no effect can be below -1, so that the reward 1/(1 + effect) has no pole."""
+    axis: str = "effect"
+    """Axis title in figures, with the unit."""
+
+    def __call__(self, clean: Scores, intervened: Scores) -> Effects:
+        """One effect per example.
+
+        Raises:
+            MetricShapeError: The function returned something else.
+        """
+        effects = self.function(clean, intervened)
+        if not isinstance(effects, Tensor) or effects.shape != clean.x.shape:
+            got = tuple(effects.shape) if isinstance(effects, Tensor) else type(effects).__name__
+            raise MetricShapeError(
+                f"The metric {self.name!r} returned {got}. "
+                f"It must return a tensor of shape {tuple(clean.x.shape)}: one effect per example."
+            )
+        return effects
+
+
+def odds_ratio(clean: Scores, intervened: Scores) -> Effects:
+    """Relative change of the odds of y against x; at least -1."""
+    before = clean.require_y() - clean.x
+    after = intervened.require_y() - intervened.x
+    return torch.expm1(after - before)
+
+
+def probability_drop(clean: Scores, intervened: Scores) -> Effects:
+    """Drop of the probability of x; in [-1, 1]."""
+    return clean.x.exp() - intervened.x.exp()
+
+
+def probability_ratio(clean: Scores, intervened: Scores) -> Effects:
+    """Factor by which x became less probable, less 1; at least -1."""
+    return torch.expm1(clean.x - intervened.x)
+
+
+def logit_difference(clean: Scores, intervened: Scores) -> Effects:
+    """Change of log P(y) - log P(x), in nats; unbounded."""
+    return (intervened.require_y() - intervened.x) - (clean.require_y() - clean.x)
+
+
+def accuracy(clean: Scores, intervened: Scores) -> Effects:
+    """Change of the indicator that the model's first choice is y; -1, 0 or 1, no gradient."""
+    if clean.y_chosen is None or intervened.y_chosen is None:
+        raise MissingContinuationError(_NO_Y.format(metric="The metric 'accuracy'"))
+    return intervened.y_chosen.float() - clean.y_chosen.float()
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("odds-ratio", odds_ratio, above_minus_one=True, axis="effect (odds ratio - 1)"),
+        Metric(
+            "probability-drop",
+            probability_drop,
+            needs_y=False,
+            above_minus_one=True,
+            axis="effect (drop of P(x))",
+        ),
+        Metric(
+            "probability-ratio",
+            probability_ratio,
+            needs_y=False,
+            above_minus_one=True,
+            axis="effect (probability ratio - 1)",
+        ),
+        Metric("logit-difference", logit_difference, axis="effect (logit difference, nats)"),
+        Metric(
+            "accuracy",
+            accuracy,
+            differentiable=False,
+            reads_choices=True,
+            axis="effect (change of accuracy)",
+        ),
+    )
+}
+
+
+def resolve(metric: str | Metric | MetricFunction) -> Metric:
+    """A metric by name, as given, or made from a callable of clean and intervened scores.
+
+    Raises:
+        UnknownMetricError: No metric of that name.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, str):
+        if metric not in METRICS:
+            raise UnknownMetricError(metric, METRICS)
+        return METRICS[metric]
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return Metric(name, metric, needs_y=False, reads_choices=True, axis=f"effect ({name})")
+
+
+def continuation_log_prob(
+    token_log_probs: Float[Tensor, "*batch token"], valid: Bool[Tensor, "*batch token"], mean: Mean
+) -> Float[Tensor, "*batch"]:
+    """log P of continuations from the log-probabilities of their tokens.
+
+    Args:
+        token_log_probs: In nats; entries that are not valid may hold anything finite.
+        valid: Which tokens exist; a continuation without any gets 0.
+        mean: `geometric` or `arithmetic` mean of the token probabilities.
+
+    Raises:
+        ConfigError: Another mean.
+    """
+    lengths = valid.sum(-1).clamp(min=1)
+    if mean == "geometric":
+        return torch.where(valid, token_log_probs, 0.0).sum(-1) / lengths
+    if mean == "arithmetic":
+        missing = ~valid.any(-1, keepdim=True)
+        logs = torch.where(valid, token_log_probs, -torch.inf)
+        # A row of -inf would have a NaN gradient.
+        logs = torch.where(missing, 0.0, logs)
+        return torch.where(missing[..., 0], 0.0, logs.logsumexp(-1) - lengths.log())
+    raise ConfigError(f"Unknown mean {mean!r}. Use 'geometric' or 'arithmetic'.")
+
+
+def check_finite(effects: Effects, metric: Metric, describe: Callable[[int], str]) -> None:
+    """Refuses NaN and infinity.
+
+    Args:
+        effects: One per example.
+        metric: For its name.
+        describe: Example number -> its prompt.
+
+    Raises:
+        NonFiniteMetricError: Names the first offending examples.
+    """
+    bad = (~torch.isfinite(effects)).nonzero()[:, 0].tolist()
+    if bad:
+        named = "; ".join(f"example {i} ({describe(i)}): {effects[i].item():g}" for i in bad[:5])
+        more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise NonFiniteMetricError(
+            f"The metric {metric.name!r} is not finite on {len(bad)} of {len(effects)} examples: "
+            f"{named}{more}. Leave them out, or use a bounded metric such as probability-drop."
+        )

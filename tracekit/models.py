@@ -1,0 +1,310 @@
+"""Models: load or wrap one, and what every part of tracekit asks of it.
+
+Two classes of TransformerLens serve: `TransformerBridge` (3.9 and 4.x, wraps the Hugging Face
+model and computes its numbers) and `HookedTransformer` (3.9). tracekit uses only what they share,
+written down in `HookedModel`. TransformerLens is imported when a model is loaded, not before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tracekit.errors import (
+    ConfigError,
+    HubUnreachableError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEMO = "demo"
+"""Name of the embedded model."""
+
+EMBEDDING_HOOK = "blocks.0.hook_resid_pre"
+"""Where noise is added: the sum of token and position embeddings."""
+
+_SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
+_HUB_TIMEOUT = 5.0
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@runtime_checkable
+class HookedModel(Protocol):
+    """What `TransformerBridge` and `HookedTransformer` share and tracekit uses."""
+
+    cfg: Any
+    """Sizes: `n_layers`, `n_heads`, `d_model`, `d_mlp`, `d_vocab`."""
+    training: bool
+
+    @property
+    def hook_dict(self) -> Mapping[str, Any]:
+        """Hook points by name."""
+        ...
+
+    def run_with_hooks(
+        self, input: Any, *, fwd_hooks: list[tuple[str, Callable[..., Tensor | None]]], **kwargs: Any
+    ) -> Any:
+        """Runs the model with hooks that may replace activations."""
+        ...
+
+    @property
+    def W_E(self) -> Tensor:  # noqa: N802 - TransformerLens' name
+        """Token embeddings, `d_vocab d_model`."""
+        ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """All parameters."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """Sets training mode."""
+        ...
+
+
+def load_model(
+    source: str | Path | HookedModel | PreTrainedModel = DEMO,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = torch.float32,
+    **options: Any,
+) -> HookedModel:
+    """Loads a model, or wraps one that is already in memory.
+
+    Args:
+        source: `demo` (embedded), a directory in Hugging Face layout, a hub name such as
+            `gpt2`, a Hugging Face model in memory, or a `TransformerBridge` or
+            `HookedTransformer`, which is returned as it is.
+        tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
+            its data come as text.
+        device: Where to put the model; the first CUDA device if there is one, else the CPU.
+            A model in memory stays where it is.
+        dtype: `float32`, `bfloat16` or `float16`, or a torch dtype.
+        **options: Passed on to `TransformerBridge.boot_transformers`, e.g. `device_map`,
+            `n_devices`, `revision`.
+
+    Raises:
+        UnknownModelError: The source is none of these, or the hub has no model of that name.
+        HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
+    """
+    if isinstance(source, HookedModel):
+        return source
+    if not isinstance(source, (str, Path)):
+        return _wrap(source, tokenizer, options)
+    directory = Path(_locate(str(source)))
+    if device is None and not {"device_map", "n_devices"} & set(options):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = {"device": device, "dtype": _dtype(dtype), **options}
+    if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
+        model = _bridge().boot_transformers(str(directory), **options)
+    else:
+        model = _boot(str(directory), tokenizer, options)
+    model.cfg.model_name = str(source)
+    return _freeze(model)
+
+
+def demo_directory() -> Path:
+    """Folder of the embedded model, in Hugging Face layout."""
+    return Path(str(files("tracekit"))) / "demo" / "model"
+
+
+def model_name(model: HookedModel) -> str:
+    """Short name for titles and messages."""
+    name = str(getattr(model.cfg, "model_name", "") or type(model).__name__)
+    return Path(name).name or name
+
+
+def device_of(model: HookedModel) -> torch.device:
+    """Device of the model's first parameter, where its tokens go."""
+    return next(iter(model.parameters())).device
+
+
+def embedding_std(model: HookedModel) -> float:
+    """Standard deviation of the model's token embeddings: the unit of noise."""
+    return float(model.W_E.detach().float().std())
+
+
+def scored_hook(model: HookedModel) -> str:
+    """Last hook point before the unembedding; gathering there spares logits nobody reads.
+
+    Raises:
+        UnsupportedModelError: The model has none of the known ones.
+    """
+    for name in _SCORED_HOOKS:
+        if name in model.hook_dict:
+            return name
+    raise UnsupportedModelError(
+        f"{model_name(model)} has no hook point before its unembedding. "
+        f"tracekit needs one of {', '.join(_SCORED_HOOKS)}."
+    )
+
+
+@contextmanager
+def frozen(model: HookedModel) -> Iterator[None]:
+    """Within the block, no parameter takes a gradient and dropout is off; restored afterwards."""
+    thawed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    was_training = model.training
+    for parameter in thawed:
+        parameter.requires_grad_(False)
+    if was_training:
+        model.train(False)
+    try:
+        yield
+    finally:
+        for parameter in thawed:
+            parameter.requires_grad_(True)
+        if was_training:
+            model.train(True)
+
+
+def _freeze(model: Any) -> HookedModel:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.train(False)
+    return model
+
+
+def _bridge() -> Any:
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return TransformerBridge
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in _DTYPES:
+        raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join(_DTYPES)}.")
+    return _DTYPES[dtype]
+
+
+def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+    """A bridge around a Hugging Face model in memory."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(source, PreTrainedModel):
+        raise UnknownModelError(
+            f"Cannot trace a {type(source).__name__}. Give a name, a directory, a Hugging Face "
+            "model, a TransformerBridge or a HookedTransformer."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        # The bridge reads the configuration from a path even when it is handed the model.
+        if not source.config.architectures:
+            source.config.architectures = [type(source).__name__]
+        source.config.save_pretrained(folder)
+        parameter = next(source.parameters())
+        given = {"hf_model": source, "device": parameter.device, "dtype": parameter.dtype}
+        model = _boot(folder, tokenizer, {**given, **options})
+    model.cfg.model_name = source.config._name_or_path or type(source).__name__
+    return _freeze(model)
+
+
+def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    """A bridge with the given tokenizer, or with none."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        if tokenizer is None:
+            model = _bridge().boot_transformers(path, tokenizer=_placeholder_tokenizer(), **options)
+            model.tokenizer = None
+            return model
+        # A bridge loads a tokenizer with a BOS token again from where it came from. One that was
+        # made in memory came from nowhere, so it gets a folder.
+        tokenizer.save_pretrained(folder)
+        copy = AutoTokenizer.from_pretrained(folder)
+        return _bridge().boot_transformers(path, tokenizer=copy, **options)
+
+
+def _placeholder_tokenizer() -> Any:
+    """Stands in while a bridge is built: without one, it would make a broken one up or fail."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _TOKENIZER_FILES)
+
+
+def _locate(source: str) -> str:
+    """A directory to load from, or a hub name that the hub has confirmed."""
+    if source == DEMO:
+        return str(demo_directory())
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UnknownModelError(
+                f"The directory {source} holds no config.json. "
+                "Give a model in Hugging Face layout (config.json, weights, tokenizer)."
+            )
+        return str(path)
+    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise UnknownModelError(
+            f"There is no directory {source}. Give an existing one, a hub name, or {DEMO!r}."
+        )
+    return _ask_hub(source)
+
+
+def _ask_hub(name: str) -> str:
+    """The name if the hub has it, the cached snapshot if the hub cannot be reached."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_TIMEOUT)
+        return name
+    except GatedRepoError as error:
+        raise UnknownModelError(
+            f"The hub asks for permission to read {name}. "
+            "Accept its terms there and log in, or pass a directory that holds the model."
+        ) from error
+    except HFValidationError as error:
+        raise UnknownModelError(
+            f"{name!r} is neither a directory nor a possible hub name. "
+            f"Use a directory, a name such as 'gpt2', or {DEMO!r}."
+        ) from error
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code in (401, 404):
+            raise UnknownModelError(
+                f"The hub has no model {name!r} that you may read. "
+                f"Check the name, pass a directory, or use {DEMO!r}, which is embedded."
+            ) from error
+    except (OSError, OfflineModeIsEnabled, *_connection_errors()):
+        pass
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise HubUnreachableError(
+            f"The model {name!r} is not on this machine and the hub cannot be reached. "
+            f"Pass a directory that holds the model, or use {DEMO!r}, which is embedded."
+        ) from error
+
+
+def _connection_errors() -> Sequence[type[Exception]]:
+    """Connection failures of whichever HTTP client huggingface_hub uses."""
+    try:
+        import httpx
+    except ImportError:
+        import requests
+
+        return (requests.RequestException,)
+    return (httpx.HTTPError,)

@@ -1,0 +1,159 @@
+"""What all searches share: the goal, what they find, and prefix search for a target effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+from tracekit.errors import BudgetError, TargetNotReachedError
+from tracekit.masks import BinaryMask, Mask, from_indices
+from tracekit.metrics import Effects
+from tracekit.runs import Engine
+
+Record = Mapping[str, float | int | str]
+"""One line of a history, e.g. one epoch or one greedy step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What is asked for: the best set of at most each budget, or the smallest reaching a target.
+
+    With neither, only a search that decides its own size (PGB-CT with given lambdas) can answer.
+    """
+
+    budgets: tuple[int, ...] = ()
+    """Largest numbers of components, ascending."""
+    target: float | None = None
+    """Mean effect to reach with as few components as possible."""
+
+    @classmethod
+    def make(
+        cls,
+        n_components: int,
+        *,
+        budget: int | float | None = None,
+        budgets: Sequence[int | float] | None = None,
+        target_effect: float | None = None,
+    ) -> Goal:
+        """Checks a request.
+
+        Args:
+            n_components: Number of components in all.
+            budget: A count (int) or a share of all components (float in (0, 1]), rounded down.
+            budgets: Several of them.
+            target_effect: A mean effect.
+
+        Raises:
+            BudgetError: Below one component, above all of them, or more than one kind of goal.
+        """
+        given = [v for v in (budget, budgets, target_effect) if v is not None]
+        if len(given) > 1:
+            raise BudgetError(
+                "More than one goal was given. Use one of budget, budgets and target_effect."
+            )
+        asked = [budget] if budget is not None else list(budgets or ())
+        if budgets is not None and not asked:
+            raise BudgetError("The list of budgets is empty. Give at least one budget.")
+        counts = sorted({as_count(value, n_components) for value in asked})
+        return cls(budgets=tuple(counts), target=target_effect)
+
+    def require(self, method: str) -> None:
+        """Refuses a goal without budget or target.
+
+        Raises:
+            BudgetError: Neither was given.
+        """
+        if not self.budgets and self.target is None:
+            raise BudgetError(
+                f"The method {method!r} needs to know how many components to select. "
+                "Give budget, budgets or target_effect."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """One set of components that a search chose."""
+
+    mask: BinaryMask
+    effects: Effects
+    """Measured with the binary mask, one per example of the data set."""
+    history: tuple[Record, ...] = ()
+    soft_mask: Mask | None = None
+    """The relaxed mask that the set was cut from, where there is one."""
+    scores: Mask | None = None
+    """What the components were ranked by, where the search ranks them."""
+    budget: int | None = None
+
+
+@runtime_checkable
+class Search(Protocol):
+    """A search method: an immutable value that holds its options."""
+
+    name: ClassVar[str]
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+        """Answers the goal: one set per budget, ascending, or one for a target."""
+        ...
+
+
+def as_count(budget: int | float, n_components: int) -> int:
+    """A budget as a number of components.
+
+    Raises:
+        BudgetError: Below one component or above all of them.
+    """
+    is_share = isinstance(budget, float) and not (budget > 1 and budget.is_integer())
+    # The tolerance keeps 0.3 of 10 at 3.
+    count = int(budget * n_components + 1e-9) if is_share else int(budget)
+    if not 1 <= count <= n_components or (is_share and not 0 < budget <= 1):
+        raise BudgetError(
+            f"A budget of {budget!r} means {count} of {n_components} components. "
+            f"Give a count from 1 to {n_components}, or a share (float) that is at most 1 and "
+            "amounts to at least one component."
+        )
+    return count
+
+
+def found_prefix(engine: Engine, order: Sequence[int], size: int) -> tuple[BinaryMask, Effects]:
+    """The first `size` components of a ranking, measured."""
+    mask = from_indices(order[:size], engine.n_components)
+    return mask, engine.effects(mask)
+
+
+def smallest_prefix(
+    engine: Engine, order: Sequence[int], target: float
+) -> tuple[BinaryMask, Effects, int]:
+    """The smallest prefix of a ranking whose mean effect reaches a target.
+
+    Sizes are doubled until one reaches the target, then halved in between: about 2 log2(N)
+    passes. If the effect is not monotone in the size, an even smaller prefix may exist.
+
+    Raises:
+        TargetNotReachedError: No size that was tried reaches it.
+    """
+    n, size, below, best = len(order), 1, 0, -float("inf")
+    while True:
+        mask, effects = found_prefix(engine, order, size)
+        best = max(best, effects.mean().item())
+        if effects.mean().item() >= target:
+            break
+        if size == n:
+            raise not_reached(target, best)
+        below, size = size, min(2 * size, n)
+    while size - below > 1:
+        middle = (below + size) // 2
+        tried = found_prefix(engine, order, middle)
+        if tried[1].mean().item() >= target:
+            size, (mask, effects) = middle, tried
+        else:
+            below = middle
+    return mask, effects, size
+
+
+def not_reached(target: float, best: float) -> TargetNotReachedError:
+    """The error for a target that no set reaches."""
+    return TargetNotReachedError(
+        f"No set reaches an effect of {target:g}; the largest seen is {best:.4g}. "
+        "Ask for a smaller target_effect."
+    )

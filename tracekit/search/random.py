@@ -1,0 +1,68 @@
+"""Random: the best of many random sets of the given size. The control of every table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from tracekit.errors import ConfigError
+from tracekit.masks import from_indices
+from tracekit.runs import Engine
+from tracekit.search.base import Found, Goal, Record, not_reached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random:
+    """The best of `draws` uniformly drawn sets per budget; the history has their mean and spread."""
+
+    name: ClassVar[str] = "random"
+    draws: int = 1000
+    """Sets drawn per budget."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ConfigError(f"draws is {self.draws}. It must be at least 1.")
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+        """Draws and measures; for a target, halves the size as long as a draw reaches it."""
+        goal.require(self.name)
+        generator = torch.Generator().manual_seed(seed)
+        if goal.target is None:
+            return [self._best(engine, budget, generator, budget) for budget in goal.budgets]
+        return [self._smallest(engine, goal.target, generator)]
+
+    def _smallest(self, engine: Engine, target: float, generator: torch.Generator) -> Found:
+        below, size = 0, engine.n_components
+        found = self._best(engine, size, generator, None)
+        if found.effects.mean().item() < target:
+            raise not_reached(target, found.effects.mean().item())
+        while size - below > 1:
+            middle = (below + size) // 2
+            tried = self._best(engine, middle, generator, None)
+            if tried.effects.mean().item() >= target:
+                size, found = middle, tried
+            else:
+                below = middle
+        return found
+
+    def _best(
+        self, engine: Engine, size: int, generator: torch.Generator, budget: int | None
+    ) -> Found:
+        draws = 1 if size == engine.n_components else self.draws
+        sets = [
+            torch.randperm(engine.n_components, generator=generator)[:size].tolist()
+            for _ in range(draws)
+        ]
+        effects = engine.mean_effects(sets, f"random, {size}")
+        best = int(effects.argmax())
+        record: Record = {
+            "n_selected": size,
+            "effect": effects[best].item(),
+            "draws": draws,
+            "mean": effects.mean().item(),
+            "std": effects.std(correction=0).item(),
+        }
+        mask = from_indices(sets[best], engine.n_components)
+        return Found(mask=mask, effects=engine.effects(mask), history=(record,), budget=budget)

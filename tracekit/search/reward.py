@@ -1,0 +1,69 @@
+"""The reward of PGB-CT: 1/(1 + effect), of the data set or example by example.
+
+`dataset`, 1/(1 + mean l), is the paper's equation. Its gradient is that of the mean effect times
+-1/(1 + L)^2 with L the mean over the whole data set; in minibatches L is estimated from the latest
+effect seen of every example. `per-example`, the mean of 1/(1 + l_i), is the published code. The
+mean of a ratio is carried by few examples with large effects, and it is on those that the
+per-example reward is flat, so it finds clearly smaller effects where components interact.
+
+1/(1 + l) has a pole at l = -1. Metrics that never go below -1 use it as it is; for others it is
+continued by its tangent below l = -1/2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.masks import Mask
+from tracekit.metrics import Effects
+from tracekit.runs import Engine
+
+Reward = Literal["dataset", "per-example"]
+
+_TANGENT_AT = -0.5
+
+
+class RewardGradient:
+    """Gradient of the reward, minibatch by minibatch."""
+
+    def __init__(self, engine: Engine, kind: Reward) -> None:
+        """Starts without any effect seen."""
+        self._engine = engine
+        self._kind = kind
+        self._bounded = engine.metric.above_minus_one
+        self._latest = torch.full((engine.n_examples,), torch.nan)
+
+    def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
+        """Gradient of the reward on some examples with respect to the mask."""
+        if self._kind == "per-example":
+            effects, gradient = self._engine.gradient(
+                mask, lambda l: self._slope(l) / len(examples), examples
+            )
+            self._latest[examples] = effects
+            return gradient
+        effects, gradient = self._engine.gradient(
+            mask, lambda l: torch.ones_like(l) / len(examples), examples
+        )
+        self._latest[examples] = effects
+        return gradient * self._slope(self._latest.nanmean())
+
+    def value(self) -> float:
+        """The reward, from the latest effect of every example seen."""
+        if self._kind == "dataset":
+            return self._reward(self._latest.nanmean()).item()
+        return self._reward(self._latest).nanmean().item()
+
+    def _reward(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
+        if self._bounded:
+            return 1 / (1 + effect)
+        at = torch.tensor(_TANGENT_AT)
+        tangent = 1 / (1 + at) - (effect - at) / (1 + at) ** 2
+        return torch.where(effect < at, tangent, 1 / (1 + effect.clamp(min=_TANGENT_AT)))
+
+    def _slope(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
+        floor = effect if self._bounded else effect.clamp(min=_TANGENT_AT)
+        return -1 / (1 + floor) ** 2

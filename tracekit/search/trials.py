@@ -1,0 +1,158 @@
+"""What one descent of PGB-CT leaves behind, and how the best set is picked from several.
+
+Every selection reported was measured with its binary mask; a soft mask only proposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+import torch
+
+from tracekit.masks import BinaryMask, Mask, from_indices, ranking
+from tracekit.metrics import Effects
+from tracekit.runs import Engine
+from tracekit.search.base import Found, Record, not_reached, smallest_prefix
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The selection after one epoch."""
+
+    soft_mask: Mask
+    selected: BinaryMask
+    effects: Effects
+
+    @property
+    def n_selected(self) -> int:
+        """Number of components selected."""
+        return int(self.selected.sum())
+
+    @property
+    def effect(self) -> float:
+        """Mean effect of the selection."""
+        return self.effects.mean().item()
+
+
+@dataclass(eq=False)
+class Trial:
+    """One descent, epoch by epoch."""
+
+    lambda1: float
+    snapshots: list[Snapshot] = field(default_factory=list)
+    history: list[Record] = field(default_factory=list)
+    push: Mask = field(default_factory=lambda: torch.zeros(0))
+    """Negative gradient of the reward, summed over the last epoch: ranks entries that tie."""
+
+    @property
+    def last(self) -> Snapshot:
+        """The selection at the end."""
+        return self.snapshots[-1]
+
+    def add(self, engine: Engine, soft_mask: Mask, selected: BinaryMask) -> Snapshot:
+        """Measures the selection, unless it is the previous one or empty."""
+        if self.snapshots and torch.equal(self.last.selected, selected):
+            effects = self.last.effects
+        elif not selected.any():
+            effects = torch.zeros(engine.n_examples)
+        else:
+            effects = engine.effects(selected)
+        self.snapshots.append(Snapshot(soft_mask.detach().clone(), selected, effects))
+        return self.last
+
+    def order(self) -> list[int]:
+        """Components by their final soft mask, ties by how hard the reward pushes them up."""
+        return ranking(self.last.soft_mask, self.push)
+
+
+class Bracket:
+    """Halves an interval of lambda, on a logarithmic scale, around the wanted behaviour."""
+
+    _STEP = 4.0
+    _CLOSE = 1.05
+
+    def __init__(self, start: float) -> None:
+        """Begins at `start`."""
+        self._start = start
+        self._low = 0.0
+        self._high = float("inf")
+
+    def note(self, value: float, too_weak: bool) -> None:
+        """Records whether `value` penalised too weakly."""
+        if too_weak:
+            self._low = max(self._low, value)
+        else:
+            self._high = min(self._high, value)
+
+    def guess(self) -> float | None:
+        """Next value to try; None once the ends meet."""
+        if self._low == 0 and self._high == float("inf"):
+            return self._start
+        if self._high == float("inf"):
+            return self._low * self._STEP
+        if self._low == 0:
+            return self._high / self._STEP
+        return sqrt(self._low * self._high) if self._high / self._low > self._CLOSE else None
+
+
+def best_within(trials: Sequence[Trial], engine: Engine, budget: int) -> Found:
+    """The best set of at most `budget` components that the trials propose.
+
+    Candidates are the truncated masks of every epoch, and the `budget` largest entries of every
+    trial's final soft mask.
+    """
+    best: tuple[float, Trial, Snapshot] | None = None
+    measured: dict[bytes, Effects] = {}
+    for trial in trials:
+        mask = from_indices(trial.order()[:budget], engine.n_components)
+        key = mask.numpy().tobytes()
+        if key not in measured:
+            measured[key] = engine.effects(mask)
+        projected = Snapshot(trial.last.soft_mask, mask, measured[key])
+        for shot in (*trial.snapshots, projected):
+            if 0 < shot.n_selected <= budget and (best is None or shot.effect > best[0]):
+                best = (shot.effect, trial, shot)
+    assert best is not None
+    return _found(best[1], best[2], budget)
+
+
+def smallest_reaching(trials: Sequence[Trial], engine: Engine, target: float) -> Found:
+    """The smallest set that reaches a mean effect, among all the trials propose.
+
+    Raises:
+        TargetNotReachedError: None does, and neither do all components together.
+    """
+    reaching = [
+        (shot.n_selected, -shot.effect, place, shot, trial)
+        for place, trial in enumerate(trials)
+        for shot in trial.snapshots
+        if shot.effect >= target and shot.n_selected > 0
+    ]
+    best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
+    trial = best[4] if best else max(trials, key=lambda one: one.last.effect)
+    seen = max(shot.effect for one in trials for shot in one.snapshots)
+    if best is None and max(seen, engine.full_effects.mean().item()) < target:
+        raise not_reached(target, max(seen, engine.full_effects.mean().item()))
+    # The order of the soft mask may reach the target earlier than the threshold does.
+    mask, effects, size = smallest_prefix(engine, trial.order(), target)
+    if best is not None and best[0] <= size:
+        return _found(trial, best[3], None)
+    return _found(trial, Snapshot(trial.last.soft_mask, mask, effects), None)
+
+
+def _found(trial: Trial, shot: Snapshot, budget: int | None) -> Found:
+    return Found(
+        mask=shot.selected,
+        effects=shot.effects,
+        soft_mask=shot.soft_mask,
+        history=tuple(trial.history),
+        budget=budget,
+    )
+
+
+def found_last(trial: Trial) -> Found:
+    """The selection at the end of a trial: the paper's single run."""
+    return _found(trial, trial.last, None)
+

@@ -1,0 +1,336 @@
+"""Tracer: the face people meet. A model, a data set, components and a metric, ready to trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit import checks, interactions
+from tracekit.batches import Positions
+from tracekit.components import Component, ComponentRegistry
+from tracekit.errors import ComponentError, NoResultError
+from tracekit.masks import Mask
+from tracekit.metrics import Mean, Metric, MetricFunction
+from tracekit.metrics import resolve as resolve_metric
+from tracekit.models import HookedModel, load_model, model_name
+from tracekit.prompts import PromptPairs
+from tracekit.results import TraceCurve, TraceResult, versions
+from tracekit.runs import Cost, Engine
+from tracekit.search import Found, Goal, Search, make
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_MAX_PAIRED = 256
+
+
+class Tracer:
+    """Traces which components of a model jointly move a metric.
+
+    ```python
+    tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio")
+    result = tracer.run(budget=0.2)
+    tracer.heatmap()
+    ```
+
+    Building one checks every hook point on this very model (see `tracekit.checks`), so a run never
+    rests on a hook that does nothing.
+    """
+
+    def __init__(
+        self,
+        model: HookedModel | str | Path,
+        pairs: PromptPairs,
+        components: str | Sequence[str] | ComponentRegistry = "heads",
+        metric: str | Metric | MetricFunction = "odds-ratio",
+        *,
+        layers: Sequence[int] | None = None,
+        indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+        positions: Positions = "prompt",
+        mean: Mean = "geometric",
+        batch_size: int = 64,
+        progress: bool = False,
+    ) -> None:
+        """Sets a trace up and checks it.
+
+        Args:
+            model: A TransformerLens model, or anything `load_model` takes.
+            pairs: The data set.
+            components: Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a
+                list; or a registry.
+            metric: Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable
+                of the clean and the intervened `Scores`.
+            layers: Layers to study; all by default.
+            indices: Heads, neurons or units to study in every layer, or by layer.
+            positions: Where to intervene: `prompt`, `last`, `all`, or prompt positions.
+            mean: Probability of a continuation of several tokens: `geometric` or `arithmetic`
+                mean of its token probabilities.
+            batch_size: Examples per pass; bounds memory, changes no result.
+            progress: Whether to show progress bars.
+
+        Raises:
+            HookPointError: A component cannot be intervened on in this model.
+            IdentityCheckError: The empty mask has an effect, or the full mask has none.
+        """
+        self.model = model if isinstance(model, HookedModel) else load_model(model)
+        if not isinstance(components, ComponentRegistry):
+            components = ComponentRegistry.build(
+                self.model.cfg, components, layers=layers, indices=indices
+            )
+        elif layers is not None or indices is not None:
+            raise ComponentError(
+                "layers and indices were given along with a registry, which has its own. "
+                "Leave them out, or give kinds instead of a registry."
+            )
+        self.engine = Engine(
+            self.model,
+            pairs,
+            components,
+            resolve_metric(metric),
+            positions=positions,
+            mean=mean,
+            batch_size=batch_size,
+            progress=progress,
+        )
+        checks.check_sites(self.model, components)
+        checks.check_engine(self.engine)
+        self.results: list[TraceResult] = []
+        """All results of `run`, in order."""
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components under study."""
+        return self.engine.registry
+
+    @property
+    def pairs(self) -> PromptPairs:
+        """The data set."""
+        return self.engine.pairs
+
+    @property
+    def full_effect(self) -> float:
+        """Mean effect of all components together."""
+        return self.engine.full_effects.mean().item()
+
+    def __repr__(self) -> str:
+        return (
+            f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
+            f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name})"
+        )
+
+    # ---- searching ------------------------------------------------------------------------
+
+    @overload
+    def run(
+        self,
+        method: str | Search = ...,
+        *,
+        budget: int | float | None = ...,
+        target_effect: float | None = ...,
+        seed: int = ...,
+        **options: Any,
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self,
+        method: str | Search = ...,
+        *,
+        budgets: Sequence[int | float],
+        seed: int = ...,
+        **options: Any,
+    ) -> TraceCurve: ...
+
+    def run(
+        self,
+        method: str | Search = "pgb-ct",
+        *,
+        budget: int | float | None = None,
+        budgets: Sequence[int | float] | None = None,
+        target_effect: float | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> TraceResult | TraceCurve:
+        """Searches for a small set of components with a large effect.
+
+        Args:
+            method: `pgb-ct`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such as
+                `PGBCT(epochs=30)`.
+            budget: Largest number of components: a count (int) or a share (float), rounded down.
+            budgets: Several budgets; gives a `TraceCurve`.
+            target_effect: Instead of a budget, the mean effect to reach with as few components
+                as possible.
+            seed: Seed of the search; the same seed gives the same result.
+            **options: Fields of the search, e.g. `lambda1=1e-3` or `draws=200`.
+
+        Returns:
+            A `TraceResult`, or with `budgets` a `TraceCurve` of them, ascending.
+
+        Raises:
+            UnknownMethodError, UnknownOptionError, ConfigError: About the search.
+            BudgetError: About the budget.
+            TargetNotReachedError: No set reaches the target.
+        """
+        search = make(method, options)
+        goal = Goal.make(
+            len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
+        )
+        # Shared by all methods, so it counts for none.
+        full_effect = self.full_effect
+        cost, start = self.engine.cost, time.perf_counter()
+        found = search.search(self.engine, goal, seed)
+        spent, seconds = self.engine.cost - cost, time.perf_counter() - start
+        results = [
+            self._result(search, one, goal, seed, spent, seconds, full_effect) for one in found
+        ]
+        self.results += results
+        return results[0] if budgets is None else TraceCurve(tuple(results))
+
+    def _result(
+        self,
+        search: Search,
+        found: Found,
+        goal: Goal,
+        seed: int,
+        cost: Cost,
+        seconds: float,
+        full_effect: float,
+    ) -> TraceResult:
+        engine = self.engine
+        return TraceResult(
+            method=search.name,
+            config=config_of(search),
+            registry=engine.registry,
+            binary_mask=found.mask,
+            soft_mask=found.mask.float() if found.soft_mask is None else found.soft_mask,
+            scores=found.scores,
+            effect=found.effects.mean().item(),
+            per_example=found.effects,
+            full_effect=full_effect,
+            budget=found.budget,
+            target_effect=goal.target,
+            history=found.history,
+            seed=seed,
+            cost=cost,
+            seconds=seconds,
+            metric=engine.metric.name,
+            metric_axis=engine.metric.axis,
+            mean=engine.mean,
+            positions=engine.positions
+            if isinstance(engine.positions, str)
+            else tuple(engine.positions),
+            model=model_name(self.model),
+            dataset=engine.pairs.name,
+            dataset_fingerprint=engine.pairs.fingerprint,
+            versions=versions(),
+        )
+
+    # ---- measuring ------------------------------------------------------------------------
+
+    @overload
+    def evaluate(self, mask: Any) -> float: ...
+
+    @overload
+    def evaluate(self, mask: Any, *, per_example: bool) -> float | Float[Tensor, " example"]: ...
+
+    def evaluate(
+        self, mask: Any, *, per_example: bool = False
+    ) -> float | Float[Tensor, " example"]:
+        """Mean effect of a mask.
+
+        Args:
+            mask: Soft or binary, one entry in [0, 1] per component; or a list of components.
+            per_example: Give one effect per example instead of their mean.
+
+        Raises:
+            MaskShapeError, MaskRangeError: About the mask.
+            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+        """
+        effects = self.engine.effects(self._as_mask(mask))
+        return effects if per_example else effects.mean().item()
+
+    def interactions(
+        self,
+        components: Sequence[Component] | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+    ) -> interactions.InteractionGrid:
+        """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
+
+        Args:
+            components: The components; all by default.
+            layers: Only those in these layers.
+
+        Raises:
+            ComponentError: Fewer than two components, or so many that the grid would be
+                unreadable and its passes countless.
+        """
+        flat = range(len(self.registry))
+        chosen = list(flat) if components is None else [self.registry.index(c) for c in components]
+        if layers is not None:
+            wanted = {n + self.model.cfg.n_layers if n < 0 else n for n in layers}
+            chosen = [i for i in chosen if self.registry[i].layer in wanted]
+        if not 2 <= len(chosen) <= _MAX_PAIRED:
+            raise ComponentError(
+                f"{len(chosen)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
+                f"for instance by layers; there are components in layers "
+                f"{', '.join(map(str, self.registry.layers))}."
+            )
+        title = f"{self.pairs.name}, {model_name(self.model)}"
+        return interactions.measure(self.engine, chosen, title=title)
+
+    def _as_mask(self, mask: Any) -> Mask | Any:
+        if isinstance(mask, Sequence) and mask and isinstance(mask[0], Component):
+            entries = torch.zeros(len(self.registry))
+            entries[[self.registry.index(component) for component in mask]] = 1
+            return entries
+        return mask
+
+    # ---- drawing --------------------------------------------------------------------------
+
+    def heatmap(self, result: TraceResult | None = None) -> go.Figure:
+        """Per-layer selection heatmap of a result, by default the last.
+
+        Raises:
+            NoResultError: Nothing was run yet.
+        """
+        from tracekit import figures
+
+        return figures.heatmap(result or self._results()[-1])
+
+    def curve(self, results: Sequence[TraceResult] | None = None) -> go.Figure:
+        """Effect against number of components, a line per method, by default of all runs.
+
+        Raises:
+            NoResultError: Nothing was run yet.
+        """
+        from tracekit import figures
+
+        return figures.curve(results or self._results())
+
+    def _results(self) -> list[TraceResult]:
+        if not self.results:
+            raise NoResultError("There is no result to draw yet. Call run() first.")
+        return self.results
+
+
+def config_of(search: Search) -> dict[str, Any]:
+    """Options of a search as JSON-ready values."""
+    return {field.name: _plain(getattr(search, field.name)) for field in fields(search)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"name": getattr(value, "name", type(value).__name__), **asdict(value)}
+    if isinstance(value, Callable):
+        return getattr(value, "__name__", repr(value))
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
