@@ -97,7 +97,8 @@ class Batch:
 
     def _chosen(self, logits: Float[Tensor, "place d_vocab"]) -> tuple[Tensor, Tensor]:
         chosen = logits.argmax(-1)[self.scored_place] == self.scored_token
-        return (~self.valid).masked_scatter(self.valid, chosen).all(-1).unbind(-1)
+        both = (~self.valid).masked_scatter(self.valid, chosen).all(-1)
+        return both[:, 0], both[:, 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +165,14 @@ class Layout:
         return layout._to(device)
 
     def _to(self, device: torch.device | str) -> Layout:
-        moved = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in vars(self).items()
-        }
-        return Layout(**moved)
+        return replace(
+            self,
+            **{
+                name: value.to(device)
+                for name, value in vars(self).items()
+                if isinstance(value, Tensor)
+            },
+        )
 
     @property
     def n_examples(self) -> int:

@@ -92,7 +92,7 @@ def _random_tokens(model: HookedModel) -> Int[Tensor, "row pos"]:
 
 def _observe(
     model: HookedModel, registry: ComponentRegistry, tokens: Tensor
-) -> dict[str, Float[Tensor, "..."]]:
+) -> dict[str, Float[Tensor, ...]]:
     """Activations at every site, after checking that each fired once in the expected shape."""
     for site in registry.sites:
         if site.hook_name not in model.hook_dict:

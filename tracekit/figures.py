@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import plotly.graph_objects as go
 import torch
+from jaxtyping import Float
 from plotly.subplots import make_subplots
+from torch import Tensor
 
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.errors import FigureExportError
-from tracekit.interactions import InteractionGrid
 from tracekit.results import TraceResult
 
 if TYPE_CHECKING:
@@ -146,12 +147,9 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
                 for record in result.history
             ]
     frame = pd.DataFrame(rows, columns=["method", "n_selected", "effect"])
-    best = frame.groupby(["method", "n_selected"], sort=False, as_index=False)["effect"].max()
-    order = {method: place for place, method in enumerate(dict.fromkeys(frame["method"]))}
-    keys = best["method"].map(order)
-    return best.assign(_key=keys).sort_values(["_key", "n_selected"], ignore_index=True)[
-        ["method", "n_selected", "effect"]
-    ]
+    frame["method"] = pd.Categorical(frame["method"], categories=frame["method"].unique())
+    groups = frame.groupby(["method", "n_selected"], observed=True, as_index=False)
+    return groups.agg({"effect": "max"}).astype({"method": str})
 
 
 def curve(results: Sequence[TraceResult]) -> go.Figure:
@@ -190,7 +188,41 @@ def curve(results: Sequence[TraceResult]) -> go.Figure:
     return _finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
 
 
-def interaction_heatmap(grid: InteractionGrid) -> go.Figure:
+class PairEffects(Protocol):
+    """What a pairwise map shows; `tracekit.interactions.InteractionGrid` is one."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the components."""
+        ...
+
+    @property
+    def singles(self) -> Float[Tensor, " component"]:
+        """Effect of each alone."""
+        ...
+
+    @property
+    def pairs(self) -> Float[Tensor, "component component"]:
+        """Effect of each two together."""
+        ...
+
+    @property
+    def interaction(self) -> Float[Tensor, "component component"]:
+        """What they do together less what each does alone."""
+        ...
+
+    @property
+    def metric_axis(self) -> str:
+        """Name and unit of the effect."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """Shown above the map."""
+        ...
+
+
+def interaction_heatmap(grid: PairEffects) -> go.Figure:
     """Pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below."""
     values = grid.interaction
     bound = values.nan_to_num().abs().max().item() or 1.0
@@ -232,9 +264,7 @@ def interaction_heatmap(grid: InteractionGrid) -> go.Figure:
         showgrid=False,
     )
     figure.update_layout(plot_bgcolor="#eeeeee")
-    finished = _finish(
-        figure, grid.title or "Interactions", grid.metric_axis, height=WIDTH - 20
-    )
+    finished = _finish(figure, grid.title or "Interactions", grid.metric_axis, height=WIDTH - 20)
     return finished.update_layout(font_size=15 if n <= 18 else 12)
 
 
@@ -334,9 +364,7 @@ def _name(method: str) -> str:
     return _NAMES.get(method, method)
 
 
-def _finish(
-    figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT
-) -> go.Figure:
+def _finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
     figure.update_xaxes(linecolor="black", ticks="outside", gridcolor=_GRID, zeroline=False)
     figure.update_yaxes(linecolor="black", ticks="outside", gridcolor=_GRID, zeroline=False)
     return figure.update_layout(

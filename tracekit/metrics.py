@@ -44,7 +44,7 @@ class Scores:
 
     x: Float[Tensor, " example"]
     """log P(x), in nats; at most 0."""
-    y: Float[Tensor, " example"] | None
+    y: Float[Tensor, " example"] | None = None
     """log P(y); None unless every example has a y."""
     x_chosen: Bool[Tensor, " example"] | None = None
     """Whether every token of x is the model's first choice; None if the metric's `reads_choices`
@@ -53,7 +53,7 @@ class Scores:
     """Whether every token of y is."""
 
     def require_y(self) -> Float[Tensor, " example"]:
-        """log P(y).
+        """The log-probability of y, in nats.
 
         Raises:
             MissingContinuationError: Some example has no y.
@@ -183,7 +183,7 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
 def continuation_log_prob(
     token_log_probs: Float[Tensor, "*batch token"], valid: Bool[Tensor, "*batch token"], mean: Mean
 ) -> Float[Tensor, "*batch"]:
-    """log P of continuations from the log-probabilities of their tokens.
+    """Log-probability of continuations from the log-probabilities of their tokens.
 
     Args:
         token_log_probs: In nats; entries that are not valid may hold anything finite.

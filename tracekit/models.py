@@ -10,13 +10,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
     HubUnreachableError,
@@ -53,13 +53,17 @@ class HookedModel(Protocol):
         ...
 
     def run_with_hooks(
-        self, input: Any, *, fwd_hooks: list[tuple[str, Callable[..., Tensor | None]]], **kwargs: Any
+        self,
+        input: Any,
+        *,
+        fwd_hooks: Sequence[tuple[str, Callable[..., Tensor]]],
+        **kwargs: Any,
     ) -> Any:
         """Runs the model with hooks that may replace activations."""
         ...
 
     @property
-    def W_E(self) -> Tensor:  # noqa: N802 - TransformerLens' name
+    def W_E(self) -> Tensor:
         """Token embeddings, `d_vocab d_model`."""
         ...
 
@@ -112,11 +116,6 @@ def load_model(
         model = _boot(str(directory), tokenizer, options)
     model.cfg.model_name = str(source)
     return _freeze(model)
-
-
-def demo_directory() -> Path:
-    """Folder of the embedded model, in Hugging Face layout."""
-    return Path(str(files("tracekit"))) / "demo" / "model"
 
 
 def model_name(model: HookedModel) -> str:
@@ -242,7 +241,7 @@ def _has_tokenizer(directory: Path) -> bool:
 def _locate(source: str) -> str:
     """A directory to load from, or a hub name that the hub has confirmed."""
     if source == DEMO:
-        return str(demo_directory())
+        return str(MODEL_DIR)
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -263,8 +262,8 @@ def _ask_hub(name: str) -> str:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HFValidationError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
     )

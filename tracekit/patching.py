@@ -81,7 +81,7 @@ def crop(site: Site, activation: Tensor, span: int) -> Tensor:
     return _head(activation, position_axis(site), span)
 
 
-def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, "..."]:
+def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped to broadcast against its activation."""
     entries = mask[..., site.start : site.stop]
     if not site.complete:

@@ -51,9 +51,7 @@ class GaussianNoise:
     def draw(self, lengths: Sequence[int], d_model: int) -> list[Float[Tensor, "pos d_model"]]:
         """One tensor per prompt length, in order."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [
-            self.std * torch.randn(length, d_model, generator=generator) for length in lengths
-        ]
+        return [self.std * torch.randn(length, d_model, generator=generator) for length in lengths]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +104,9 @@ class PromptPairs(Sequence[PromptPair]):
         return len(self.pairs)
 
     def __getitem__(self, item: Any) -> Any:
-        return replace(self, pairs=self.pairs[item]) if isinstance(item, slice) else self.pairs[item]
+        return (
+            replace(self, pairs=self.pairs[item]) if isinstance(item, slice) else self.pairs[item]
+        )
 
     def __iter__(self) -> Iterator[PromptPair]:
         return iter(self.pairs)
@@ -261,7 +261,9 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             )
     noise = row.get("noise")
     if (noise is None) == ("counterfactual_ids" not in ids):
-        what = "both a counterfactual prompt and" if noise is not None else "no counterfactual and no"
+        what = (
+            "both a counterfactual prompt and" if noise is not None else "no counterfactual and no"
+        )
         raise PairsError(
             f"Example {number} has {what} noise. "
             "Give it counterfactual_ids or noise, one of the two."

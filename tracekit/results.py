@@ -170,7 +170,8 @@ class TraceResult:
         document["history"] = tuple(document["history"])
         if not isinstance(document["positions"], str):
             document["positions"] = tuple(document["positions"])
-        return cls(**document, **load_file(folder / _TENSORS))
+        document.update(load_file(folder / _TENSORS))
+        return cls(**document)
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,9 +52,6 @@ class Cost:
     backward: float = 0.0
     """Backward passes to the mask."""
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.forward + other.forward, self.backward + other.backward)
-
     def __sub__(self, other: Cost) -> Cost:
         return Cost(self.forward - other.forward, self.backward - other.backward)
 
@@ -105,11 +102,10 @@ class Engine:
         self.registry = registry
         self.metric = metric
         self.mean: Mean = mean
-        self.positions = positions
+        self.positions: Positions = positions
         self.batch_size = batch_size
         self.progress = progress
-        self.cost = Cost()
-        """Interventional work so far; clean and counterfactual runs are not counted."""
+        self._forwards = self._backwards = 0
         self.layout = Layout.build(pairs, positions, device=device_of(model))
         self._scored_hook = scored_hook(model)
 
@@ -122,6 +118,11 @@ class Engine:
     def n_examples(self) -> int:
         """Number of examples."""
         return self.layout.n_examples
+
+    @property
+    def cost(self) -> Cost:
+        """Interventional work so far; clean and counterfactual runs are not counted."""
+        return Cost(self._forwards / self.n_examples, self._backwards / self.n_examples)
 
     def restricted(self, pairs: PromptPairs) -> Engine:
         """The same engine on other pairs."""
@@ -239,7 +240,8 @@ class Engine:
                 weights = weigh(values.detach().cpu()).to(values.device)
                 total += torch.autograd.grad((weights * values).sum(), leaf)[0]
                 effects.append(values.detach().cpu())
-        self.cost += Cost(len(examples) / self.n_examples, len(examples) / self.n_examples)
+        self._forwards += len(examples)
+        self._backwards += len(examples)
         found = torch.cat(effects)
         check_finite(found, self.metric, lambda i: self.pairs[int(examples[i])].describe())
         return found, total.cpu()
@@ -266,7 +268,7 @@ class Engine:
                     values = self._effects_of_batch(batch, some)
                     rows = torch.arange(first, first + len(some))
                     result[rows[:, None], numbers] = values.reshape(len(some), -1).cpu()
-        self.cost += Cost(forward=len(stack))
+        self._forwards += len(stack) * self.n_examples
         for row in result:
             check_finite(row, self.metric, lambda i: self.pairs[i].describe())
         return result
@@ -367,10 +369,10 @@ def _assemble(parts: list[tuple[Tensor, Scores]], n_examples: int) -> Scores:
     """Scores of batches, put in the order of the data set."""
     order = torch.cat([examples for examples, _ in parts]).argsort()
     assert len(order) == n_examples
-    fields = {
-        name: None
-        if value is None
-        else torch.cat([getattr(scores, name) for _, scores in parts])[order]
-        for name, value in vars(parts[0][1]).items()
-    }
-    return Scores(**fields)
+    return Scores(
+        **{
+            name: torch.cat([getattr(scores, name) for _, scores in parts])[order]
+            for name, value in vars(parts[0][1]).items()
+            if value is not None
+        }
+    )

@@ -15,9 +15,7 @@ from tracekit.prompts import GaussianNoise, OnMismatch, PromptPairs
 
 def load_bias(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
     """Two occupations and a pronoun, in the manner of WinoBias."""
-    return PromptPairs.from_text(
-        rows.bias_rows(), model, name="demo-bias", on_mismatch=on_mismatch
-    )
+    return PromptPairs.from_text(rows.bias_rows(), model, name="demo-bias", on_mismatch=on_mismatch)
 
 
 def load_professions(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:

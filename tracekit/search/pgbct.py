@@ -234,6 +234,4 @@ class PGBCT:
         if self.learning_rate is not None:
             return self.learning_rate
         kinds = engine.registry.kinds
-        if len(kinds) > 1:
-            return _JOINT_LEARNING_RATE
-        return _LEARNING_RATES.get(kinds[0], _JOINT_LEARNING_RATE)
+        return _LEARNING_RATES.get("+".join(kinds), _JOINT_LEARNING_RATE)

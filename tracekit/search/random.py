@@ -15,7 +15,7 @@ from tracekit.search.base import Found, Goal, Record, not_reached
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """The best of `draws` uniformly drawn sets per budget; the history has their mean and spread."""
+    """The best of `draws` uniform sets per budget; the history has their mean and spread."""
 
     name: ClassVar[str] = "random"
     draws: int = 1000

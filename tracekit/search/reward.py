@@ -41,12 +41,12 @@ class RewardGradient:
         """Gradient of the reward on some examples with respect to the mask."""
         if self._kind == "per-example":
             effects, gradient = self._engine.gradient(
-                mask, lambda l: self._slope(l) / len(examples), examples
+                mask, lambda effects: self._slope(effects) / len(examples), examples
             )
             self._latest[examples] = effects
             return gradient
         effects, gradient = self._engine.gradient(
-            mask, lambda l: torch.ones_like(l) / len(examples), examples
+            mask, lambda effects: torch.ones_like(effects) / len(examples), examples
         )
         self._latest[examples] = effects
         return gradient * self._slope(self._latest.nanmean())

@@ -155,4 +155,3 @@ def _found(trial: Trial, shot: Snapshot, budget: int | None) -> Found:
 def found_last(trial: Trial) -> Found:
     """The selection at the end of a trial: the paper's single run."""
     return _found(trial, trial.last, None)
-

@@ -1,0 +1,403 @@
+"""The command line: `tracekit demo`, `trace`, `show`, `datasets`. The only module that prints.
+
+Heavy imports happen inside the commands, so that `tracekit --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tracekit.errors import ConfigError, FigureExportError, TracekitError
+
+if TYPE_CHECKING:
+    from tracekit.results import TraceResult
+    from tracekit.tracer import Tracer
+
+app = typer.Typer(
+    name="tracekit",
+    help="Which components of a language model act together? Multi-component causal tracing.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+_console = Console()
+_errors = Console(stderr=True)
+
+_DEMO_BUDGETS = (0.1, 0.2, 0.3, 0.4)
+_DEMO_DRAWS = 100
+_DEMO_TRIALS = 4
+_DEMO_PAIR_LAYERS = (1, 2)
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Folder for figures and results; made if missing.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of every search.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+def main() -> None:
+    """Runs the command line; errors end it with one sentence and exit code 1."""
+    _quieten()
+    try:
+        app(standalone_mode=False)
+    except TracekitError as error:
+        _errors.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except typer.Abort:
+        _errors.print("Stopped.")
+        sys.exit(130)
+    except KeyboardInterrupt:
+        _errors.print("Stopped.")
+        sys.exit(130)
+    except Exception as error:
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(getattr(error, "exit_code", 2))
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+    if show_version:
+        import tracekit
+
+        _console.print(f"tracekit {tracekit.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    output: Output = Path("tracekit-demo"),
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Traces the embedded model: four methods, a heatmap, an effect curve and a pairwise map.
+
+    Which attention heads decide, in the demo model, whom a pronoun refers to? Takes about a
+    minute on two processor cores, and no network.
+    """
+    import tracekit as tk
+
+    model = tk.load_model("demo")
+    pairs = tk.load_dataset("demo-bias", model)
+    tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio", progress=not quiet)
+    _describe(tracer)
+    budgets = list(_DEMO_BUDGETS)
+    for method, options in (
+        ("pgb-ct", {"trials": _DEMO_TRIALS}),
+        ("top-k", {}),
+        ("greedy", {}),
+        ("random", {"draws": _DEMO_DRAWS}),
+    ):
+        tracer.run(method, budgets=budgets, seed=seed, **options)
+    _print_table(tracer.results)
+    pairs_grid = tracer.interactions(layers=_DEMO_PAIR_LAYERS)
+    shown = next(r for r in tracer.results if r.method == "pgb-ct" and r.budget == 6)
+    _console.print(f"PGB-CT selects {', '.join(shown.labels)} at a budget of {shown.budget}.")
+    _write_all(tracer, output, shown, {"pairs": pairs_grid.heatmap()})
+    pairs_grid.save(output / "pairs.csv")
+
+
+@app.command()
+def trace(
+    model: Annotated[
+        str, typer.Option(help="`demo`, a directory in Hugging Face layout, or a hub name.")
+    ] = "demo",
+    dataset: Annotated[
+        str, typer.Option(help="A data set; `tracekit datasets` lists them.")
+    ] = "demo-bias",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the data set's files, if it is not embedded.")
+    ] = None,
+    components: Annotated[
+        str | None,
+        typer.Option(
+            help="heads, head-outputs, neurons, mlp-hidden, mlp-blocks, or several joined by +. "
+            "Default: what the data set is usually traced with."
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy. "
+            "Default: by the data set."
+        ),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="A count (6) or a share (0.2); may be given several times."),
+    ] = None,
+    target_effect: Annotated[
+        float | None, typer.Option(help="Instead of a budget: the effect to reach.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="pgb-ct, top-k, greedy, random, exhaustive; may be given several times. "
+            "Default: pgb-ct."
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200; "
+            "may be given several times."
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to study, e.g. 0-5,8. Default: all.")
+    ] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(help="prompt, last, all, or prompt positions such as 0,3,-1."),
+    ] = None,
+    mean: Annotated[
+        str, typer.Option(help="Mean over continuation tokens: geometric or arithmetic.")
+    ] = "geometric",
+    split: Annotated[str | None, typer.Option(help="Split of the data set, e.g. test.")] = None,
+    skip_mismatched: Annotated[
+        bool, typer.Option(help="Drop examples whose counterfactual has another length.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Use only the first examples.")] = None,
+    device: Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    batch_size: Annotated[int, typer.Option(help="Examples per pass.")] = 64,
+    output: Output = Path("run"),
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Traces any model on any data set, and writes figures and results."""
+    import tracekit as tk
+    from tracekit.datasets import DATASETS
+
+    loaded = tk.load_model(model, device=device, dtype=dtype)
+    options: dict[str, Any] = {"data_dir": data_dir, "split": split}
+    options = {name: value for name, value in options.items() if value is not None}
+    if skip_mismatched:
+        options["on_mismatch"] = "skip"
+    pairs = tk.load_dataset(dataset, loaded, **options)
+    for line in pairs.skipped:
+        _console.print(f"Skipped {line}.", highlight=False)
+    usual = DATASETS[dataset]
+    tracer = tk.Tracer(
+        loaded,
+        pairs if limit is None else pairs[:limit],
+        components=components or usual.components,
+        metric=metric or usual.metric,
+        layers=_parse_layers(layers),
+        positions=_parse_positions(positions or usual.positions),
+        mean=mean,  # type: ignore[arg-type]
+        batch_size=batch_size,
+        progress=not quiet,
+    )
+    _describe(tracer)
+    methods = method or ["pgb-ct"]
+    by_method = _parse_options(option or [], methods)
+    for name in methods:
+        goal = _goal(budget, target_effect, by_method[name])
+        tracer.run(name, seed=seed, **goal, **by_method[name])
+    _print_table(tracer.results)
+    _write_all(tracer, output, tracer.results[-1], {})
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")],
+    all_components: Annotated[
+        bool, typer.Option("--all", help="List every selected component, however many.")
+    ] = False,
+) -> None:
+    """Prints a saved run, or all runs below a folder."""
+    import tracekit as tk
+
+    folders = sorted(path.parent for path in run.rglob("result.json")) or [run]
+    results = [tk.TraceResult.load(folder) for folder in folders]
+    _print_table(results)
+    for result in results if len(results) == 1 else []:
+        table = Table(show_header=False, box=None)
+        for name, value in (
+            ("data", f"{result.dataset}, {len(result.per_example)} examples"),
+            ("metric", f"{result.metric}, {result.mean} mean"),
+            ("positions", result.positions),
+            ("seed", result.seed),
+            ("options", ", ".join(f"{k}={v}" for k, v in result.config.items() if v is not None)),
+            ("versions", ", ".join(f"{k} {v}" for k, v in result.versions.items())),
+        ):
+            table.add_row(name, str(value))
+        _console.print(table)
+        labels = result.labels if all_components else result.labels[:40]
+        more = "" if len(labels) == result.n_selected else ", ... (--all lists the rest)"
+        _console.print(f"Selected: {', '.join(labels)}{more}", highlight=False)
+
+
+@app.command()
+def datasets() -> None:
+    """Lists the data sets."""
+    from tracekit.datasets import DATASETS
+
+    table = Table("data set", "usually traced with", "about")
+    for name, dataset in DATASETS.items():
+        table.add_row(name, f"{dataset.components}, {dataset.metric}", dataset.about)
+    _console.print(table)
+
+
+def _describe(tracer: Tracer) -> None:
+    _console.print(f"{tracer}", highlight=False, soft_wrap=True)
+    _console.print(f"Effect of all components together: {tracer.full_effect:.4g}")
+
+
+def _print_table(results: Sequence[TraceResult]) -> None:
+    from tracekit.results import effect_interval
+
+    table = Table("method", "budget", "selected", "effect", "95 % interval", "passes", "seconds")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    best = {
+        result.budget: max(r.effect for r in results if r.budget == result.budget)
+        for result in results
+    }
+    for result in results:
+        low, high = effect_interval(result.per_example)
+        leads = result.effect == best[result.budget] and len(results) > 1
+        table.add_row(
+            result.method,
+            "-" if result.budget is None else str(result.budget),
+            f"{result.n_selected} of {result.n_components}",
+            f"[bold]{result.effect:.4g}[/]" if leads else f"{result.effect:.4g}",
+            f"{low:.3g} to {high:.3g}",
+            f"{result.cost.forward_equivalents:.0f}",
+            f"{result.seconds:.1f}",
+        )
+    _console.print(table)
+    _console.print(
+        "Effect: mean over examples, with a bootstrap interval over examples. Passes: forward and "
+        "backward, over all data; the budgets of one run share them, and its seconds.",
+        style="dim",
+    )
+
+
+def _write_all(tracer: Tracer, output: Path, shown: TraceResult, extra: dict[str, Any]) -> None:
+    """Figures as HTML, and as PNG where a browser is at hand; every result in its folder."""
+    from tracekit import figures
+
+    drawn = {"heatmap": tracer.heatmap(shown), "curve": tracer.curve(), **extra}
+    images = True
+    for name, figure in drawn.items():
+        figures.write(figure, output / f"{name}.html")
+        try:
+            if images:
+                figures.write(figure, output / f"{name}.png")
+        except FigureExportError as error:
+            images = False
+            _console.print(f"No PNG figures: {error}", style="dim", highlight=False)
+    for result in tracer.results:
+        size = result.n_selected if result.budget is None else result.budget
+        result.save(output / f"{result.method}-{size}")
+    _console.print(f"Figures and results are in {output}/.", highlight=False)
+
+
+def _goal(
+    budgets: list[str] | None, target_effect: float | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The goal of a run, as keyword arguments."""
+    values = [_parse_budget(text) for text in budgets or []]
+    if target_effect is not None and values:
+        raise ConfigError("Both --budget and --target-effect were given. Give one of them.")
+    if target_effect is not None:
+        return {"target_effect": target_effect}
+    if not values and "lambda1" in options:
+        return {}
+    return {"budgets": values or [0.1]}
+
+
+def _parse_budget(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"The budget {text!r} is not a number. Give a count such as 6 or a share such as 0.2."
+        ) from None
+
+
+def _parse_layers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    layers: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            layers += range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        raise ConfigError(
+            f"The layers {text!r} are not of the form 0-5,8. Write them so."
+        ) from None
+    return layers
+
+
+def _parse_positions(text: str) -> Any:
+    if text in ("prompt", "last", "all"):
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        return text
+
+
+def _parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
+    """Options by method: `name=value` for all methods, `method:name=value` for one."""
+    found: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"The option {text!r} is not of the form name=value. Write it so.")
+        method, colon, rest = name.rpartition(":")
+        if colon and method not in found:
+            raise ConfigError(f"The option {text!r} is for {method}, which is not run.")
+        for one in [method] if colon else methods:
+            found[one][rest if colon else name] = _parse_value(value)
+    return found
+
+
+def _parse_value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _quieten() -> None:
+    """Keeps the libraries' own progress bars and advice out of the terminal."""
+    import os
+    import warnings
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+if __name__ == "__main__":
+    main()
