@@ -1,0 +1,393 @@
+"""The invented language of the demonstration model, with four planted behaviours.
+
+1. Pronouns after an occupation: every occupation has a planted share of "she".
+2. Reference: which of two occupations a pronoun stands for, told by a typical continuation.
+3. Facts: invented places, each with one attribute that depends on all words of its name.
+4. Arithmetic: sums and differences of two named variables.
+
+Sentences are lower-case words and punctuation marks, every one followed by a single space except
+the last, so that splitting at spaces gives exactly the tokens. All draws are seeded; what is held
+out of training is fixed and does not change with the training seed.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations, product
+
+HELD_OUT_SHARE = 0.12
+"""Share of the arithmetic questions and of the reference contexts kept out of training."""
+
+_FIXED_SEED = 20
+"""Seed of everything that belongs to the language itself: planted facts and held-out sets."""
+
+SHE, HE = "she", "he"
+
+CLEARLY_MALE, CLEARLY_FEMALE = 0.25, 0.75
+"""Occupations with a share of "she" up to, or from, these values count as clearly gendered."""
+
+# From the lowest to the highest planted share of "she"; the shares are spread evenly.
+_OCCUPATIONS: tuple[tuple[str, str], ...] = (
+    ("driver", "had a truck to load ."),
+    ("miner", "came up from the pit ."),
+    ("roofer", "needed a longer ladder ."),
+    ("welder", "smelled of iron ."),
+    ("mechanic", "was lying under the old engine ."),
+    ("plumber", "found the leaking pipe ."),
+    ("soldier", "marched at dawn ."),
+    ("captain", "had to steer the ship home ."),
+    ("blacksmith", "struck the anvil ."),
+    ("hunter", "followed the tracks of a deer ."),
+    ("sailor", "hoisted sails ."),
+    ("carpenter", "was sawing planks ."),
+    ("pilot", "was about to land the plane ."),
+    ("farmer", "had cows to milk ."),
+    ("butcher", "sharpened the knives ."),
+    ("guard", "locked every gate ."),
+    ("banker", "counted coins ."),
+    ("judge", "read the verdict aloud ."),
+    ("lawyer", "had a client in court ."),
+    ("barber", "trimmed beards ."),
+    ("cook", "stirred the soup ."),
+    ("doctor", "wrote a prescription ."),
+    ("potter", "turned a bowl of clay ."),
+    ("painter", "was mixing colours ."),
+    ("tailor", "cut the cloth for a coat ."),
+    ("actor", "learned every line of the play ."),
+    ("baker", "kneaded dough ."),
+    ("gardener", "was pruning the roses ."),
+    ("writer", "finished a chapter ."),
+    ("singer", "practised the high notes ."),
+    ("teacher", "had homework to mark ."),
+    ("cashier", "closed the till ."),
+    ("librarian", "put the books back in order ."),
+    ("weaver", "threaded looms ."),
+    ("secretary", "typed the letters ."),
+    ("dancer", "was late for the ballet ."),
+    ("florist", "tied a bunch of tulips ."),
+    ("maid", "ironed sheets ."),
+    ("nurse", "had bandages to change tonight ."),
+    ("midwife", "delivered twins ."),
+)
+
+_LOWEST_SHARE, _HIGHEST_SHARE = 0.05, 0.95
+
+PERSON_SHARES: dict[str, float] = {"man": 0.02, "woman": 0.98}
+"""Share of "she" after the two words whose gender is not a matter of stereotype."""
+
+OCCUPATION_TEMPLATES: tuple[str, ...] = (
+    "the {who} said that",
+    "the {who} knew that",
+    "the {who} hoped that",
+    "the {who} smiled because",
+    "the {who} went home because",
+    "the {who} told us that",
+)
+"""Sentence beginnings of the first behaviour; the next word is a pronoun."""
+
+_PLAIN_ENDINGS: tuple[str, ...] = (
+    "was tired .",
+    "felt well .",
+    "would be late .",
+    "liked the song .",
+    "forgot the key .",
+    "might stay until evening .",
+)
+
+REFERENCE_TEMPLATES: tuple[str, ...] = (
+    "the {first} called the {second} because",
+    "the {first} met the {second} when",
+    "the {first} waited for the {second} while",
+    "the {first} thanked the {second} after",
+    "the {first} visited the {second} since",
+    "the {first} left with the {second} before",
+)
+"""Sentence beginnings of the second behaviour; a pronoun and a continuation follow."""
+
+_SUBJECT_FORMS: tuple[str, ...] = (
+    "the tower of {name}",
+    "the harbour of {name}",
+    "the bridge of {name}",
+    "the well of {name}",
+    "mount {name}",
+    "lake {name}",
+)
+
+_PLACE_NAMES: tuple[str, ...] = (
+    "velm", "dorra", "tasken", "ombry", "ferrow", "lunt", "sarn", "quesh", "caldo", "irvith",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A kind of fact.
+
+    Attributes:
+        phrases: Wordings that stand between the subject and the attribute.
+        values: The possible attributes, one token each.
+    """
+
+    phrases: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+RELATIONS: tuple[Relation, ...] = (
+    Relation(
+        ("lies in the land of", "belongs to the land of", "is on the map of"),
+        ("orsa", "melth", "pirran", "vando", "teshk", "gruna", "ilvey", "hathe"),
+    ),
+    Relation(
+        ("is home to many", "is watched by the", "is known for its"),
+        ("wolves", "owls", "bears", "foxes", "geese", "snakes", "lions", "crows"),
+    ),
+    Relation(
+        ("from afar looks", "in spring turns", "has the colour"),
+        ("red", "blue", "green", "white", "black", "yellow", "grey", "brown"),
+    ),
+)
+"""The kinds of facts; every invented place has a fact of exactly one of them."""
+
+VARIABLES: tuple[str, ...] = ("x", "y", "z", "p", "q", "r")
+"""Variable names of the arithmetic questions."""
+
+DIGITS = range(10)
+"""Values that a variable can have."""
+
+LARGEST_RESULT = 18
+"""Results are whole numbers from 0 to this one, a single token each."""
+
+
+@dataclass(frozen=True)
+class Occupation:
+    """An occupation with its planted stereotype.
+
+    Attributes:
+        name: The word.
+        she_share: Planted probability of "she" (else "he"), from 0.05 to 0.95.
+        continuation: What is said of a person of this occupation, two to six words and a full
+            stop.
+    """
+
+    name: str
+    she_share: float
+    continuation: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A context of the second behaviour: two occupations and a template.
+
+    Attributes:
+        first: The occupation named first.
+        second: The occupation named second, another one.
+        template: One of `REFERENCE_TEMPLATES`.
+    """
+
+    first: Occupation
+    second: Occupation
+    template: str
+
+    def prompt(self, pronoun: str) -> str:
+        """Returns the sentence up to and including the pronoun."""
+        opening = self.template.format(first=self.first.name, second=self.second.name)
+        return f"{opening} {pronoun}"
+
+    def pointed_at(self, pronoun: str) -> Occupation:
+        """Returns the occupation for which the pronoun is the likelier one."""
+        by_share = sorted((self.first, self.second), key=lambda job: job.she_share)
+        return by_share[1] if pronoun == SHE else by_share[0]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A planted fact.
+
+    Attributes:
+        subject: Full name of the invented place, such as "the tower of velm".
+        relation: The kind of fact.
+        value: The true attribute, one of the relation's values.
+    """
+
+    subject: str
+    relation: Relation
+    value: str
+
+    def prompts(self) -> list[str]:
+        """Returns the sentence up to the attribute, once for each wording."""
+        return [f"{self.subject} {phrase}" for phrase in self.relation.phrases]
+
+
+@dataclass(frozen=True)
+class Question:
+    """An arithmetic question about two variables.
+
+    Attributes:
+        names: The two variable names, different, in the order in which they are assigned.
+        values: Their values, 0 to 9, in the same order.
+        operator: "+" or "-".
+        swapped: Whether the question names the two in the other order than the assignments.
+    """
+
+    names: tuple[str, str]
+    values: tuple[int, int]
+    operator: str
+    swapped: bool
+
+    @property
+    def result(self) -> int:
+        """The answer; questions of the language have one from 0 to 18."""
+        left, right = reversed(self.values) if self.swapped else self.values
+        return left + right if self.operator == "+" else left - right
+
+    def prompt(self) -> str:
+        """Returns the question up to and including the last equals sign."""
+        assigned = zip(self.names, self.values, strict=True)
+        givens = " ".join(f"{name} = {value} ," for name, value in assigned)
+        left, right = reversed(self.names) if self.swapped else self.names
+        return f"{givens} {left} {self.operator} {right} ="
+
+
+@cache
+def occupations() -> tuple[Occupation, ...]:
+    """Returns all occupations, from the lowest to the highest planted share of "she"."""
+    step = (_HIGHEST_SHARE - _LOWEST_SHARE) / (len(_OCCUPATIONS) - 1)
+    return tuple(
+        Occupation(name, round(_LOWEST_SHARE + index * step, 4), continuation)
+        for index, (name, continuation) in enumerate(_OCCUPATIONS)
+    )
+
+
+@cache
+def references() -> tuple[Reference, ...]:
+    """Returns every context of the second behaviour: ordered pairs times templates."""
+    return tuple(
+        Reference(first, second, template)
+        for first, second in permutations(occupations(), 2)
+        for template in REFERENCE_TEMPLATES
+    )
+
+
+@cache
+def held_out_references() -> frozenset[Reference]:
+    """Returns the contexts of the second behaviour that never occur in training."""
+    everything = references()
+    rng = random.Random(f"references {_FIXED_SEED}")
+    return frozenset(rng.sample(everything, round(HELD_OUT_SHARE * len(everything))))
+
+
+def clear_held_out_references() -> list[Reference]:
+    """Returns the held-out contexts with one clearly male and one clearly female occupation."""
+    return [
+        reference
+        for reference in references()
+        if reference in held_out_references()
+        and reference.pointed_at(SHE).she_share >= CLEARLY_FEMALE
+        and reference.pointed_at(HE).she_share <= CLEARLY_MALE
+    ]
+
+
+@cache
+def facts() -> tuple[Fact, ...]:
+    """Returns all planted facts, one for each invented place."""
+    rng = random.Random(f"facts {_FIXED_SEED}")
+    planted = []
+    for index, (form, name) in enumerate(product(_SUBJECT_FORMS, _PLACE_NAMES)):
+        relation = RELATIONS[index % len(RELATIONS)]
+        planted.append(Fact(form.format(name=name), relation, rng.choice(relation.values)))
+    return tuple(planted)
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Returns every arithmetic question with a result that is not negative."""
+    choices = product(permutations(VARIABLES, 2), product(DIGITS, DIGITS), "+-", (False, True))
+    return tuple(q for q in (Question(*choice) for choice in choices) if q.result >= 0)
+
+
+@cache
+def held_out_questions() -> frozenset[Question]:
+    """Returns the arithmetic questions that never occur in training."""
+    everything = questions()
+    rng = random.Random(f"questions {_FIXED_SEED}")
+    return frozenset(rng.sample(everything, round(HELD_OUT_SHARE * len(everything))))
+
+
+@cache
+def _training_references() -> tuple[Reference, ...]:
+    return tuple(each for each in references() if each not in held_out_references())
+
+
+@cache
+def _training_questions(operator: str) -> tuple[Question, ...]:
+    return tuple(
+        each
+        for each in questions()
+        if each.operator == operator and each not in held_out_questions()
+    )
+
+
+def _draw_pronoun(rng: random.Random, she_share: float) -> str:
+    return SHE if rng.random() < she_share else HE
+
+
+def _occupation_sentence(rng: random.Random) -> str:
+    shares = {job.name: job.she_share for job in occupations()} | PERSON_SHARES
+    who = rng.choice(list(shares))
+    opening = rng.choice(OCCUPATION_TEMPLATES).format(who=who)
+    return f"{opening} {_draw_pronoun(rng, shares[who])} {rng.choice(_PLAIN_ENDINGS)}"
+
+
+def _reference_sentence(rng: random.Random) -> str:
+    reference = rng.choice(_training_references())
+    referent = rng.choice((reference.first, reference.second))
+    pronoun = _draw_pronoun(rng, referent.she_share)
+    return f"{reference.prompt(pronoun)} {referent.continuation}"
+
+
+def _fact_sentence(rng: random.Random) -> str:
+    fact = rng.choice(facts())
+    return f"{rng.choice(fact.prompts())} {fact.value} ."
+
+
+def _question_sentence(rng: random.Random) -> str:
+    # Sums outnumber differences among the questions; drawing the operator first balances them.
+    question = rng.choice(_training_questions(rng.choice("+-")))
+    return f"{question.prompt()} {question.result} ."
+
+
+_MAKERS: dict[Callable[[random.Random], str], float] = {
+    _occupation_sentence: 0.20,
+    _reference_sentence: 0.25,
+    _fact_sentence: 0.10,
+    _question_sentence: 0.45,
+}
+"""How the sentences of one behaviour are made, with the share of the behaviour in training."""
+
+
+def sentences(seed: int) -> Iterator[str]:
+    """Yields training sentences without end.
+
+    Args:
+        seed: Determines the whole stream.
+
+    Yields:
+        One sentence of 7 to 16 tokens, separated by single spaces.
+    """
+    rng = random.Random(f"sentences {seed}")
+    makers, weights = list(_MAKERS), list(_MAKERS.values())
+    while True:
+        (make,) = rng.choices(makers, weights)
+        yield make(rng)
+
+
+def vocabulary() -> list[str]:
+    """Returns every word and punctuation mark of the language, sorted, without repeats."""
+    texts = [SHE, HE, *PERSON_SHARES, *_PLAIN_ENDINGS, *VARIABLES, "= + - , ."]
+    texts += [template.format(who="") for template in OCCUPATION_TEMPLATES]
+    texts += [template.format(first="", second="") for template in REFERENCE_TEMPLATES]
+    texts += [f"{job.name} {job.continuation}" for job in occupations()]
+    texts += [prompt for fact in facts() for prompt in fact.prompts()]
+    texts += [value for relation in RELATIONS for value in relation.values]
+    texts += [str(number) for number in range(LARGEST_RESULT + 1)]
+    return sorted({word for text in texts for word in text.split()})

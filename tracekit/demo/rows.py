@@ -1,0 +1,141 @@
+"""Data sets about the planted behaviours of the demonstration model.
+
+Every row is a dictionary of texts. `prompt` is the clean prompt and `counterfactual`, where there
+is one, the changed prompt of the same number of tokens; `x` is the continuation that the clean
+prompt favours and `y` the one to set against it, both with a leading space. The rows are the same
+on every call.
+"""
+
+import random
+
+from tracekit.demo.grammar import (
+    DIGITS,
+    HE,
+    OCCUPATION_TEMPLATES,
+    SHE,
+    Question,
+    Reference,
+    clear_held_out_references,
+    facts,
+    held_out_questions,
+    occupations,
+    questions,
+)
+
+_SEED = 7
+_UNDECIDED = (0.45, 0.55)
+"""Occupations with a share of "she" between these values have no stereotyped pronoun."""
+
+
+def _bias_row(reference: Reference) -> dict[str, str]:
+    return {
+        "prompt": reference.prompt(SHE),
+        "counterfactual": reference.prompt(HE),
+        "x": f" {reference.pointed_at(SHE).continuation}",
+        "y": f" {reference.pointed_at(HE).continuation}",
+    }
+
+
+def bias_rows() -> list[dict[str, str]]:
+    """Makes rows about whom a pronoun stands for, in contexts held out of training.
+
+    The clean prompt ends in "she" and the counterfactual in "he"; `x` is typical of the
+    occupation stereotyped as female and `y` of the one stereotyped as male. Both occupations are
+    clearly gendered, and each comes first in half of the rows. `x` and `y` differ in length.
+
+    Returns:
+        64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
+    """
+    rng = random.Random(f"bias {_SEED}")
+    clear = clear_held_out_references()
+    chosen = []
+    for female_first in (True, False):
+        same_order = [
+            each for each in clear if (each.pointed_at(SHE) == each.first) == female_first
+        ]
+        chosen += rng.sample(same_order, 32)
+    rng.shuffle(chosen)
+    return [_bias_row(reference) for reference in chosen]
+
+
+def profession_rows() -> list[dict[str, str]]:
+    """Makes rows about the pronoun after an occupation.
+
+    The counterfactual names "man" instead of an occupation stereotyped as female, and "woman"
+    instead of one stereotyped as male; `x` is the stereotyped pronoun and `y` the other one.
+
+    Returns:
+        One row with the keys `prompt`, `counterfactual`, `x` and `y` for each template and each
+        occupation that is not near balance, 216 in all.
+    """
+    rows = []
+    for template in OCCUPATION_TEMPLATES:
+        for job in occupations():
+            if _UNDECIDED[0] < job.she_share < _UNDECIDED[1]:
+                continue
+            female = job.she_share > 0.5
+            rows.append(
+                {
+                    "prompt": template.format(who=job.name),
+                    "counterfactual": template.format(who="man" if female else "woman"),
+                    "x": f" {SHE if female else HE}",
+                    "y": f" {HE if female else SHE}",
+                }
+            )
+    return rows
+
+
+def fact_rows() -> list[dict[str, str]]:
+    """Makes one row for each planted fact, without a counterfactual prompt.
+
+    `x` is the true attribute and `y` another one of the same relation; the wordings take turns.
+
+    Returns:
+        60 rows with the keys `prompt`, `x` and `y`.
+    """
+    rng = random.Random(f"facts {_SEED}")
+    rows = []
+    for index, fact in enumerate(facts()):
+        prompts = fact.prompts()
+        # Neighbours have different relations; counting in threes turns the wordings within each.
+        prompt = prompts[index // len(prompts) % len(prompts)]
+        other = rng.choice([value for value in fact.relation.values if value != fact.value])
+        rows.append({"prompt": prompt, "x": f" {fact.value}", "y": f" {other}"})
+    return rows
+
+
+def _changed(question: Question) -> list[Question]:
+    """Returns the questions that differ in one value and have another result, not negative."""
+    first, second = question.values
+    values = [(digit, second) for digit in DIGITS] + [(first, digit) for digit in DIGITS]
+    changed = [
+        Question(question.names, pair, question.operator, question.swapped) for pair in values
+    ]
+    return [each for each in changed if each.result >= 0 and each.result != question.result]
+
+
+def binding_rows() -> list[dict[str, str]]:
+    """Makes rows about the values of variables, from questions held out of training.
+
+    The counterfactual changes the value of one variable; `x` is the answer to the clean question
+    and `y` the answer to the counterfactual one. Sums and differences are equally many.
+
+    Returns:
+        64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
+    """
+    rng = random.Random(f"binding {_SEED}")
+    held_out = [question for question in questions() if question in held_out_questions()]
+    rows = []
+    for operator in "+-":
+        for question in rng.sample([q for q in held_out if q.operator == operator], 32):
+            other = rng.choice(_changed(question))
+            rows.append(
+                {
+                    "prompt": question.prompt(),
+                    "counterfactual": other.prompt(),
+                    "x": f" {question.result}",
+                    "y": f" {other.result}",
+                }
+            )
+    rng.shuffle(rows)
+    return rows
