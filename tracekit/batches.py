@@ -115,9 +115,9 @@ class Layout:
     """Position that predicts the first token of a continuation: the prompt's last."""
     targets: Int[Tensor, "example side token"]
     valid: Bool[Tensor, "example side token"]
-    source_tokens: Int[Tensor, "source pos"]
+    source_tokens: Int[Tensor, "source source_pos"]
     source_lengths: Int[Tensor, " source"]
-    source_noise: Float[Tensor, "source pos d_model"] | None
+    source_noise: Float[Tensor, "source source_pos d_model"] | None
     all_have_y: bool
 
     @classmethod

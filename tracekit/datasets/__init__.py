@@ -61,7 +61,7 @@ DATASETS: Mapping[str, Dataset] = {
         load=winobias.load,
         components="heads",
         metric="odds-ratio",
-        options=("data_dir", "split"),
+        options=("data_dir", "split", "keep_case"),
         about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples",
     ),
     "winogender": Dataset(

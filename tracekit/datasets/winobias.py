@@ -5,6 +5,10 @@ female occupation, in the other to a male one. The shared text with the female p
 prompt, with the male pronoun the counterfactual; what follows the female referent is x, the male
 one y. Pairs are left out if a row brackets several pronouns, if one is `him` (whose counterpart
 `her` is ambiguous), or if the texts before the pronouns, or their cases, differ.
+
+The published code writes `she` and `he` into every prompt, also into the few (6 of 160, 5 of 130)
+where the rows have `her` and `his`. That is the default here, so that numbers can be compared;
+`keep_case=True` writes what the rows have.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ def load(
     *,
     data_dir: Path | None = None,
     split: Literal["dev", "test"] = "dev",
+    keep_case: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 160 (dev) or 130 (test) examples.
@@ -35,6 +40,7 @@ def load(
         model: Its tokenizer encodes the text.
         data_dir: Folder with `pro_stereotyped_type1.txt.dev` and `.test`.
         split: `dev` or `test`.
+        keep_case: Whether possessive pronouns stay possessive in the prompts.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
@@ -48,11 +54,11 @@ def load(
     if len(lines) % 2:
         raise DataFormatError(f"{name} has {len(lines)} rows. Rows come in pairs; get it again.")
     pairs = zip(lines[::2], lines[1::2], strict=True)
-    rows = [row for pair in pairs if (row := _example(*pair)) is not None]
+    rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
     return PromptPairs.from_text(rows, model, name=f"winobias-{split}", on_mismatch=on_mismatch)
 
 
-def _example(first: str, second: str) -> dict[str, str] | None:
+def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:
     parts = [_parse(line) for line in (first, second)]
     if parts[0] is None or parts[1] is None:
         return None
@@ -61,9 +67,10 @@ def _example(first: str, second: str) -> dict[str, str] | None:
     female, male = _CASES[pronoun]
     if context != other_context or set(by_pronoun) != {female, male}:
         return None
+    written = (female, male) if keep_case else ("she", "he")
     return {
-        "prompt": f"{context} {female}",
-        "counterfactual": f"{context} {male}",
+        "prompt": f"{context} {written[0]}",
+        "counterfactual": f"{context} {written[1]}",
         "x": by_pronoun[female][1],
         "y": by_pronoun[male][1],
     }

@@ -10,7 +10,8 @@ one after the other while the rest is driven to 1; {i : m_i > 0.5} is the select
 One such descent is a *trial*. With given lambdas there is one trial, as in the paper. Without,
 lambda1 = lambda2 is searched: the size of the selection falls as lambda grows, so every budget
 is bracketed and the bracket halved on a logarithmic scale, all trials serving all budgets. Every
-truncated mask of every epoch is measured exactly, and the best within each budget is returned.
+truncated mask of every epoch, and the largest entries of its soft mask, are measured exactly, and
+the best set within each budget is returned.
 
 Where the paper and its published code differ, both can be had: `reward` and `inclusive` here,
 the mean over continuation tokens in the engine.
@@ -184,15 +185,15 @@ class PGBCT:
         for epoch in bar:
             factor = schedules.resolve(self.schedule)(epoch)
             weights = (lambda1 * factor, lambda2 * factor)
-            trial.push = torch.zeros(engine.n_components)
+            push = torch.zeros(engine.n_components)
             for examples in self._order(engine, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
-                trial.push -= gradient
+                push -= gradient
                 mask.grad = gradient + self._penalty_gradient(mask, *weights)
                 optimizer.step()
                 mask.clamp_(0, 1)
             selected = masks.truncate(mask, self.threshold, inclusive=self.inclusive)
-            shot = trial.add(engine, mask, selected)
+            shot = trial.add(engine, mask, push, selected)
             size_penalty, binary_penalty = self._penalties(mask, *weights)
             trial.history.append(
                 {

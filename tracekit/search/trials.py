@@ -6,7 +6,7 @@ Every selection reported was measured with its binary mask; a soft mask only pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 import torch
@@ -22,6 +22,8 @@ class Snapshot:
     """The selection after one epoch."""
 
     soft_mask: Mask
+    push: Mask
+    """Negative gradient of the reward, summed over the epoch: ranks entries that tie."""
     selected: BinaryMask
     effects: Effects
 
@@ -35,6 +37,10 @@ class Snapshot:
         """Mean effect of the selection."""
         return self.effects.mean().item()
 
+    def order(self) -> list[int]:
+        """Components by their soft mask, ties by how hard the reward pushes them up."""
+        return ranking(self.soft_mask, self.push)
+
 
 @dataclass(eq=False)
 class Trial:
@@ -43,15 +49,13 @@ class Trial:
     lambda1: float
     snapshots: list[Snapshot] = field(default_factory=list)
     history: list[Record] = field(default_factory=list)
-    push: Mask = field(default_factory=lambda: torch.zeros(0))
-    """Negative gradient of the reward, summed over the last epoch: ranks entries that tie."""
 
     @property
     def last(self) -> Snapshot:
         """The selection at the end."""
         return self.snapshots[-1]
 
-    def add(self, engine: Engine, soft_mask: Mask, selected: BinaryMask) -> Snapshot:
+    def add(self, engine: Engine, soft_mask: Mask, push: Mask, selected: BinaryMask) -> Snapshot:
         """Measures the selection, unless it is the previous one or empty."""
         if self.snapshots and torch.equal(self.last.selected, selected):
             effects = self.last.effects
@@ -59,12 +63,8 @@ class Trial:
             effects = torch.zeros(engine.n_examples)
         else:
             effects = engine.effects(selected)
-        self.snapshots.append(Snapshot(soft_mask.detach().clone(), selected, effects))
+        self.snapshots.append(Snapshot(soft_mask.detach().clone(), push, selected, effects))
         return self.last
-
-    def order(self) -> list[int]:
-        """Components by their final soft mask, ties by how hard the reward pushes them up."""
-        return ranking(self.last.soft_mask, self.push)
 
 
 class Bracket:
@@ -100,22 +100,26 @@ class Bracket:
 def best_within(trials: Sequence[Trial], engine: Engine, budget: int) -> Found:
     """The best set of at most `budget` components that the trials propose.
 
-    Candidates are the truncated masks of every epoch, and the `budget` largest entries of every
-    trial's final soft mask.
+    Candidates are, for every epoch of every trial, its truncated mask if that is small enough,
+    and the `budget` largest entries of its soft mask. The latter may pass through a better set
+    than the trial ends with, since rewards of strongly interacting components vary by orders of
+    magnitude while lambda does not.
     """
-    best: tuple[float, Trial, Snapshot] | None = None
-    measured: dict[bytes, Effects] = {}
+    measured: dict[tuple[int, ...], Effects] = {}
+    best: tuple[Trial, Snapshot] | None = None
     for trial in trials:
-        mask = from_indices(trial.order()[:budget], engine.n_components)
-        key = mask.numpy().tobytes()
-        if key not in measured:
-            measured[key] = engine.effects(mask)
-        projected = Snapshot(trial.last.soft_mask, mask, measured[key])
-        for shot in (*trial.snapshots, projected):
-            if 0 < shot.n_selected <= budget and (best is None or shot.effect > best[0]):
-                best = (shot.effect, trial, shot)
+        for shot in trial.snapshots:
+            largest = tuple(sorted(shot.order()[:budget]))
+            mask = from_indices(largest, engine.n_components)
+            if largest not in measured:
+                measured[largest] = engine.effects(mask)
+            projected = replace(shot, selected=mask, effects=measured[largest])
+            for candidate in (shot, projected):
+                fits = 0 < candidate.n_selected <= budget
+                if fits and (best is None or candidate.effect > best[1].effect):
+                    best = (trial, candidate)
     assert best is not None
-    return _found(best[1], best[2], budget)
+    return _found(*best, budget)
 
 
 def smallest_reaching(trials: Sequence[Trial], engine: Engine, target: float) -> Found:
@@ -136,10 +140,10 @@ def smallest_reaching(trials: Sequence[Trial], engine: Engine, target: float) ->
     if best is None and max(seen, engine.full_effects.mean().item()) < target:
         raise not_reached(target, max(seen, engine.full_effects.mean().item()))
     # The order of the soft mask may reach the target earlier than the threshold does.
-    mask, effects, size = smallest_prefix(engine, trial.order(), target)
+    mask, effects, size = smallest_prefix(engine, trial.last.order(), target)
     if best is not None and best[0] <= size:
         return _found(trial, best[3], None)
-    return _found(trial, Snapshot(trial.last.soft_mask, mask, effects), None)
+    return _found(trial, replace(trial.last, selected=mask, effects=effects), None)
 
 
 def _found(trial: Trial, shot: Snapshot, budget: int | None) -> Found:

@@ -1,0 +1,78 @@
+"""Models and data that many tests share. Everything here runs on the CPU, offline."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def unchecked():
+    """Turns annotation checks off, to see what users get who pass a wrong literal."""
+    from jaxtyping import config
+
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder with recorded numbers and real data sets, beside the checkout."""
+    if not SHARED.is_dir():
+        if os.environ.get("CI"):
+            pytest.fail(f"{SHARED} is missing")
+        pytest.skip(f"{SHARED} is not on this machine")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def gpt2_tokenizer(shared: Path):
+    from transformers import GPT2TokenizerFast
+
+    folder = shared / "data" / "gpt2_tokenizer"
+    # Positional: transformers 4 and 5 name these arguments differently.
+    return GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+@pytest.fixture(scope="session", params=["gpt2", "llama", "qwen3"])
+def any_model(request):
+    """A tiny random model of each architecture."""
+    return tk.load_model(tiny.hf_model(request.param))
+
+
+@pytest.fixture(scope="session")
+def model():
+    """A tiny random GPT-2."""
+    return tk.load_model(tiny.hf_model("gpt2"))
+
+
+@pytest.fixture(scope="session")
+def demo_model():
+    return tk.load_model("demo")
+
+
+@pytest.fixture(scope="session")
+def demo_tracer(demo_model):
+    return tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
+
+
+@pytest.fixture
+def pairs() -> tk.PromptPairs:
+    """Eight examples of ragged lengths."""
+    return tiny.pairs()

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.components import KINDS, Component, ComponentRegistry
+from tracekit.errors import ComponentError, UnknownKindError
+
+GPT2 = SimpleNamespace(n_layers=12, n_heads=12, d_model=768, d_mlp=3072)
+LLAMA_7B = SimpleNamespace(n_layers=32, n_heads=32, d_model=4096, d_mlp=11008)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kinds", "count"),
+    [
+        (GPT2, "heads", 144),
+        (GPT2, "neurons", 9216),
+        (GPT2, "mlp-hidden", 36864),
+        (LLAMA_7B, "head-outputs+mlp-blocks", 1024 + 32),
+        (SimpleNamespace(n_layers=6, n_heads=12, d_model=768), "heads", 72),
+        (SimpleNamespace(n_layers=48, n_heads=25, d_model=1600), "neurons", 76800),
+    ],
+)
+def test_counts_of_the_paper(shape, kinds, count):
+    assert len(ComponentRegistry.build(shape, kinds)) == count
+
+
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, unique=True),
+    layers=st.lists(st.integers(0, 11), min_size=1, unique=True),
+    indices=st.none() | st.lists(st.integers(0, 11), min_size=1, unique=True),
+    place=st.floats(0, 0.999),
+)
+def test_flat_index_and_component_are_inverse(kinds, layers, indices, place):
+    registry = ComponentRegistry.build(GPT2, kinds, layers=layers, indices=indices)
+    flat = int(place * len(registry))
+    assert registry.index(registry[flat]) == flat
+    assert registry[flat].layer in layers
+    assert ComponentRegistry.from_spec(registry.spec()) == registry
+
+
+def test_flat_order_is_kind_then_layer_then_index():
+    registry = ComponentRegistry.build(GPT2, ["head-outputs", "mlp-blocks"], layers=[-1, 0])
+    assert registry[0] == Component("head-outputs", 0, 0)
+    assert registry[12] == Component("head-outputs", 11, 0)
+    assert registry[-1] == Component("mlp-blocks", 11, 0)
+    assert list(registry) == [registry[i] for i in range(len(registry))]
+    assert registry.describe() == "24 head-outputs in layers 0, 11, 2 mlp-blocks in layers 0, 11"
+
+
+@pytest.mark.parametrize(
+    ("component", "label", "hook"),
+    [
+        (Component("heads", 5, 3), "L5H3", "blocks.5.attn.hook_pattern"),
+        (Component("head-outputs", 5, 3), "L5H3", "blocks.5.attn.hook_z"),
+        (Component("neurons", 5, 70), "L5N70", "blocks.5.hook_mlp_out"),
+        (Component("mlp-hidden", 5, 70), "L5U70", "blocks.5.mlp.hook_post"),
+        (Component("mlp-blocks", 5), "MLP5", "blocks.5.hook_mlp_out"),
+    ],
+)
+def test_labels_and_hook_points(component, label, hook):
+    registry = ComponentRegistry.build(GPT2, component.kind)
+    assert registry.label(registry.index(component)) == label
+    assert hook in registry.hook_names
+
+
+def test_labels_that_would_be_alike_name_their_kind():
+    registry = ComponentRegistry.build(GPT2, "heads+head-outputs", layers=[0])
+    assert registry.label(0) == "L0H0 (heads)"
+    assert len({registry.label(i) for i in range(len(registry))}) == len(registry)
+
+
+def test_indices_by_layer():
+    registry = ComponentRegistry.build(GPT2, "heads", indices={2: [7, 1], 4: [0]})
+    assert [str(c) for c in registry] == ["L2H1", "L2H7", "L4H0"]
+    assert registry.layers == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"kinds": "neuron"}, UnknownKindError, "Unknown component kind 'neuron'. Did you mean"),
+        ({"kinds": "heads+heads"}, ComponentError, "A kind is named twice"),
+        ({"layers": [12]}, ComponentError, "It has layers 0 to 11."),
+        ({"layers": []}, ComponentError, "contains no component"),
+        ({"indices": [12]}, ComponentError, "are not all heads of layer 0. Use 0 to 11."),
+    ],
+)
+def test_bad_selections(options, error, text):
+    with pytest.raises(error) as caught:
+        ComponentRegistry.build(GPT2, **options)
+    assert text in str(caught.value)
+
+
+def test_unknown_component_and_index():
+    registry = ComponentRegistry.build(GPT2, "heads", layers=[0])
+    with pytest.raises(ComponentError, match=r"L3H3 \(heads\) is not among the 12 components"):
+        registry.index(Component("heads", 3, 3))
+    with pytest.raises(IndexError, match="Component 12 of 12. Use 0 to 11."):
+        registry[12]

@@ -1,0 +1,335 @@
+"""The algebra of interventions, on tiny random models of several architectures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tracekit as tk
+from tests import tiny
+from tracekit.components import KINDS
+from tracekit.errors import (
+    ConfigError,
+    MissingContinuationError,
+    NonFiniteMetricError,
+    PairsError,
+)
+from tracekit.patching import MaskedPatch
+
+ALL_KINDS = [*KINDS, "head-outputs+mlp-blocks", "neurons+mlp-blocks"]
+SCOPES = ["prompt", "last", "all", [0, -2]]
+
+
+def random_mask(n, seed=0):
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kinds", ALL_KINDS)
+@pytest.mark.parametrize("noise", [False, True])
+def test_the_empty_mask_has_no_effect_and_the_full_mask_has_one(any_model, kinds, noise):
+    engine = tiny.engine(any_model, tiny.pairs(6, noise=noise), kinds, positions="all")
+    assert torch.equal(engine.effects(torch.zeros(engine.n_components)), torch.zeros(6))
+    assert engine.full_effects.abs().min() > 0
+
+
+def reference_scores(model, pairs, kinds, mask, positions):
+    """One example and one continuation at a time, with hooks written out: the plain way."""
+    registry = tk.ComponentRegistry.build(model.cfg, kinds)
+
+    def run(tokens, hooks):
+        with torch.no_grad():
+            return model.run_with_hooks(torch.tensor([tokens]), fwd_hooks=hooks)[0].log_softmax(-1)
+
+    scores = []
+    for pair in pairs:
+        for ids in (pair.x_ids, pair.y_ids):
+            read = ids[:-1] if positions == "all" else ()
+            cache = {}
+
+            def keep(name, cache=cache):
+                return name, lambda value, hook: cache.__setitem__(name, value.clone())
+
+            def disturb(value, hook, pair=pair):
+                value = value.clone()
+                value[0, : len(pair.prompt_ids)] += pair.noise
+                return value
+
+            hooks = [keep(name) for name in registry.hook_names]
+            if pair.noise is not None:
+                hooks.insert(0, ("blocks.0.hook_resid_pre", disturb))
+            run([*pair.source_ids, *read], hooks)
+            length = len(pair.prompt_ids) + len(read)
+            places = {"prompt": range(length), "all": range(length), "last": [length - 1]}
+            chosen = places[positions] if isinstance(positions, str) else positions
+
+            def patch(site, cache=cache, chosen=chosen, length=length):
+                def act(value, hook):
+                    value, source = value.clone(), cache[site.hook_name]
+                    for k, index in enumerate(site.indices):
+                        m = mask[site.start + k]
+                        for q in chosen:
+                            if site.kind.name == "heads":
+                                at = (0, index, q, slice(0, length))
+                            elif site.kind.axis is None:
+                                at = (0, q)
+                            else:
+                                at = (0, q, index)
+                            value[at] = (1 - m) * value[at] + m * source[at]
+                    return value
+
+                return site.hook_name, act
+
+            tokens = [*pair.prompt_ids, *ids[:-1]]
+            logs = run(tokens, [patch(site) for site in registry.sites])
+            at = range(len(pair.prompt_ids) - 1, len(tokens))
+            scores.append(torch.stack([logs[p, t] for p, t in zip(at, ids, strict=True)]).mean())
+    return torch.stack(scores).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("kinds", ALL_KINDS)
+@pytest.mark.parametrize("positions", SCOPES, ids=str)
+def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
+    pairs = tiny.pairs(4, seed=1)
+    engine = tiny.engine(any_model, pairs, kinds, positions=positions)
+    mask = random_mask(engine.n_components)
+    found = engine.intervened(mask)
+    expected = reference_scores(any_model, pairs, kinds, mask, positions)
+    torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
+    pairs = tiny.pairs(4, seed=1, noise=True)
+    engine = tiny.engine(any_model, pairs, "neurons")
+    mask = random_mask(engine.n_components)
+    expected = reference_scores(any_model, pairs, "neurons", mask, "prompt")
+    torch.testing.assert_close(engine.intervened(mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_model):
+    """With every block's output counterfactual, only the embeddings remain of the clean run."""
+    rows = tiny.rows(1)[0]
+    clean, other = torch.tensor([rows["prompt_ids"]]), torch.tensor([rows["counterfactual_ids"]])
+    registry = tk.ComponentRegistry.build(any_model.cfg, "head-outputs+mlp-blocks")
+    last = f"blocks.{tiny.N_LAYERS - 1}.hook_resid_post"
+    first = "blocks.0.hook_resid_pre"
+    seen = {}
+
+    def keep(name, key):
+        return name, lambda value, hook: seen.__setitem__(key, value.clone())
+
+    with torch.no_grad():
+        any_model.run_with_hooks(clean, fwd_hooks=[keep(first, "clean embedding")])
+        names = [*registry.hook_names, first, last]
+        any_model.run_with_hooks(other, fwd_hooks=[keep(name, name) for name in names])
+        source = {name: seen[name] for name in registry.hook_names}
+        patch = MaskedPatch(
+            registry=registry, counterfactual=source, positions=torch.ones_like(clean).bool()
+        )
+        hooks = [*patch.hooks(torch.ones(len(registry))), keep(last, "patched")]
+        any_model.run_with_hooks(clean, fwd_hooks=hooks)
+    expected = seen[last] + seen["clean embedding"] - seen[first]
+    torch.testing.assert_close(seen["patched"], expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    batch_size=st.integers(1, 9),
+    order=st.permutations(range(8)),
+    seed=st.integers(0, 100),
+    mean=st.sampled_from(["geometric", "arithmetic"]),
+    kinds=st.sampled_from(["heads", "neurons+mlp-blocks"]),
+)
+def test_batches_padding_and_order_change_nothing(model, batch_size, order, seed, mean, kinds):
+    pairs = tiny.pairs(8, seed=seed)
+    plain = tiny.engine(model, pairs, kinds, mean=mean, batch_size=1)
+    mask = random_mask(plain.n_components, seed)
+    expected = plain.effects(mask)
+    shuffled = tiny.engine(model, pairs.subset(order), kinds, mean=mean, batch_size=batch_size)
+    torch.testing.assert_close(shuffled.effects(mask), expected[order], rtol=2e-4, atol=2e-5)
+
+
+def test_many_masks_at_once_equal_one_at_a_time(any_model, pairs):
+    engine = tiny.engine(any_model, pairs, "heads", batch_size=19)
+    masks = torch.rand(5, engine.n_components, generator=torch.Generator().manual_seed(0))
+    together = engine.effects(masks)
+    apart = torch.stack([engine.effects(mask) for mask in masks])
+    torch.testing.assert_close(together, apart, rtol=2e-4, atol=2e-5)
+    sets = [[0], [3, 5], [1, 2, 7]]
+    means = engine.mean_effects(sets)
+    for chosen, mean in zip(sets, means, strict=True):
+        mask = torch.zeros(engine.n_components)
+        mask[chosen] = 1
+        assert mean.item() == pytest.approx(engine.mean_effect(mask), rel=2e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize("kinds", ["heads", "head-outputs+mlp-blocks", "mlp-hidden"])
+def test_gradients_equal_finite_differences(any_model, pairs, kinds):
+    engine = tiny.engine(any_model, pairs, kinds, "logit-difference", batch_size=3)
+    mask = 0.2 + 0.6 * random_mask(engine.n_components)
+    weights = torch.linspace(-1, 2, 8)
+    queue = iter(weights.split(3))
+    effects, gradient = engine.gradient(mask, lambda effects: next(queue))
+    torch.testing.assert_close(effects, engine.effects(mask), rtol=1e-3, atol=1e-4)
+    direction = torch.randn(engine.n_components, generator=torch.Generator().manual_seed(1))
+    direction /= direction.norm()
+    step = 0.02
+    ends = [(weights * engine.effects(mask + s * direction)).sum() for s in (step, -step)]
+    slope = (ends[0] - ends[1]).item() / (2 * step)
+    assert slope == pytest.approx((gradient @ direction).item(), rel=0.02, abs=2e-3)
+
+
+def test_a_minibatch_gradient_is_that_of_its_examples(model, pairs):
+    engine = tiny.engine(model, pairs)
+    mask = random_mask(engine.n_components)
+    chosen = torch.tensor([6, 1, 3])
+    effects, gradient = engine.gradient(mask, torch.ones_like, chosen)
+    alone = tiny.engine(model, pairs.subset(chosen.tolist()))
+    expected_effects, expected = alone.gradient(mask, torch.ones_like)
+    torch.testing.assert_close(effects, expected_effects, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_permuting_heads_permutes_the_mask(pairs):
+    """Heads of a layer moved about in the weights are found where they were moved to."""
+    hf, moved = tiny.hf_model("gpt2"), tiny.hf_model("gpt2")
+    order, d_head = [2, 0, 3, 1], tiny.D_MODEL // tiny.N_HEADS
+    columns = torch.cat([torch.arange(d_head) + h * d_head for h in order])
+    thirds = torch.cat([columns + k * tiny.D_MODEL for k in range(3)])
+    attention = moved.transformer.h[1].attn
+    with torch.no_grad():
+        attention.c_attn.weight.copy_(attention.c_attn.weight[:, thirds])
+        attention.c_attn.bias.copy_(attention.c_attn.bias[thirds])
+        attention.c_proj.weight.copy_(attention.c_proj.weight[columns])
+    for kinds in ("heads", "head-outputs"):
+        before, after = (
+            tiny.engine(tk.load_model(m), pairs, kinds).mean_effects([[i] for i in range(12)])
+            for m in (hf, moved)
+        )
+        torch.testing.assert_close(after[4:8], before[4:8][order], rtol=1e-3, atol=1e-5)
+        assert (before[4:8] - before[4:8][order]).abs().max() > 1e-3
+
+
+def test_an_intervention_is_no_run_of_the_model_left_changed(model, pairs):
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    before = model.run_with_hooks(tokens, fwd_hooks=[])
+    thawed = next(iter(model.parameters()))
+    thawed.requires_grad_(True)
+    engine = tiny.engine(model, pairs)
+    engine.gradient(torch.full((12,), 0.5), torch.ones_like)
+    assert thawed.requires_grad
+    assert thawed.grad is None
+    assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=[]), before)
+    thawed.requires_grad_(False)
+
+
+def test_dropout_is_off_while_tracing(pairs):
+    hf = tiny.hf_model("gpt2")
+    model = tk.load_model(hf)
+    model.train(True)
+    engine = tiny.engine(model, pairs)
+    mask = random_mask(12)
+    assert torch.equal(engine.effects(mask), engine.effects(mask))
+    assert model.training
+
+
+def test_what_does_not_change_is_computed_once(model, pairs, monkeypatch):
+    engine = tiny.engine(model, pairs)
+    calls = []
+    original = model.run_with_hooks
+    monkeypatch.setattr(
+        model, "run_with_hooks", lambda *a, **k: calls.append(a) or original(*a, **k)
+    )
+    engine.effects(torch.zeros(12))
+    assert len(calls) == 3  # clean, counterfactual, intervened
+    for _ in range(3):
+        engine.effects(random_mask(12))
+    assert len(calls) == 6
+    assert engine.cost == tk.Cost(forward=4, backward=0)
+    engine.gradient(random_mask(12), torch.ones_like, torch.arange(4))
+    assert engine.cost == tk.Cost(forward=4.5, backward=0.5)
+    assert (engine.cost - tk.Cost(forward=4)).forward_equivalents == 1
+
+
+def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):
+    engine = tiny.engine(model, pairs)
+    widths = []
+    name = "unembed.hook_out" if "unembed.hook_out" in model.hook_dict else None
+    if name is None:
+        pytest.skip("this class has no hook point after the unembedding")
+    batch = engine._batches[0]
+    hook = (name, lambda value, hook: widths.append(value.shape[:2].numel()))
+    with torch.no_grad():
+        engine._forward(batch, [hook])
+    assert widths == [len(batch.place[0])]
+    assert widths[0] < batch.tokens.numel()
+
+
+def test_a_metric_that_is_not_finite_names_the_example(model, pairs):
+    def broken(clean, intervened):
+        effects = intervened.x - clean.x
+        return torch.where(torch.arange(8, device=effects.device) == 5, torch.nan, effects)
+
+    engine = tiny.engine(model, pairs, metric=broken)
+    number = int(engine._batches[0].examples[5])
+    prompt = pairs[number].describe()
+    with pytest.raises(NonFiniteMetricError) as caught:
+        engine.effects(torch.zeros(12))
+    assert f"'broken' is not finite on 1 of 8 examples: example {number} ({prompt})" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"x_ids": [tiny.VOCABULARY]},
+            "has a token id outside the vocabulary. Ids must be 0 to 60",
+        ),
+        ({"x_ids": [1] * 70}, "needs 71 positions. The model has 64; shorten it."),
+        (
+            {"counterfactual_ids": None, "noise": torch.zeros(2, 5)},
+            "The noise of example 0 is 5 wide.",
+        ),
+    ],
+)
+def test_pairs_that_do_not_fit_the_model(model, change, text):
+    row = {"prompt_ids": [1, 2], "counterfactual_ids": [1, 3], "x_ids": [4], "y_ids": [5]}
+    with pytest.raises(PairsError) as caught:
+        tiny.engine(model, tk.PromptPairs.from_ids([{**row, **change}]))
+    assert text in str(caught.value)
+
+
+def test_missing_y_and_bad_batch_size(model, pairs):
+    rows = tiny.rows(3)
+    del rows[1]["y_ids"]
+    with pytest.raises(MissingContinuationError, match="'odds-ratio' compares x with y, and examp"):
+        tiny.engine(model, tk.PromptPairs.from_ids(rows))
+    engine = tiny.engine(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
+    assert engine.clean.y is None
+    assert engine.full_effects.abs().min() > 0
+    with pytest.raises(ConfigError, match="batch_size is 0. It must be at least 1."):
+        tiny.engine(model, pairs, batch_size=0)
+
+
+def test_half_precision_keeps_the_identity(pairs):
+    model = tk.load_model(tiny.hf_model("llama").to(torch.bfloat16))
+    for kinds in ("heads", "neurons"):
+        engine = tiny.engine(model, pairs, kinds)
+        assert engine.effects(torch.zeros(engine.n_components)).abs().max() == 0
+        assert engine.full_effects.abs().max() > 0
+        gradient = engine.gradient(torch.full((engine.n_components,), 0.5), torch.ones_like)[1]
+        assert gradient.abs().max() > 0
+
+
+@pytest.mark.gpu
+def test_cuda_equals_the_cpu(pairs):
+    here = tiny.engine(tk.load_model(tiny.hf_model("llama")), pairs, "heads+neurons")
+    there = tiny.engine(tk.load_model(tiny.hf_model("llama").to("cuda")), pairs, "heads+neurons")
+    mask = random_mask(here.n_components)
+    torch.testing.assert_close(there.effects(mask), here.effects(mask), rtol=1e-3, atol=1e-4)
+    gradients = [engine.gradient(mask, torch.ones_like)[1] for engine in (here, there)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-2, atol=1e-3)
