@@ -1,7 +1,7 @@
 """Executes every notebook in this folder, in order, each in a fresh kernel.
 
-    python notebooks/execute.py            # check: fails on the first error, changes nothing
-    python notebooks/execute.py --write    # also store the outputs
+`python notebooks/execute.py` checks: it fails on the first error and changes nothing.
+`python notebooks/execute.py --write` also stores the outputs.
 """
 
 from __future__ import annotations

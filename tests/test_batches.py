@@ -68,7 +68,7 @@ def test_the_scope_all_continues_the_counterfactual_too():
         ("first", "Unknown positions 'first'. Use one of prompt, last, all"),
         (
             [3],
-            "Positions [3] lie outside the prompt of example 0, which has 3 tokens. Use -3 to 2.",
+            "[3] lie outside the prompt of example 0, which has 3 tokens. Use -3 to 2.",
         ),
         ([], "No position was given for the prompt of example 0"),
     ],

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tracekit.errors import ConfigError, FigureExportError, TracekitError
+from tracekit.errors import ConfigError, FigureExportError, TracekitError, UnknownDatasetError
 
 if TYPE_CHECKING:
     from tracekit.results import TraceResult
@@ -34,7 +34,7 @@ _errors = Console(stderr=True)
 _DEMO_BUDGETS = (0.1, 0.2, 0.3, 0.4)
 _DEMO_DRAWS = 100
 _DEMO_TRIALS = 4
-_DEMO_PAIR_LAYERS = (1, 2)
+_DEMO_PAIR_LAYERS = (0, 1)
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Folder for figures and results; made if missing.")
@@ -94,7 +94,7 @@ def demo(
 
     model = tk.load_model("demo")
     pairs = tk.load_dataset("demo-bias", model)
-    tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio", progress=not quiet)
+    tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio", progress=_bars(quiet))
     _describe(tracer)
     budgets = list(_DEMO_BUDGETS)
     for method, options in (
@@ -183,7 +183,16 @@ def trace(
     """Traces any model on any data set, and writes figures and results."""
     import tracekit as tk
     from tracekit.datasets import DATASETS
+    from tracekit.search import make
 
+    # What was typed is checked before anything slow happens.
+    methods = method or ["pgb-ct"]
+    by_method = _parse_options(option or [], methods)
+    goals = {name: _goal(budget, target_effect, by_method[name]) for name in methods}
+    searches = {name: make(name, by_method[name]) for name in methods}
+    chosen_layers = _parse_layers(layers)
+    if dataset not in DATASETS:
+        raise UnknownDatasetError(dataset, DATASETS)
     loaded = tk.load_model(model, device=device, dtype=dtype)
     options: dict[str, Any] = {"data_dir": data_dir, "split": split}
     options = {name: value for name, value in options.items() if value is not None}
@@ -198,18 +207,15 @@ def trace(
         pairs if limit is None else pairs[:limit],
         components=components or usual.components,
         metric=metric or usual.metric,
-        layers=_parse_layers(layers),
+        layers=chosen_layers,
         positions=_parse_positions(positions or usual.positions),
         mean=mean,  # type: ignore[arg-type]
         batch_size=batch_size,
-        progress=not quiet,
+        progress=_bars(quiet),
     )
     _describe(tracer)
-    methods = method or ["pgb-ct"]
-    by_method = _parse_options(option or [], methods)
     for name in methods:
-        goal = _goal(budget, target_effect, by_method[name])
-        tracer.run(name, seed=seed, **goal, **by_method[name])
+        tracer.run(searches[name], seed=seed, **goals[name])
     _print_table(tracer.results)
     _write_all(tracer, output, tracer.results[-1], {})
 
@@ -255,25 +261,34 @@ def datasets() -> None:
     _console.print(table)
 
 
+def _bars(quiet: bool) -> bool:
+    """Progress bars only where they can be redrawn in place."""
+    return not quiet and sys.stderr.isatty()
+
+
 def _describe(tracer: Tracer) -> None:
     _console.print(f"{tracer}", highlight=False, soft_wrap=True)
     _console.print(f"Effect of all components together: {tracer.full_effect:.4g}")
 
 
 def _print_table(results: Sequence[TraceResult]) -> None:
+    """One row per result; the best effect of each comparable group in bold."""
     from tracekit.results import effect_interval
 
-    table = Table("method", "budget", "selected", "effect", "95 % interval", "passes", "seconds")
-    for column in table.columns[1:]:
+    def group(result: TraceResult) -> tuple[object, ...]:
+        return result.model, result.dataset_fingerprint, result.metric, result.budget
+
+    several = len({group(result)[:3] for result in results}) > 1
+    names = ["method", "budget", "selected", "effect", "95 % interval", "passes", "seconds"]
+    table = Table(*(["model", "data", "metric"] if several else []), *names)
+    for column in table.columns[-6:]:
         column.justify = "right"
-    best = {
-        result.budget: max(r.effect for r in results if r.budget == result.budget)
-        for result in results
-    }
     for result in results:
         low, high = effect_interval(result.per_example)
-        leads = result.effect == best[result.budget] and len(results) > 1
+        rivals = [other.effect for other in results if group(other) == group(result)]
+        leads = len(rivals) > 1 and result.effect == max(rivals)
         table.add_row(
+            *([result.model, result.dataset, result.metric] if several else []),
             result.method,
             "-" if result.budget is None else str(result.budget),
             f"{result.n_selected} of {result.n_components}",

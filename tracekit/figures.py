@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import plotly.graph_objects as go
 import torch
@@ -101,7 +101,7 @@ def heatmap(result: TraceResult) -> go.Figure:
             ygap=1,
             showscale=column == len(panels),
             colorbar={
-                "title": {"text": "share selected" if binned else "soft mask", "side": "right"},
+                "title": {"text": "share<br>selected" if binned else "soft<br>mask", "side": "top"},
                 "thickness": 14,
             },
             row=1,
@@ -179,15 +179,16 @@ def curve(results: Sequence[TraceResult]) -> go.Figure:
         y=first.full_effect,
         line={"color": "black", "width": 1.5, "dash": "dot"},
         annotation_text=f"all {n} components",
-        annotation_position="bottom right",
+        annotation_position="top left",
         annotation_font_size=13,
     )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
-    figure.update_yaxes(title_text=first.metric_axis)
+    figure.update_yaxes(title_text=first.metric_axis, exponentformat="power")
     figure.update_layout(legend={"orientation": "h", "y": -0.28, "x": 0.5, "xanchor": "center"})
     return _finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
 
 
+@runtime_checkable
 class PairEffects(Protocol):
     """What a pairwise map shows; `tracekit.interactions.InteractionGrid` is one."""
 
@@ -247,7 +248,11 @@ def interaction_heatmap(grid: PairEffects) -> go.Figure:
             zmid=0,
             zmin=-bound,
             zmax=bound,
-            colorbar={"title": {"text": "interaction", "side": "right"}, "thickness": 14},
+            colorbar={
+                "title": {"text": "interaction", "side": "top"},
+                "thickness": 14,
+                "exponentformat": "power",
+            },
         )
     )
     ticks = _ticks(n, most=18)

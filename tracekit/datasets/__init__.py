@@ -46,7 +46,7 @@ DATASETS: Mapping[str, Dataset] = {
     "demo-facts": Dataset(
         load=demo.load_facts,
         components="neurons",
-        metric="probability-ratio",
+        metric="probability-drop",
         options=("noise_factor", "seed"),
         about="embedded: invented facts, counterfactual by noise",
     ),

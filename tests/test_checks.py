@@ -1,0 +1,152 @@
+"""A model whose hooks do not act is refused before any number is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.checks import check_engine, check_sites
+from tracekit.components import KINDS
+from tracekit.errors import HookPointError, IdentityCheckError, UnsupportedModelError
+
+
+@pytest.mark.parametrize("kinds", list(KINDS))
+def test_every_kind_passes_on_models_that_work(any_model, kinds):
+    check_sites(any_model, tk.ComponentRegistry.build(any_model.cfg, kinds))
+
+
+def test_discarded_edits_of_attention_patterns_are_found_on_opt():
+    model = tk.load_model(tiny.hf_model("opt"))
+    with pytest.raises(HookPointError) as caught:
+        tk.Tracer(model, tiny.pairs(), components="heads")
+    text = str(caught.value)
+    assert "OPTForCausalLM cannot be traced by heads" in text
+    assert "blocks.0.attn.hook_pattern" in text
+    assert text.endswith("Use head-outputs instead.")
+    assert tk.Tracer(model, tiny.pairs(), components="head-outputs").full_effect != 0
+
+
+def test_hidden_units_of_a_mixture_of_experts_are_refused():
+    model = tk.load_model(tiny.hf_model("mixtral"))
+    with pytest.raises(HookPointError) as caught:
+        tk.Tracer(model, tiny.pairs(), components="mlp-hidden")
+    assert "has shape (2, 6, 24) instead of (2, 6, 40)" in str(caught.value)
+    assert "Use neurons or mlp-blocks instead." in str(caught.value)
+    assert tk.Tracer(model, tiny.pairs(), components="mlp-blocks").full_effect != 0
+
+
+class Wrapped:
+    """A model that passes everything on, but runs hooks in a way of its own."""
+
+    def __init__(self, model, change):
+        self._model = model
+        self._change = change
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def run_with_hooks(self, tokens, *, fwd_hooks, **kwargs):
+        changed = [pair for hook in fwd_hooks for pair in self._change(*hook)]
+        return self._model.run_with_hooks(tokens, fwd_hooks=changed, **kwargs)
+
+
+def deaf(name, hook):
+    """Discards what hooks at layer 1 return."""
+    if "blocks.1" not in name:
+        return [(name, hook)]
+
+    def ignore(value, **kwargs):
+        hook(value.detach().clone())
+
+    return [(name, ignore)]
+
+
+def silent(name, hook):
+    return [] if "blocks.1" in name else [(name, hook)]
+
+
+def double(name, hook):
+    return [(name, hook), (name, hook)] if "blocks.1" in name else [(name, hook)]
+
+
+def offset(name, hook):
+    """Returns something else than the hook did."""
+    return [(name, lambda value, **kwargs: hook(value) + 1e-3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (deaf, HookPointError, "blocks.1.attn.hook_z ignores what a hook returns"),
+        (silent, HookPointError, "blocks.1.attn.hook_z fired 0 times in one pass instead of once"),
+        (double, HookPointError, "blocks.1.attn.hook_z fired 2 times"),
+        (offset, IdentityCheckError, "Hooks that change nothing change the logits"),
+    ],
+)
+def test_broken_hooks_are_found(model, change, error, text):
+    registry = tk.ComponentRegistry.build(model.cfg, "head-outputs")
+    with pytest.raises(error) as caught:
+        check_sites(Wrapped(model, change), registry)
+    assert text in str(caught.value)
+
+
+def test_a_missing_hook_point_is_named(model):
+    class Bare(Wrapped):
+        @property
+        def hook_dict(self):
+            return {"unembed.hook_in": None}
+
+    registry = tk.ComponentRegistry.build(model.cfg, "heads")
+    with pytest.raises(HookPointError, match="blocks.0.attn.hook_pattern does not exist. Use head"):
+        check_sites(Bare(model, silent), registry)
+
+    class Empty(Wrapped):
+        hook_dict = {}  # noqa: RUF012
+
+    with pytest.raises(UnsupportedModelError, match="no hook point before its unembedding"):
+        tk.Tracer(Empty(model, silent), tiny.pairs())
+
+
+def test_a_model_that_sees_its_padding_is_refused(model):
+    class Bidirectional(Wrapped):
+        def run_with_hooks(self, tokens, *, fwd_hooks, **kwargs):
+            logits = self._model.run_with_hooks(tokens, fwd_hooks=fwd_hooks, **kwargs)
+            return logits + 0.01 * (tokens + 1).float().sum(1)[:, None, None]
+
+    registry = tk.ComponentRegistry.build(model.cfg, "heads")
+    with pytest.raises(IdentityCheckError, match="Padding on the right changes the logits of"):
+        check_sites(Bidirectional(model, lambda *hook: [hook]), registry)
+
+
+def test_counterfactuals_that_change_nothing_are_refused(model):
+    rows = [{**row, "counterfactual_ids": row["prompt_ids"]} for row in tiny.rows(3)]
+    with pytest.raises(IdentityCheckError, match="Every counterfactual equals its prompt"):
+        tk.Tracer(model, tk.PromptPairs.from_ids(rows))
+
+
+def test_a_full_mask_that_changes_nothing_is_refused(model, pairs):
+    # Attention from the first token can only go to itself.
+    with pytest.raises(IdentityCheckError) as caught:
+        tk.Tracer(model, pairs, components="heads", positions=[0])
+    assert "The full mask over 12 heads in layers 0-2 changes no score" in str(caught.value)
+    assert "with positions=[0]" in str(caught.value)
+
+
+def test_an_empty_mask_with_an_effect_is_refused(model, pairs):
+    engine = tiny.engine(model, pairs, metric=lambda clean, intervened: intervened.x)
+    with pytest.raises(IdentityCheckError, match="The empty mask has an effect of"):
+        check_engine(engine)
+
+
+def test_a_forgotten_hook_is_found(model, pairs):
+    def stir(value, hook):
+        return value + torch.randn_like(value)
+
+    model.add_hook("blocks.0.hook_mlp_out", stir)
+    try:
+        with pytest.raises(IdentityCheckError, match="The model is not deterministic, or a hook"):
+            tk.Tracer(model, pairs)
+    finally:
+        model.reset_hooks()

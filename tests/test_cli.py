@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit import cli
+
+
+def run(monkeypatch, capsys, *arguments):
+    """Runs a command in this process; gives exit code, standard output and standard error."""
+    monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
+    monkeypatch.setattr(cli, "_console", cli.Console(width=160))
+    monkeypatch.setattr(cli, "_errors", cli.Console(width=400, stderr=True))
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stopped:
+        code = stopped.code or 0
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    return lambda *arguments: run(monkeypatch, capsys, *arguments)
+
+
+def test_trace_writes_figures_and_results(command, tmp_path):
+    code, out, err = command(
+        *("trace", "--dataset", "demo-bias", "--limit", 8, "--budget", 2, "--budget", "0.2"),
+        *("--method", "top-k", "--method", "random", "--option", "random:draws=5"),
+        *("--layers", "0-1,3", "--output", tmp_path, "--quiet"),
+    )
+    assert code == 0, err
+    assert "24 heads in layers 0-1, 3 of demo, 8 examples of demo-bias" in out
+    for name in ("heatmap.html", "curve.html", "plotly.min.js"):
+        assert (tmp_path / name).exists()
+    result = tk.TraceResult.load(tmp_path / "random-4")
+    assert (result.budget, result.config) == (4, {"draws": 5})
+    assert f"{result.effect:.4g}" in out
+    assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
+
+
+def test_show_prints_what_was_saved(command, tmp_path, model):
+    tracer = tk.Tracer(model, tiny.pairs(4))
+    tracer.run("top-k", budget=2).save(tmp_path / "one")
+    code, out, _ = command("show", tmp_path / "one")
+    assert code == 0
+    assert "Selected: " + ", ".join(tracer.results[0].labels) in out
+    assert "transformer-lens" in out
+    tracer.run("random", budget=2, draws=2).save(tmp_path / "two")
+    code, out, _ = command("show", tmp_path)
+    assert "top-k" in out
+    assert "random" in out
+
+
+def test_given_lambdas_need_no_budget(command, tmp_path):
+    code, out, err = command(
+        *("trace", "--limit", 4, "--option", "lambda1=0.001", "--option", "epochs=2"),
+        *("--output", tmp_path, "--quiet"),
+    )
+    assert code == 0, err
+    (folder,) = [path.parent for path in tmp_path.glob("*/result.json")]
+    document = json.loads((folder / "result.json").read_text())
+    assert document["config"]["lambda1"] == 0.001
+    assert len(document["history"]) == 2
+
+
+def test_targets_and_positions(command, tmp_path):
+    code, _, err = command(
+        *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),
+        *("--positions", "2,-1", "--mean", "arithmetic", "--output", tmp_path, "--quiet"),
+    )
+    assert code == 0, err
+    result = tk.TraceResult.load(next(tmp_path.glob("greedy-*")))
+    assert result.effect >= 0.1
+    assert (result.positions, result.mean) == ((2, -1), "arithmetic")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--dataset", "demo-bia"], "Unknown data set 'demo-bia'. Did you mean 'demo-bias'?"),
+        (["--metric", "odds"], "Unknown metric 'odds'."),
+        (["--components", "head"], "Unknown component kind 'head'. Did you mean 'heads'?"),
+        (["--method", "topk"], "Unknown method 'topk'. Did you mean 'top-k'?"),
+        (["--model", "./nowhere"], "There is no directory ./nowhere."),
+        (["--budget", "many"], "The budget 'many' is not a number."),
+        (["--budget", "99"], "A budget of 99 means 99 of 32 components."),
+        (
+            ["--budget", "2", "--target-effect", "1"],
+            "Both --budget and --target-effect were given.",
+        ),
+        (["--layers", "one"], "The layers 'one' are not of the form 0-5,8."),
+        (["--option", "draws"], "The option 'draws' is not of the form name=value."),
+        (["--option", "greedy:draws=1"], "The option 'greedy:draws=1' is for greedy, which is not"),
+        (["--option", "draws=1"], "Unknown option 'draws'."),
+        (["--positions", "first"], "Unknown positions 'first'."),
+        (
+            ["--dataset", "winobias"],
+            "needs the file pro_stereotyped_type1.txt.dev, and no data_dir",
+        ),
+        (["--dataset", "demo-bias", "--split", "test"], "Unknown option 'split'."),
+        (["--dtype", "int4"], "Unknown dtype 'int4'. Use one of float32"),
+    ],
+)
+def test_errors_are_one_sentence_and_an_exit_code(command, tmp_path, arguments, text, unchecked):
+    code, out, err = command("trace", "--quiet", "--output", tmp_path / "none", *arguments)
+    assert code == 1
+    assert err.startswith("Error: ")
+    assert text in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "none").exists()
+
+
+def test_wrong_usage_and_empty_folders(command, tmp_path):
+    code, _, err = command("trace", "--colour", "red")
+    assert code == 2
+    assert "No such option" in err
+    code, _, err = command("show", tmp_path)
+    assert code == 1
+    assert "holds no result.json" in err
+
+
+def test_lists_and_version(command):
+    assert "demo-binding" in command("datasets")[1]
+    assert command("--version")[1].strip() == f"tracekit {tk.__version__}"
+
+
+def test_help_is_light():
+    """Neither help nor `import tracekit` loads torch."""
+    script = (
+        "import sys, tracekit, tracekit.cli; print([m for m in ('torch', 'plotly', 'pandas') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tracekit.cli", "demo", "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("heatmap.html", "curve.html", "pairs.html", "pairs.csv"):
+        assert (tmp_path / name).exists()
+    results = {
+        (r.method, r.budget): r.effect
+        for r in (tk.TraceResult.load(p.parent) for p in tmp_path.glob("*/result.json"))
+    }
+    assert {method for method, _ in results} == {"pgb-ct", "top-k", "greedy", "random"}
+    for budget in (3, 6, 9, 12):
+        assert results["pgb-ct", budget] >= results["top-k", budget] - 1e-6

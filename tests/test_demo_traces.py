@@ -1,0 +1,66 @@
+"""On the demo model: what a good search must find there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tracekit.datasets import DATASETS
+
+HEADS = [0.1, 0.2, 0.3, 0.4]
+NEURONS = [0.025, 0.05, 0.1, 0.15]
+
+
+def tracer_for(model, name, components=None, limit=None):
+    usual = DATASETS[name]
+    pairs = tk.load_dataset(name, model)
+    return tk.Tracer(
+        model,
+        pairs if limit is None else pairs[:limit],
+        components=components or usual.components,
+        metric=usual.metric,
+        positions=usual.positions,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "budgets"),
+    [
+        ("demo-bias", HEADS),
+        ("demo-professions", NEURONS),
+        ("demo-facts", NEURONS),
+        ("demo-binding", HEADS),
+    ],
+)
+def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets):
+    tracer = tracer_for(demo_model, name)
+    ours, theirs = tracer.run(budgets=budgets), tracer.run("top-k", budgets=budgets)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.n_selected <= one.budget == other.budget
+        assert one.effect >= other.effect - 1e-6 * abs(other.effect), one.budget
+
+
+def test_the_optimum_of_a_small_space(demo_model):
+    registry = tk.ComponentRegistry.build(
+        demo_model.cfg, "heads", indices={1: [0, 3, 4, 7], 2: [0, 1, 2], 3: [5, 6]}
+    )
+    tracer = tracer_for(demo_model, "demo-bias", registry, limit=32)
+    best = tracer.run("exhaustive", budget=3)
+    for method, options in (
+        ("pgb-ct", {}),
+        ("greedy", {}),
+        ("top-k", {}),
+        ("random", {"draws": 9}),
+    ):
+        assert tracer.run(method, budget=3, **options).effect <= best.effect + 1e-6
+    single = [tracer.run(m, budget=1).binary_mask for m in ("exhaustive", "greedy", "top-k")]
+    assert torch.equal(single[0], single[1])
+    assert torch.equal(single[0], single[2])
+
+
+def test_planted_facts_are_carried_by_more_than_one_head(demo_model):
+    """Together the heads do more than the sum of what each does alone, or less: not additive."""
+    tracer = tracer_for(demo_model, "demo-facts", "heads", limit=24)
+    grid = tracer.interactions(layers=[0, 1])
+    assert grid.interaction.nan_to_num().abs().max() > 0.05 * grid.singles.abs().max()

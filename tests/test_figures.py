@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit import figures
+from tracekit.errors import FigureExportError
+
+BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs+mlp-blocks")
+    tracer.run("top-k", budgets=[1, 4])
+    tracer.run("greedy", budget=3)
+    tracer.run("random", budgets=[2, 4], draws=3)
+    return tracer
+
+
+def test_selection_data_holds_the_masks(tracer):
+    result = tracer.results[1]
+    heads, blocks = figures.selection_data(result)
+    assert (heads.kind, blocks.kind) == ("head-outputs", "mlp-blocks")
+    assert heads.layers == blocks.layers == (0, 1, 2)
+    flat = [share for row in heads.share for share in row] + [row[0] for row in blocks.share]
+    assert flat == result.binary_mask.float().tolist()
+    assert heads.hover[1][2].startswith("L1H2: ")
+    assert "alone: " in heads.hover[1][2]
+    assert not heads.binned
+
+
+def test_heatmaps_draw_their_data(tracer):
+    result = tracer.results[1]
+    figure = tracer.heatmap(result)
+    maps = [trace for trace in figure.data if trace.type == "heatmap"]
+    dots = [trace for trace in figure.data if trace.type == "scatter"]
+    assert [list(row) for row in maps[0].z] == result.soft_mask[:12].reshape(3, 4).tolist()
+    assert sum(len(trace.x) for trace in dots) == result.n_selected
+    assert f"{result.n_selected} of 15 selected" in figure.layout.title.subtitle.text
+    assert figure.layout.yaxis.title.text == "layer"
+    assert tracer.heatmap() is not tracer.heatmap()
+
+
+def test_many_components_are_binned(demo_model):
+    registry = tk.ComponentRegistry.build(demo_model.cfg, "neurons")
+    tracer = tk.Tracer(demo_model, tk.load_dataset("demo-professions", demo_model)[:4], registry)
+    result = tracer.run("random", budget=0.25, draws=1)
+    (panel,) = figures.selection_data(result)
+    assert panel.binned
+    assert panel.columns[0] == "0-1"
+    total = sum(share * 2 for row in panel.share for share in row)
+    assert total == pytest.approx(result.n_selected)
+    assert "2 selected" in panel.hover[0][0]
+    assert max(max(row) for row in tracer.heatmap().data[0].z) <= 1
+
+
+def test_components_outside_the_registry_are_left_blank(model):
+    tracer = tk.Tracer(model, tiny.pairs(4), indices={0: [1], 2: [0, 3]})
+    (panel,) = figures.selection_data(tracer.run("top-k", budget=1))
+    assert panel.layers == (0, 2)
+    assert [[cell is None for cell in row] for row in panel.soft] == [
+        [True, False, True, True],
+        [False, True, True, False],
+    ]
+
+
+def test_curve_data_has_every_measured_size(tracer):
+    frame = figures.curve_data(tracer.results)
+    sizes = {name: part["n_selected"].tolist() for name, part in frame.groupby("method")}
+    assert sizes == {"top-k": [1, 4], "greedy": [1, 2, 3], "random": [2, 4]}
+    greedy = tracer.results[2]
+    found = frame[frame["method"] == "greedy"]["effect"].tolist()
+    assert found == pytest.approx([record["effect"] for record in greedy.history], rel=1e-4)
+
+
+def test_curves_draw_their_data(tracer):
+    figure = tracer.curve()
+    assert [trace.name for trace in figure.data] == ["top-k", "greedy", "random"]
+    assert len({trace.line.color for trace in figure.data}) == 3
+    assert len({trace.line.dash for trace in figure.data}) == 3
+    assert len({trace.marker.symbol for trace in figure.data}) == 3
+    assert figure.layout.shapes[0].y0 == pytest.approx(tracer.full_effect)
+    assert "odds ratio" in figure.layout.yaxis.title.text
+
+
+def test_interaction_maps_are_centred_on_additive(tracer):
+    grid = tracer.interactions(layers=[0])
+    figure = grid.heatmap()
+    (trace,) = figure.data
+    assert trace.zmid == 0
+    assert trace.zmin == -trace.zmax
+    assert trace.z[0][0] is None
+    assert trace.z[0][1] == pytest.approx(grid.interaction[0, 1].item())
+    assert trace.text[0][1].startswith("L0H0 and L0H1<br>interaction: ")
+    assert list(figure.layout.xaxis.ticktext) == list(grid.labels)
+
+
+def test_html_opens_offline(tracer, tmp_path):
+    path = figures.write(tracer.curve(), tmp_path / "deep" / "curve.html")
+    assert (path.parent / "plotly.min.js").stat().st_size > 1e6
+    text = path.read_text()
+    assert "plotly.min.js" in text
+    assert "cdn" not in text.split("<body>")[1][:3000].lower()
+
+
+@pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
+def test_images(tracer, tmp_path):
+    path = figures.write(tracer.heatmap(), tmp_path / "heatmap.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("Kaleido requires Google Chrome to be installed.\nmore")
+
+    figure = tracer.curve()
+    monkeypatch.setattr(type(figure), "write_image", fail)
+    with pytest.raises(FigureExportError) as caught:
+        figures.write(figure, tmp_path / "curve.png")
+    assert str(caught.value).startswith("Could not write curve.png: Kaleido requires Google Chrome")
+    assert "or write .html" in str(caught.value)
+
+
+def test_global_templates_are_left_alone(tracer):
+    import plotly.io as pio
+
+    before = pio.templates.default
+    tracer.curve()
+    assert pio.templates.default == before
+    assert torch.is_tensor(tracer.results[0].soft_mask)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.demo import MODEL_DIR
+from tracekit.errors import ConfigError, HubUnreachableError, UnknownModelError
+from tracekit.models import HookedModel, frozen, load_model, model_name, scored_hook
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A model saved in Hugging Face layout, without tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    tiny.hf_model("llama").save_pretrained(folder)
+    return folder
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.run_with_hooks(torch.tensor([[1, 2, 3]]), fwd_hooks=[])
+
+
+def test_every_way_in_gives_the_same_numbers(directory):
+    hf = tiny.hf_model("llama")
+    expected = hf(torch.tensor([[1, 2, 3]])).logits
+    in_memory = load_model(hf)
+    for model in (load_model(directory), load_model(str(directory)), in_memory):
+        torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-5)
+        assert isinstance(model, HookedModel)
+        assert model.tokenizer is None
+    assert load_model(in_memory) is in_memory
+    assert model_name(load_model(directory)) == "small"
+
+
+def test_loaded_models_are_frozen_and_in_evaluation_mode(directory):
+    model = load_model(directory)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training
+
+
+def test_frozen_restores_what_it_found(directory):
+    model = load_model(directory)
+    first, second = list(model.parameters())[:2]
+    first.requires_grad_(True)
+    model.train(True)
+    with pytest.raises(ZeroDivisionError), frozen(model):
+        assert not first.requires_grad
+        assert not model.training
+        raise ZeroDivisionError
+    assert first.requires_grad
+    assert not second.requires_grad
+    assert model.training
+
+
+def test_types(directory):
+    assert next(load_model(directory, dtype="bfloat16").parameters()).dtype == torch.bfloat16
+    assert next(load_model(directory, dtype=torch.float16).parameters()).dtype == torch.float16
+    with pytest.raises(ConfigError, match="Unknown dtype 'int8'. Use one of float32, bfloat16"):
+        load_model(directory, dtype="int8")
+
+
+def test_a_tokenizer_made_in_memory_is_taken(directory, gpt2_tokenizer):
+    for model in (
+        load_model(directory, tokenizer=gpt2_tokenizer),
+        load_model(tiny.hf_model("gpt2"), tokenizer=gpt2_tokenizer),
+    ):
+        text = "The accountant said that"
+        found = model.tokenizer.encode(text, add_special_tokens=False)
+        assert found == gpt2_tokenizer.encode(text)
+
+
+def test_the_demo_model_is_loaded_by_the_ordinary_path(demo_model):
+    again = load_model(MODEL_DIR)
+    assert torch.equal(logits(again), logits(demo_model))
+    assert model_name(demo_model) == "demo"
+    assert demo_model.tokenizer.encode("the nurse") == again.tokenizer.encode("the nurse")
+    assert scored_hook(demo_model) in demo_model.hook_dict
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "./nowhere",
+            "There is no directory ./nowhere. Give an existing one, a hub name, or 'demo'",
+        ),
+        ("/nowhere/at/all", "There is no directory /nowhere/at/all."),
+        ("a/b/c", "There is no directory a/b/c."),
+        ("no good name!", "'no good name!' is neither a directory nor a possible hub name."),
+    ],
+)
+def test_sources_that_lead_nowhere(source, text):
+    with pytest.raises(UnknownModelError) as caught:
+        load_model(source)
+    assert text in str(caught.value)
+
+
+def test_a_directory_without_a_model(tmp_path):
+    with pytest.raises(UnknownModelError, match="holds no config.json. Give a model in Hugging"):
+        load_model(tmp_path)
+
+
+def test_something_else(unchecked):
+    with pytest.raises(UnknownModelError, match="Cannot trace a dict. Give a name, a directory"):
+        load_model({"weights": 1})
+
+
+# ---- the hub, played by a server on this machine --------------------------------------------
+
+SCRIPT = """
+import sys, tracekit as tk
+try:
+    model = tk.load_model(sys.argv[1])
+    print("loaded", model.cfg.n_layers, next(model.parameters()).dtype)
+except tk.TracekitError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def ask(name, endpoint, cache):
+    """Loads a model in a fresh process, since the address of the hub is read on import."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, name],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout, done.stderr[-2000:]
+    return done.stdout.strip().splitlines()[-1], time.perf_counter() - start
+
+
+@pytest.fixture
+def hub(directory):
+    """A stand-in for the hub that serves one public and one gated model; gives its address."""
+    from tests.hub import serve
+
+    with serve({"someone/small": directory}, gated={"someone/secret"}) as address:
+        yield address
+
+
+def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
+    found, _ = ask("someone/small", hub, tmp_path)
+    assert found == "loaded 3 torch.float32"
+    cached, seconds = ask("someone/small", "http://127.0.0.1:9", tmp_path)
+    assert cached == "loaded 3 torch.float32"
+    assert seconds < 40
+
+
+def test_unknown_and_gated_models(hub, tmp_path):
+    found, _ = ask("someone/else", hub, tmp_path)
+    assert found.startswith("UnknownModelError The hub has no model 'someone/else' that you may")
+    found, _ = ask("someone/secret", hub, tmp_path)
+    assert found.startswith("UnknownModelError The hub asks for permission to read someone/secret.")
+
+
+def test_an_unreachable_hub_fails_fast(tmp_path):
+    found, seconds = ask("someone/small", "http://127.0.0.1:9", tmp_path)
+    assert found == (
+        "HubUnreachableError The model 'someone/small' is not on this machine and the hub cannot "
+        "be reached. Pass a directory that holds the model, or use 'demo', which is embedded."
+    )
+    assert seconds < 30
+
+
+def test_offline_mode_is_unreachable_too(monkeypatch):
+    # The test run itself is offline.
+    with pytest.raises(HubUnreachableError, match="'someone/other' is not on this machine"):
+        tk.load_model("someone/other")
+
+
+@pytest.mark.network
+def test_the_real_hub():
+    assert tk.load_model("distilbert/distilgpt2").cfg.n_layers == 6

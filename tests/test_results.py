@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import BudgetError, FormatVersionError, ResultNotFoundError
+from tracekit.results import effect_interval
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    return tk.Tracer(model, tiny.pairs(6), ["head-outputs", "mlp-blocks"], positions=[-1])
+
+
+@pytest.fixture(scope="module")
+def result(tracer):
+    return tracer.run(budget=4, trials=2, epochs=3, schedule=tk.search.schedules.Exponential())
+
+
+def assert_same(first, second):
+    for name, value in vars(first).items():
+        other = getattr(second, name)
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, other), name
+            assert value.dtype == other.dtype
+        else:
+            assert value == other, name
+
+
+def test_a_saved_run_comes_back_whole(result, tmp_path):
+    folder = result.save(tmp_path / "run")
+    assert sorted(path.name for path in folder.iterdir()) == ["result.json", "tensors.safetensors"]
+    loaded = tk.TraceResult.load(folder)
+    assert_same(result, loaded)
+    assert loaded.labels == result.labels
+    document = json.loads((folder / "result.json").read_text())
+    assert document["format_version"] == 1
+    assert document["selected"] == result.labels
+    assert document["config"]["schedule"] == {"name": "exponential", "growth": 1.3}
+    assert document["versions"]["transformer-lens"]
+
+
+def test_a_saved_curve_comes_back_whole(tracer, tmp_path):
+    curve = tracer.run("top-k", budgets=[1, 5])
+    curve.save(tmp_path)
+    loaded = tk.TraceCurve.load(tmp_path)
+    assert len(loaded) == 2
+    assert_same(loaded.at(5), curve.at(5))
+    assert loaded.to_frame()["n_selected"].tolist() == [1, 5]
+    with pytest.raises(BudgetError, match="The curve has no budget of 2. It has 1, 5."):
+        curve.at(2)
+
+
+def test_another_format_version_is_refused(result, tmp_path):
+    result.save(tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**document, "format_version": 99}))
+    with pytest.raises(FormatVersionError, match="has format version 99; this tracekit reads vers"):
+        tk.TraceResult.load(tmp_path)
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ResultNotFoundError, match="holds no result.json. Give a folder that a run"):
+        tk.TraceResult.load(tmp_path)
+
+
+def test_results_are_frozen_and_describe_themselves(result):
+    with pytest.raises(AttributeError):
+        result.effect = 1.0
+    assert f"{result.n_selected} of 15 components" in repr(result)
+    frame = result.to_frame()
+    assert len(frame) == 15
+    assert frame[frame["selected"]]["component"].tolist() == result.labels
+    assert result.history_frame()["epoch"].tolist()[0] == 0
+    assert result.components == [result.registry[i] for i in result.binary_mask.nonzero()[:, 0]]
+
+
+def test_intervals_hold_the_mean():
+    values = torch.randn(200, generator=torch.Generator().manual_seed(0)) + 3
+    low, high = effect_interval(values)
+    assert low < values.mean().item() < high
+    assert high - low == pytest.approx(2 * 1.96 * values.std().item() / 200**0.5, rel=0.25)
+    assert effect_interval(values) == (low, high)

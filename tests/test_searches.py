@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit import search
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NotDifferentiableError,
+    SpaceTooLargeError,
+    TargetNotReachedError,
+    UnknownMethodError,
+    UnknownOptionError,
+)
+from tracekit.search import Goal
+from tracekit.search.base import as_count
+from tracekit.search.trials import Bracket
+
+METHODS = {
+    "pgb-ct": {"trials": 3, "epochs": 5},
+    "top-k": {},
+    "greedy": {},
+    "random": {"draws": 20},
+    "exhaustive": {},
+}
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    """Twelve heads, with interactions: a probability ratio is far from additive."""
+    return tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+
+
+@pytest.fixture(scope="module")
+def all_sets(tracer):
+    """Mean effect of every set of up to three heads, measured one by one."""
+    sets = [s for size in (1, 2, 3) for s in combinations(range(12), size)]
+    return dict(zip(sets, tracer.engine.mean_effects(sets).tolist(), strict=True))
+
+
+def chosen(result):
+    return tuple(result.binary_mask.nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_answers_in_the_same_terms(tracer, method):
+    curve = tracer.run(
+        method,
+        budgets=[1, 3, 0.5],
+        **METHODS[method] | {"max_sets": 3000} if method == "exhaustive" else METHODS[method],
+    )
+    assert [result.budget for result in curve] == [1, 3, 6]
+    for result in curve:
+        assert result.method == method
+        assert 1 <= result.n_selected <= result.budget
+        measured = tracer.evaluate(result.binary_mask, per_example=True)
+        assert torch.equal(measured, result.per_example)
+        assert result.effect == pytest.approx(measured.mean().item())
+        assert result.cost.forward >= 1
+        assert result.seconds > 0
+        assert result.history[-1]["n_selected"] >= 1
+        assert len(result.components) == result.n_selected
+        assert result.full_effect == pytest.approx(tracer.full_effect)
+    assert curve.at(3) is curve[1]
+
+
+def test_exhaustive_is_the_best_of_all(tracer, all_sets):
+    result = tracer.run("exhaustive", budget=3)
+    assert result.effect == pytest.approx(max(all_sets.values()), rel=1e-4)
+    assert result.cost.forward == 12 + 66 + 220 + 1
+    for method in ("pgb-ct", "top-k", "greedy", "random"):
+        assert tracer.run(method, budget=3, **METHODS[method]).effect <= result.effect + 1e-6
+
+
+def test_one_component_the_optimum_for_greedy_top_k_and_exhaustive(tracer, all_sets):
+    best = max((s for s in all_sets if len(s) == 1), key=all_sets.__getitem__)
+    for method in ("greedy", "top-k", "exhaustive"):
+        assert chosen(tracer.run(method, budget=1)) == best
+
+
+def test_top_k_takes_the_best_singles(tracer, all_sets):
+    order = sorted(range(12), key=lambda i: -all_sets[(i,)])
+    result = tracer.run("top-k", budget=3)
+    assert chosen(result) == tuple(sorted(order[:3]))
+    assert result.scores.tolist() == pytest.approx([all_sets[(i,)] for i in range(12)], rel=1e-4)
+    assert result.cost.forward == 12 + 1
+
+
+def test_greedy_adds_the_best_next_component(tracer, all_sets):
+    result = tracer.run("greedy", budget=3)
+    first = max(range(12), key=lambda i: all_sets[(i,)])
+    second = max(
+        (i for i in range(12) if i != first), key=lambda i: all_sets[tuple(sorted((first, i)))]
+    )
+    labels = [record["component"] for record in result.history]
+    assert labels[:2] == [tracer.registry.label(first), tracer.registry.label(second)]
+    assert result.cost.forward == 12 + 11 + 10 + 1
+    path = tracer.run("greedy", budget=1.0)
+    assert [record["n_selected"] for record in path.history] == list(range(1, 13))
+    assert path.effect == pytest.approx(tracer.full_effect, rel=1e-4)
+
+
+def test_random_keeps_the_best_draw_and_its_spread(tracer):
+    result = tracer.run("random", budget=3, draws=50, seed=1)
+    record = result.history[0]
+    assert record["draws"] == 50
+    assert record["mean"] < record["effect"] == pytest.approx(result.effect, rel=1e-4)
+    assert record["std"] > 0
+    again = tracer.run("random", budget=3, draws=50, seed=1)
+    assert chosen(again) == chosen(result)
+    assert tracer.run("random", budget=3, draws=50, seed=2).history != result.history
+    assert tk.Random().draws == 1000
+
+
+def test_targets_are_reached_with_few_components(tracer):
+    goal = 0.5 * tracer.full_effect
+    sizes = {}
+    for method, options in METHODS.items():
+        result = tracer.run(method, target_effect=goal, **options)
+        assert result.effect >= goal
+        assert result.target_effect == goal
+        assert result.budget is None
+        sizes[method] = result.n_selected
+    assert sizes["exhaustive"] == min(sizes.values())
+    for method in ("pgb-ct", "top-k", "greedy", "random"):
+        with pytest.raises(TargetNotReachedError, match="No set reaches an effect of 1e\\+06; the"):
+            tracer.run(method, target_effect=1e6, **METHODS[method])
+
+
+# ---- PGB-CT -------------------------------------------------------------------------------
+
+
+def test_one_step_of_the_paper_by_hand(tracer):
+    """One full-batch step of Adam moves every entry by the learning rate, against the sign."""
+    result = tracer.run(
+        lambda1=0.01, lambda2=0.02, epochs=1, batch_size=12, learning_rate=0.1, init=0.4
+    )
+    engine = tracer.engine
+    start = torch.full((12,), 0.4)
+    effects, gradient = engine.gradient(start, lambda e: torch.ones_like(e) / 12)
+    slope = -1 / (1 + effects.mean()) ** 2
+    total = slope * gradient + 0.01 + 0.02 * (1 - 2 * 0.4)
+    torch.testing.assert_close(result.soft_mask, 0.4 - 0.1 * total.sign(), rtol=0, atol=1e-4)
+    record = result.history[0]
+    assert record["reward"] == pytest.approx(1 / (1 + effects.mean().item()), rel=1e-5)
+    assert record["size_penalty"] == pytest.approx(0.01 * result.soft_mask.sum().item(), rel=1e-5)
+    violation = (result.soft_mask * (1 - result.soft_mask)).sum().item()
+    assert record["binary_violation"] == pytest.approx(violation, rel=1e-5)
+    assert record["binary_penalty"] == pytest.approx(0.02 * violation, rel=1e-5)
+    assert record["n_selected"] == result.n_selected
+
+
+def test_rewards_differ_as_they_should(tracer):
+    """The gradient of the per-example reward weighs each example by its own slope."""
+    engine = tracer.engine
+    start = torch.full((12,), 0.5)
+    by_example = search.reward.RewardGradient(engine, "per-example")
+    found = by_example.step(start, torch.arange(12))
+    effects = engine.effects(start)
+    _, expected = engine.gradient(start, lambda e: -1 / (1 + e) ** 2 / 12)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    assert by_example.value() == pytest.approx((1 / (1 + effects)).mean().item(), rel=1e-4)
+
+
+def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
+    engine = tracer.engine
+    start = torch.full((12,), 0.5)
+    reward = search.reward.RewardGradient(engine, "dataset")
+    reward.step(start, torch.arange(6))
+    found = reward.step(start, torch.arange(6, 12))
+    effects = engine.effects(start)
+    _, plain = engine.gradient(start, lambda e: torch.ones_like(e) / 6, torch.arange(6, 12))
+    expected = plain * -1 / (1 + effects.mean()) ** 2
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-7)
+
+
+def test_unbounded_metrics_meet_no_pole(model):
+    """Below -1/2 the reward goes on along its tangent, so an effect of -1 is nothing special."""
+    tracer = tk.Tracer(model, tiny.pairs(6, seed=2), metric="logit-difference")
+    reward = search.reward.RewardGradient(tracer.engine, "dataset")
+    effects = torch.tensor([-3.0, -1.0, -0.5, 0.0, 1.0])
+    assert reward._reward(effects).tolist() == pytest.approx([12, 4, 2, 1, 0.5])
+    assert reward._slope(effects).tolist() == pytest.approx([-4, -4, -4, -1, -0.25])
+    assert tracer.run(budget=2, trials=2, epochs=3).n_selected <= 2
+
+
+def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
+    for budget in (1, 2, 5, 11, 12):
+        result = tracer.run(budget=budget, trials=2, epochs=3)
+        assert 1 <= result.n_selected <= budget
+        assert result.config["lambda1"] is None
+        assert result.history[0]["lambda1"] > 0
+
+
+def test_given_lambdas_are_one_descent(tracer):
+    result = tracer.run(lambda1=1e-3, epochs=4, batch_size=5)
+    assert len(result.history) == 4
+    assert result.cost.backward == pytest.approx(4)
+    assert [r["lambda1"] for r in result.history] == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3])
+    assert [r["lambda2"] for r in result.history] == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3])
+    assert torch.equal(result.binary_mask, result.soft_mask > 0.5)
+    strong = tracer.run(lambda1=10.0, epochs=9, budget=4)
+    assert len(strong.history) < 9  # stops once few enough are selected
+
+
+def test_the_same_seed_gives_the_same_bits(tracer):
+    first, second = (
+        tracer.run(lambda1=1e-3, epochs=3, batch_size=5, seed=4).soft_mask for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(
+        first, tracer.run(lambda1=1e-3, epochs=3, batch_size=5, seed=5).soft_mask
+    )
+
+
+def test_schedules_and_reductions_reach_the_penalty(tracer):
+    result = tracer.run(lambda1=1e-3, epochs=3, schedule="exponential")
+    assert [r["lambda1"] for r in result.history] == pytest.approx([1e-3, 1.3e-3, 1.69e-3])
+    mean = tracer.run(lambda1=1e-3, epochs=1, penalty_reduction="mean").history[0]
+    total = tracer.run(lambda1=1e-3 / 12, epochs=1).history[0]
+    assert mean["size_penalty"] == pytest.approx(total["size_penalty"], rel=1e-4)
+
+
+def test_learning_rates_of_the_paper(model, pairs):
+    for kinds, rate in (("heads", 0.1), ("neurons", 0.5), ("head-outputs+mlp-blocks", 0.01)):
+        engine = tiny.engine(model, pairs, kinds)
+        assert tk.PGBCT()._rate(engine) == rate
+    assert (tk.PGBCT().epochs, tk.PGBCT().init, tk.PGBCT().threshold) == (15, 0.5, 0.5)
+
+
+def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
+    engine = tiny.engine(model, pairs, metric="accuracy")
+    with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for PGB-CT"):
+        tk.PGBCT().search(engine, Goal(budgets=(2,)), 0)
+    assert tk.TopK().search(engine, Goal(budgets=(2,)), 0)[0].mask.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lambda1": -1.0}, "lambda1 is -1.0. It must be at least 0."),
+        ({"lambda2": 1.0}, "lambda2 was given without lambda1."),
+        ({"epochs": 0}, "epochs is 0. It must be at least 1."),
+        ({"init": 1.5}, "init is 1.5. It must lie in [0, 1]."),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0. It must be positive."),
+        ({"reward": "both"}, "Unknown reward 'both'. Use 'dataset' or 'per-example'."),
+        ({"penalty_reduction": "max"}, "Unknown penalty_reduction 'max'."),
+        ({"schedule": "cosine"}, "Unknown schedule 'cosine'."),
+    ],
+)
+def test_hyper_parameters_out_of_range(options, text, unchecked):
+    with pytest.raises(ConfigError) as caught:
+        tk.PGBCT(**options)
+    assert text in str(caught.value)
+
+
+def test_brackets_close_in_on_a_threshold():
+    bracket = Bracket(1.0)
+    tried = []
+    while (guess := bracket.guess()) is not None:
+        tried.append(guess)
+        bracket.note(guess, guess < 37.0)
+    assert tried[:4] == [1, 4, 16, 64]
+    assert 37 / 1.06 < tried[-1] < 37 * 1.06
+    down = Bracket(1.0)
+    down.note(1.0, False)
+    assert down.guess() == 0.25
+
+
+# ---- requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"), [(3, 3), (0.2, 2), (0.3, 3), (1.0, 10), (10, 10), (5.0, 5), (0.19, 1)]
+)
+def test_budgets_are_counts_or_shares(budget, count):
+    assert as_count(budget, 10) == count
+
+
+@pytest.mark.parametrize("budget", [0, -1, 11, 0.05, 1.5, 0.0])
+def test_budgets_out_of_range(budget):
+    with pytest.raises(BudgetError, match="Give a count from 1 to 10, or a share"):
+        as_count(budget, 10)
+
+
+def test_contradictory_or_missing_goals(tracer):
+    with pytest.raises(BudgetError, match="More than one goal was given."):
+        tracer.run(budget=2, target_effect=0.1)
+    with pytest.raises(BudgetError, match="The list of budgets is empty."):
+        tracer.run(budgets=[])
+    for method in METHODS:
+        with pytest.raises(BudgetError, match=f"'{method}' needs to know how many components"):
+            tracer.run(method)
+
+
+def test_unknown_methods_and_options(tracer):
+    with pytest.raises(UnknownMethodError, match="Unknown method 'topk'. Did you mean 'top-k'?"):
+        tracer.run("topk", budget=2)
+    with pytest.raises(UnknownOptionError, match="Unknown option 'lamda1'. Did you mean 'lambda1'"):
+        tracer.run(budget=2, lamda1=1.0)
+    with pytest.raises(UnknownOptionError, match="none, as the search was given ready-made"):
+        tracer.run(tk.Random(draws=5), budget=2, draws=6)
+    assert tracer.run(tk.Random(draws=5), budget=2).config == {"draws": 5}
+    with pytest.raises(ConfigError, match="draws is 0. It must be at least 1."):
+        tk.Random(draws=0)
+
+
+def test_exhaustive_refuses_large_spaces(tracer):
+    with pytest.raises(SpaceTooLargeError) as caught:
+        tracer.run("exhaustive", budget=6, max_sets=100)
+    assert "There are 2,509 sets of at most 6 of 12 components" in str(caught.value)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    ComponentError,
+    MaskRangeError,
+    MaskShapeError,
+    NoResultError,
+    UnknownKindError,
+    UnknownMetricError,
+)
+
+
+@pytest.fixture
+def tracer(model, pairs):
+    return tk.Tracer(model, pairs)
+
+
+def test_evaluate_takes_any_mask(tracer):
+    soft = torch.full((12,), 0.3)
+    values = tracer.evaluate(soft, per_example=True)
+    assert values.shape == (8,)
+    assert tracer.evaluate(soft) == pytest.approx(values.mean().item())
+    assert tracer.evaluate(soft.tolist()) == tracer.evaluate(soft)
+    assert tracer.evaluate(soft.numpy()) == tracer.evaluate(soft)
+    chosen = [tracer.registry[3], tracer.registry[7]]
+    binary = torch.zeros(12, dtype=torch.bool)
+    binary[[3, 7]] = True
+    assert tracer.evaluate(chosen) == tracer.evaluate(binary)
+    assert tracer.evaluate(torch.ones(12)) == pytest.approx(tracer.full_effect)
+
+
+def test_bad_masks(tracer):
+    with pytest.raises(MaskShapeError, match="The mask has shape \\(11,\\)"):
+        tracer.evaluate(torch.zeros(11))
+    with pytest.raises(MaskRangeError, match="The mask holds 2 at"):
+        tracer.evaluate(torch.full((12,), 2.0))
+
+
+def test_a_user_s_own_metric(model, pairs):
+    def halved(clean: tk.Scores, intervened: tk.Scores):
+        return 0.5 * (clean.x.exp() - intervened.x.exp())
+
+    own = tk.Tracer(model, pairs, metric=halved)
+    named = tk.Tracer(model, pairs, metric="probability-drop")
+    mask = torch.full((12,), 0.7)
+    assert own.evaluate(mask) == pytest.approx(named.evaluate(mask) / 2)
+    result = own.run(budget=2, trials=2, epochs=2)
+    assert result.metric == "halved"
+
+
+def test_subsets_and_registries(model, pairs):
+    registry = tk.ComponentRegistry.build(model.cfg, "heads", layers=[1])
+    assert tk.Tracer(model, pairs, registry).registry is registry
+    subset = tk.Tracer(model, pairs, layers=[1], indices=[0, 3])
+    assert [str(c) for c in subset.registry] == ["L1H0", "L1H3"]
+    whole = tk.Tracer(model, pairs)
+    mask = torch.zeros(12)
+    mask[[4, 7]] = 1
+    assert subset.evaluate(torch.ones(2)) == pytest.approx(whole.evaluate(mask), rel=1e-5)
+    with pytest.raises(ComponentError, match="layers and indices were given along with a registry"):
+        tk.Tracer(model, pairs, registry, layers=[0])
+
+
+def test_unknown_names(model, pairs):
+    with pytest.raises(UnknownMetricError, match="Unknown metric 'odds'"):
+        tk.Tracer(model, pairs, metric="odds")
+    with pytest.raises(UnknownKindError, match="Unknown component kind 'layers'"):
+        tk.Tracer(model, pairs, components="layers")
+
+
+def test_interactions(tracer):
+    grid = tracer.interactions(layers=[0, -1])
+    assert grid.labels == tuple(tracer.registry.label(i) for i in [*range(4), *range(8, 12)])
+    for i, j in ((0, 1), (2, 6)):
+        places = [tracer.registry[k if k < 4 else k + 4] for k in (i, j)]
+        pair, one, other = (tracer.evaluate(c) for c in (places, places[:1], places[1:]))
+        expected = pair - one - other
+        assert grid.interaction[i, j].item() == pytest.approx(expected, abs=2e-6)
+        assert grid.interaction[j, i] == grid.interaction[i, j]
+    assert torch.isnan(grid.interaction.diagonal()).all()
+    frame = grid.to_frame()
+    assert len(frame) == 28
+    assert frame["interaction"].abs().is_monotonic_decreasing
+    some = tracer.interactions(tracer.registry[:3])
+    assert some.labels == grid.labels[:3]
+    with pytest.raises(ComponentError, match="1 components were chosen for pairs. Choose 2 to 256"):
+        tracer.interactions(tracer.registry[:1])
+
+
+def test_figures_need_a_run(tracer):
+    for draw in (tracer.heatmap, tracer.curve):
+        with pytest.raises(
+            NoResultError, match=r"There is no result to draw yet. Call run\(\) fir"
+        ):
+            draw()
+
+
+def test_runs_are_kept(tracer):
+    first = tracer.run("top-k", budget=2)
+    curve = tracer.run("random", budgets=[1, 2], draws=3)
+    assert tracer.results == [first, *curve]
+    assert first.dataset_fingerprint == tracer.pairs.fingerprint
+    assert "12 heads in layers 0-2" in repr(tracer)
+
+
+def test_the_hook_factory_works_with_plain_transformer_lens(model):
+    """MaskedPatch gives hooks that run_with_hooks takes as they are."""
+    rows = tiny.rows(1)[0]
+    clean, other = torch.tensor([rows["prompt_ids"]]), torch.tensor([rows["counterfactual_ids"]])
+    registry = tk.ComponentRegistry.build(model.cfg, "neurons")
+    _, cache = model.run_with_cache(other)
+    patch = tk.MaskedPatch(
+        registry=registry,
+        counterfactual={name: cache[name] for name in registry.hook_names},
+        positions=torch.ones_like(clean, dtype=torch.bool),
+    )
+    mask = torch.rand(len(registry))
+    logs = model.run_with_hooks(clean, fwd_hooks=patch.hooks(mask))[0, -1].log_softmax(-1)
+    engine = tiny.engine(
+        model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "neurons"
+    )
+    torch.testing.assert_close(engine.intervened(mask).x[0], logs[rows["x_ids"][0]])
