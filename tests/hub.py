@@ -30,6 +30,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         parts = self.path.split("?")[0].strip("/").split("/")
+        if parts[:2] == ["api", "models"] and len(parts) > 4:
+            # The listing of a folder, such as the one for chat templates: there is none.
+            return self._send(404, b"", with_body, {"X-Error-Code": "EntryNotFound"})
         if parts[:2] == ["api", "models"]:
             return self._describe("/".join(parts[2:4]), with_body)
         name = "/".join(parts[:2])
@@ -47,8 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _describe(self, name: str, with_body: bool) -> None:
         if name not in self._models:
             return self._send(404, b"", with_body, {"X-Error-Code": "RepoNotFound"})
-        names = sorted(path.name for path in self._models[name].iterdir())
-        files = [{"rfilename": name} for name in names]
+        files_here = sorted(path.name for path in self._models[name].iterdir())
+        files = [{"rfilename": name} for name in files_here]
         about = {"id": name, "modelId": name, "sha": _COMMIT, "siblings": files, "tags": []}
         return self._send(200, json.dumps(about).encode(), with_body, {})
 

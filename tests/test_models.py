@@ -149,19 +149,19 @@ def ask(name, endpoint, cache):
 
 
 @pytest.fixture
-def hub(directory):
+def hub():
     """A stand-in for the hub that serves one public and one gated model; gives its address."""
     from tests.hub import serve
 
-    with serve({"someone/small": directory}, gated={"someone/secret"}) as address:
+    with serve({"someone/small": MODEL_DIR}, gated={"someone/secret"}) as address:
         yield address
 
 
 def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
     found, _ = ask("someone/small", hub, tmp_path)
-    assert found == "loaded 3 torch.float32"
+    assert found == "loaded 4 torch.float32"
     cached, seconds = ask("someone/small", "http://127.0.0.1:9", tmp_path)
-    assert cached == "loaded 3 torch.float32"
+    assert cached == "loaded 4 torch.float32"
     assert seconds < 40
 
 

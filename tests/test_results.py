@@ -9,6 +9,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import BudgetError, FormatVersionError, ResultNotFoundError
 from tracekit.results import effect_interval
+from tracekit.schedules import Exponential
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def tracer(model):
 
 @pytest.fixture(scope="module")
 def result(tracer):
-    return tracer.run(budget=4, trials=2, epochs=3, schedule=tk.search.schedules.Exponential())
+    return tracer.run(budget=4, trials=2, epochs=3, schedule=Exponential())
 
 
 def assert_same(first, second):

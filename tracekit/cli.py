@@ -92,7 +92,7 @@ def demo(
     """
     import tracekit as tk
 
-    model = tk.load_model("demo")
+    model = _load("demo")
     pairs = tk.load_dataset("demo-bias", model)
     tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio", progress=_bars(quiet))
     _describe(tracer)
@@ -193,7 +193,7 @@ def trace(
     chosen_layers = _parse_layers(layers)
     if dataset not in DATASETS:
         raise UnknownDatasetError(dataset, DATASETS)
-    loaded = tk.load_model(model, device=device, dtype=dtype)
+    loaded = _load(model, device=device, dtype=dtype)
     options: dict[str, Any] = {"data_dir": data_dir, "split": split}
     options = {name: value for name, value in options.items() if value is not None}
     if skip_mismatched:
@@ -259,6 +259,16 @@ def datasets() -> None:
     for name, dataset in DATASETS.items():
         table.add_row(name, f"{dataset.components}, {dataset.metric}", dataset.about)
     _console.print(table)
+
+
+def _load(source: str, **options: Any) -> Any:
+    """Loads a model without the progress bar of transformers, which ignores where it is shown."""
+    from transformers.utils import logging
+
+    from tracekit.models import load_model
+
+    logging.disable_progress_bar()
+    return load_model(source, **options)
 
 
 def _bars(quiet: bool) -> bool:

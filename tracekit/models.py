@@ -10,6 +10,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -298,12 +300,10 @@ def _ask_hub(name: str) -> str:
         ) from error
 
 
-def _connection_errors() -> Sequence[type[Exception]]:
-    """Connection failures of whichever HTTP client huggingface_hub uses."""
-    try:
-        import httpx
-    except ImportError:
-        import requests
+def _connection_errors() -> list[type[Exception]]:
+    """Connection failures of the HTTP clients that releases of huggingface_hub have used.
 
-        return (requests.RequestException,)
-    return (httpx.HTTPError,)
+    Those of requests are OSErrors already.
+    """
+    clients = [name for name in ("httpx", "httpx2") if find_spec(name) is not None]
+    return [import_module(name).HTTPError for name in clients]
