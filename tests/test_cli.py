@@ -54,7 +54,7 @@ def test_show_prints_what_was_saved(command, tmp_path, model):
     assert "Selected: " + ", ".join(tracer.results[0].labels) in out
     assert "transformer-lens" in out
     tracer.run("random", budget=2, draws=2).save(tmp_path / "two")
-    code, out, _ = command("show", tmp_path)
+    _, out, _ = command("show", tmp_path)
     assert "top-k" in out
     assert "random" in out
 

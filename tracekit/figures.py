@@ -183,7 +183,7 @@ def curve(results: Sequence[TraceResult]) -> go.Figure:
         annotation_font_size=13,
     )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
-    figure.update_yaxes(title_text=first.metric_axis, exponentformat="power")
+    figure.update_yaxes(title_text=first.metric_axis, exponentformat="power", rangemode="tozero")
     figure.update_layout(legend={"orientation": "h", "y": -0.28, "x": 0.5, "xanchor": "center"})
     return _finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
 
@@ -269,7 +269,12 @@ def interaction_heatmap(grid: PairEffects) -> go.Figure:
         showgrid=False,
     )
     figure.update_layout(plot_bgcolor="#eeeeee")
-    finished = _finish(figure, grid.title or "Interactions", grid.metric_axis, height=WIDTH - 20)
+    finished = _finish(
+        figure,
+        grid.title or "Interactions",
+        f"together less each alone; {grid.metric_axis}",
+        height=WIDTH - 20,
+    )
     return finished.update_layout(font_size=15 if n <= 18 else 12)
 
 

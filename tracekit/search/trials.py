@@ -116,7 +116,8 @@ def best_within(trials: Sequence[Trial], engine: Engine, budget: int) -> Found:
             projected = replace(shot, selected=mask, effects=measured[largest])
             for candidate in (shot, projected):
                 fits = 0 < candidate.n_selected <= budget
-                if fits and (best is None or candidate.effect > best[1].effect):
+                # Of equals the later one wins: its soft mask has decided.
+                if fits and (best is None or candidate.effect >= best[1].effect):
                     best = (trial, candidate)
     assert best is not None
     return _found(*best, budget)
