@@ -60,7 +60,7 @@ def test_show_prints_what_was_saved(command, tmp_path, model):
 
 
 def test_given_lambdas_need_no_budget(command, tmp_path):
-    code, out, err = command(
+    code, _, err = command(
         *("trace", "--limit", 4, "--option", "lambda1=0.001", "--option", "epochs=2"),
         *("--output", tmp_path, "--quiet"),
     )
