@@ -150,3 +150,13 @@ def test_a_forgotten_hook_is_found(model, pairs):
             tk.Tracer(model, pairs)
     finally:
         model.reset_hooks()
+
+
+def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
+    for index in range(0, 24, 5):
+        kinds = {"kinds": "mlp-hidden", "layers": [1], "indices": [index]}
+        check_sites(any_model, tk.ComponentRegistry.build(any_model.cfg, **kinds))
+    opt = tk.load_model(tiny.hf_model("opt"))
+    for index in range(96):
+        registry = tk.ComponentRegistry.build(opt.cfg, "mlp-hidden", layers=[0], indices=[index])
+        check_sites(opt, registry)

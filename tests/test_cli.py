@@ -106,6 +106,10 @@ def test_targets_and_positions(command, tmp_path):
             "needs the file pro_stereotyped_type1.txt.dev, and no data_dir",
         ),
         (["--dataset", "demo-bias", "--split", "test"], "Unknown option 'split'."),
+        (["--budget", "nan"], "A budget of nan is no number of components."),
+        (["--option", "epochs=abc"], "The option epochs is 'abc'. Input should be a valid integer"),
+        (["--device", "abacus"], "The device 'abacus' cannot be used"),
+        (["--model", "[/x]"], "'[/x]' is neither a directory nor a possible hub name."),
         (["--dtype", "int4"], "Unknown dtype 'int4'. Use one of float32"),
     ],
 )
@@ -116,6 +120,20 @@ def test_errors_are_one_sentence_and_an_exit_code(command, tmp_path, arguments, 
     assert text in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "none").exists()
+
+
+def test_what_is_done_is_kept_when_a_later_method_fails(command, tmp_path):
+    code, _, err = command(
+        *("trace", "--limit", 4, "--method", "top-k", "--method", "pgb-ct", "--metric", "accuracy"),
+        *("--budget", 2, "--output", tmp_path, "--quiet"),
+    )
+    assert code == 1
+    assert "'accuracy' has no gradient for PGB-CT to follow" in err
+    assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
+    (tmp_path / "file").touch()
+    code, _, err = command("trace", "--output", tmp_path / "file")
+    assert code == 1
+    assert "is a file. Give a folder." in err
 
 
 def test_wrong_usage_and_empty_folders(command, tmp_path):

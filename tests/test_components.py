@@ -77,6 +77,8 @@ def test_indices_by_layer():
     registry = ComponentRegistry.build(GPT2, "heads", indices={2: [7, 1], 4: [0]})
     assert [str(c) for c in registry] == ["L2H1", "L2H7", "L4H0"]
     assert registry.layers == (2, 4)
+    last = ComponentRegistry.build(GPT2, "heads", indices={-1: [3]})
+    assert [str(c) for c in last] == ["L11H3"]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,13 @@ def test_indices_by_layer():
         ({"kinds": "heads+heads"}, ComponentError, "A kind is named twice"),
         ({"layers": [12]}, ComponentError, "It has layers 0 to 11."),
         ({"layers": []}, ComponentError, "contains no component"),
+        (
+            {"indices": {12: [0]}},
+            ComponentError,
+            "The layers [12] of the indices are not all among",
+        ),
+        ({"indices": {0: [1]}, "layers": [1]}, ComponentError, "Use layers 1."),
+        ({"indices": {11: [1], -1: [2]}}, ComponentError, "or name one twice"),
         ({"indices": [12]}, ComponentError, "are not all heads of layer 0. Use 0 to 11."),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tracekit as tk
 from tests import oracle, tiny
@@ -9,9 +10,11 @@ from tracekit.errors import (
     ConfigError,
     DataFormatError,
     DataNotFoundError,
+    PairsError,
     UnknownDatasetError,
     UnknownOptionError,
 )
+from tracekit.models import embedding_std
 
 
 def ids(pair):
@@ -135,6 +138,9 @@ def test_small_made_up_files(tmp_path, demo_model):
             "y": " tools.",
         },
     ]
+    path.write_text("junk\n" + "\n".join(lines[:3]))
+    with pytest.raises(PairsError, match="There are no prompt pairs."):
+        tk.load_dataset("winobias", Words(), data_dir=tmp_path)
     path.write_text("\n".join(lines[:3]))
     with pytest.raises(DataFormatError, match="has 3 rows. Rows come in pairs; get it again."):
         tk.load_dataset("winobias", Words(), data_dir=tmp_path)
@@ -157,9 +163,9 @@ def test_demo_sets_can_be_traced_as_advertised(demo_model, name):
 
 def test_noise_of_the_facts_is_in_units_of_the_embeddings(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model, noise_factor=2.0)
-    spread = demo_model.W_E.std().item()
-    import torch
-
+    spread = embedding_std(demo_model)
+    both = demo_model.W_E.std().item(), demo_model.W_pos.std().item()
+    assert spread == pytest.approx((both[0] ** 2 + both[1] ** 2) ** 0.5, rel=0.2)
     drawn = torch.cat([pair.noise.flatten() for pair in pairs]).std().item()
     assert drawn == pytest.approx(2 * spread, rel=0.02)
 

@@ -11,7 +11,12 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.demo import MODEL_DIR
-from tracekit.errors import ConfigError, HubUnreachableError, UnknownModelError
+from tracekit.errors import (
+    ConfigError,
+    HubUnreachableError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
 from tracekit.models import HookedModel, frozen, load_model, model_name, scored_hook
 
 
@@ -106,6 +111,24 @@ def test_sources_that_lead_nowhere(source, text):
 def test_a_directory_without_a_model(tmp_path):
     with pytest.raises(UnknownModelError, match="holds no config.json. Give a model in Hugging"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["{}", "{", '{"model_type": "none-such"}'])
+def test_a_directory_with_a_broken_model(tmp_path, config):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(
+        UnsupportedModelError, match="could not be loaded: .* Check its config.json"
+    ):
+        load_model(tmp_path)
+
+
+def test_devices(directory):
+    assert next(iter(load_model(directory, device="cpu").parameters())).device.type == "cpu"
+    for device in ("abacus", "cuda:99"):
+        with pytest.raises(ConfigError, match=f"The device '{device}' cannot be used: .* Use cpu"):
+            load_model(directory, device=device)
+    with pytest.raises(ConfigError, match="device and dtype were given for a model in memory"):
+        load_model(tiny.hf_model("gpt2"), dtype="bfloat16")
 
 
 def test_something_else(unchecked):

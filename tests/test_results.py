@@ -7,7 +7,12 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import BudgetError, FormatVersionError, ResultNotFoundError
+from tracekit.errors import (
+    BudgetError,
+    FormatVersionError,
+    ResultFormatError,
+    ResultNotFoundError,
+)
 from tracekit.results import effect_interval
 from tracekit.schedules import Exponential
 
@@ -86,3 +91,19 @@ def test_intervals_hold_the_mean():
     assert low < values.mean().item() < high
     assert high - low == pytest.approx(2 * 1.96 * values.std().item() / 200**0.5, rel=0.25)
     assert effect_interval(values) == (low, high)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "a field lost", "no tensors"])
+def test_damaged_runs_are_refused(result, tmp_path, damage):
+    result.save(tmp_path)
+    path = tmp_path / "result.json"
+    if damage == "cut short":
+        path.write_text(path.read_text()[:100])
+    elif damage == "a field lost":
+        document = json.loads(path.read_text())
+        del document["cost"]
+        path.write_text(json.dumps(document))
+    else:
+        (tmp_path / "tensors.safetensors").unlink()
+    with pytest.raises(ResultFormatError, match="is damaged or incomplete. Run it again, or rest"):
+        tk.TraceResult.load(tmp_path)

@@ -7,6 +7,8 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
     ComponentError,
+    EngineFixedError,
+    IdentityCheckError,
     MaskRangeError,
     MaskShapeError,
     NoResultError,
@@ -37,6 +39,8 @@ def test_evaluate_takes_any_mask(tracer):
 def test_bad_masks(tracer):
     with pytest.raises(MaskShapeError, match="The mask has shape \\(11,\\)"):
         tracer.evaluate(torch.zeros(11))
+    with pytest.raises(MaskShapeError, match=r"has shape \(2, 12\). evaluate\(\) takes one mask"):
+        tracer.evaluate(torch.zeros(2, 12))
     with pytest.raises(MaskRangeError, match="The mask holds 2 at"):
         tracer.evaluate(torch.full((12,), 2.0))
 
@@ -86,6 +90,8 @@ def test_interactions(tracer):
     frame = grid.to_frame()
     assert len(frame) == 28
     assert frame["interaction"].abs().is_monotonic_decreasing
+    with pytest.raises(ComponentError, match="A component is named twice among those"):
+        tracer.interactions([tracer.registry[0]] * 2)
     some = tracer.interactions(tracer.registry[:3])
     assert some.labels == grid.labels[:3]
     with pytest.raises(ComponentError, match="1 components were chosen for pairs. Choose 2 to 256"):
@@ -103,6 +109,8 @@ def test_figures_need_a_run(tracer):
 def test_runs_are_kept(tracer):
     first = tracer.run("top-k", budget=2)
     curve = tracer.run("random", budgets=[1, 2], draws=3)
+    assert tracer.evaluate(first) == pytest.approx(first.effect)
+    assert len(tracer.curve(first).data) == 1
     assert tracer.results == [first, *curve]
     assert first.dataset_fingerprint == tracer.pairs.fingerprint
     assert "12 heads in layers 0-2" in repr(tracer)
@@ -125,3 +133,25 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
         model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "neurons"
     )
     torch.testing.assert_close(engine.intervened(mask).x[0], logs[rows["x_ids"][0]])
+
+
+def test_settings_are_fixed(tracer):
+    tracer.engine.clean  # noqa: B018 - computed once from here on
+    for name in ("mean", "metric", "positions", "batch_size", "pairs"):
+        with pytest.raises(EngineFixedError, match=f"The {name} of an engine cannot be changed on"):
+            setattr(tracer.engine, name, None)
+
+
+def test_a_model_that_changed_since_is_noticed(pairs):
+    model = tk.load_model(tiny.hf_model("gpt2"))
+    tracer = tk.Tracer(model, pairs)
+    tracer.run("top-k", budget=1)
+    model.add_hook("blocks.0.hook_mlp_out", lambda value, hook: 1.1 * value)
+    with pytest.raises(IdentityCheckError, match="The empty mask now has an effect of"):
+        tracer.run("top-k", budget=1)
+    model.reset_hooks()
+    tracer.run("top-k", budget=1)
+    with torch.no_grad():
+        next(p for p in model.parameters() if p.ndim == 2).mul_(1.5)
+    with pytest.raises(IdentityCheckError, match="weights or hooks changed since the Tracer was"):
+        tracer.run("top-k", budget=1)

@@ -41,7 +41,7 @@ def hf_model(architecture: str, seed: int = 0, scale: float = 1.5):
         "opt": lambda: transformers.OPTConfig(
             vocab_size=VOCABULARY,
             hidden_size=D_MODEL,
-            ffn_dim=40,
+            ffn_dim=4 * D_MODEL,
             num_hidden_layers=2,
             num_attention_heads=N_HEADS,
             max_position_embeddings=64,

@@ -10,6 +10,8 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
     4. a row that is padded on the right gives the logits of the row alone.
 `check_engine`, on the first examples of the data set:
     5. the empty mask has effect 0, and the full mask changes a score.
+`check_unchanged`, before every run:
+    6. the empty mask still has effect 0 on a batch of the data.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         IdentityCheckError: The empty mask changes the logits, or padding does.
     """
     tokens = _random_tokens(model)
+    # Whole sites: a single unit may well be inactive on a few random tokens.
+    registry = registry.whole_sites()
     with frozen(model), warnings.catch_warnings():
         # TransformerLens warns when it discards an edit; here that is found out and raised.
         warnings.filterwarnings("ignore", message=".*discarded.*")
@@ -81,6 +85,23 @@ def check_engine(engine: Engine) -> None:
             f"{model_name(engine.model)} on the first {len(probe.pairs)} examples with "
             f"positions={engine.positions!r}. Choose components and positions that reach the "
             "scored tokens."
+        )
+
+
+def check_unchanged(engine: Engine) -> None:
+    """Proves that the model still gives the scores that were computed once.
+
+    Raises:
+        IdentityCheckError: It does not: its weights changed, or a hook was attached.
+    """
+    batch = engine.first_batch
+    entries = torch.zeros(engine.n_components)
+    moved = engine.effects_of(batch, entries).abs().max().item()
+    if moved != 0:
+        raise IdentityCheckError(
+            f"The empty mask now has an effect of {moved:g} on {model_name(engine.model)}: its "
+            "weights or hooks changed since the Tracer was built. Reset its hooks, or build "
+            "another Tracer."
         )
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tracekit.errors import ConfigError, FigureExportError, TracekitError, UnknownDatasetError
 
 if TYPE_CHECKING:
-    from tracekit.results import TraceResult
+    from tracekit.results import TraceCurve, TraceResult
     from tracekit.tracer import Tracer
 
 app = typer.Typer(
@@ -49,7 +50,8 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except TracekitError as error:
-        _errors.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        text = escape(str(error))
+        _errors.print(f"[bold red]Error:[/] {text}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except typer.Abort:
         _errors.print("Stopped.")
@@ -103,7 +105,7 @@ def demo(
         ("greedy", {}),
         ("random", {"draws": _DEMO_DRAWS}),
     ):
-        tracer.run(method, budgets=budgets, seed=seed, **options)
+        _save(tracer.run(method, budgets=budgets, seed=seed, **options), output)
     _print_table(tracer.results)
     pairs_grid = tracer.interactions(layers=_DEMO_PAIR_LAYERS)
     shown = next(r for r in tracer.results if r.method == "pgb-ct" and r.budget == 6)
@@ -172,10 +174,10 @@ def trace(
     skip_mismatched: Annotated[
         bool, typer.Option(help="Drop examples whose counterfactual has another length.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Use only the first examples.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first examples.")] = None,
     device: Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    batch_size: Annotated[int, typer.Option(help="Examples per pass.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per pass.")] = 64,
     output: Output = Path("run"),
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -185,7 +187,9 @@ def trace(
     from tracekit.datasets import DATASETS
     from tracekit.search import make
 
-    # What was typed is checked before anything slow happens.
+    # What can be checked of what was typed is checked before anything slow happens.
+    if output.is_file():
+        raise ConfigError(f"The output {output} is a file. Give a folder.")
     methods = method or ["pgb-ct"]
     by_method = _parse_options(option or [], methods)
     goals = {name: _goal(budget, target_effect, by_method[name]) for name in methods}
@@ -215,7 +219,7 @@ def trace(
     )
     _describe(tracer)
     for name in methods:
-        tracer.run(searches[name], seed=seed, **goals[name])
+        _save(tracer.run(searches[name], seed=seed, **goals[name]), output)
     _print_table(tracer.results)
     _write_all(tracer, output, tracer.results[-1], {})
 
@@ -286,19 +290,21 @@ def _print_table(results: Sequence[TraceResult]) -> None:
     from tracekit.results import effect_interval
 
     def group(result: TraceResult) -> tuple[object, ...]:
-        return result.model, result.dataset_fingerprint, result.metric, result.budget
+        measured = (result.metric, result.mean, result.positions, result.registry.describe())
+        return result.budget, result.model, result.dataset_fingerprint, *measured
 
-    several = len({group(result)[:3] for result in results}) > 1
+    several = len({group(result)[1:] for result in results}) > 1
     names = ["method", "budget", "selected", "effect", "95 % interval", "passes", "seconds"]
-    table = Table(*(["model", "data", "metric"] if several else []), *names)
+    table = Table(*(["model", "data", "traced"] if several else []), *names)
     for column in table.columns[-6:]:
         column.justify = "right"
     for result in results:
         low, high = effect_interval(result.per_example)
+        traced = f"{result.registry.describe()}; {result.positions}; {result.metric}"
         rivals = [other.effect for other in results if group(other) == group(result)]
         leads = len(rivals) > 1 and result.effect == max(rivals)
         table.add_row(
-            *([result.model, result.dataset, result.metric] if several else []),
+            *([result.model, result.dataset, traced] if several else []),
             result.method,
             "-" if result.budget is None else str(result.budget),
             f"{result.n_selected} of {result.n_components}",
@@ -315,8 +321,17 @@ def _print_table(results: Sequence[TraceResult]) -> None:
     )
 
 
+def _save(run: TraceResult | TraceCurve, output: Path) -> None:
+    """Each result of a run in its folder, as soon as the run is done."""
+    from tracekit.results import TraceResult
+
+    for result in [run] if isinstance(run, TraceResult) else run:
+        size = result.n_selected if result.budget is None else result.budget
+        result.save(output / f"{result.method}-{size}")
+
+
 def _write_all(tracer: Tracer, output: Path, shown: TraceResult, extra: dict[str, Any]) -> None:
-    """Figures as HTML, and as PNG where a browser is at hand; every result in its folder."""
+    """Figures as HTML, and as PNG where a browser is at hand."""
     from tracekit import figures
 
     drawn = {"heatmap": tracer.heatmap(shown), "curve": tracer.curve(), **extra}
@@ -328,11 +343,8 @@ def _write_all(tracer: Tracer, output: Path, shown: TraceResult, extra: dict[str
                 figures.write(figure, output / f"{name}.png")
         except FigureExportError as error:
             images = False
-            _console.print(f"No PNG figures: {error}", style="dim", highlight=False)
-    for result in tracer.results:
-        size = result.n_selected if result.budget is None else result.budget
-        result.save(output / f"{result.method}-{size}")
-    _console.print(f"Figures and results are in {output}/.", highlight=False)
+            _console.print(f"No PNG figures: {escape(str(error))}", style="dim", highlight=False)
+    _console.print(f"Figures and results are in {escape(str(output))}/.", highlight=False)
 
 
 def _goal(
@@ -397,19 +409,8 @@ def _parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, 
         if colon and method not in found:
             raise ConfigError(f"The option {text!r} is for {method}, which is not run.")
         for one in [method] if colon else methods:
-            found[one][rest if colon else name] = _parse_value(value)
+            found[one][rest if colon else name] = value
     return found
-
-
-def _parse_value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _quieten() -> None:

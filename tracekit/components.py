@@ -184,6 +184,8 @@ class ComponentRegistry(Sequence[Component]):
         if len(set(names)) != len(names):
             raise ComponentError(f"A kind is named twice in {names}. Name each kind once.")
         chosen = _check_layers(layers, shape.n_layers)
+        if isinstance(indices, Mapping):
+            indices = _check_keys(indices, chosen, shape.n_layers)
         sites: list[Site] = []
         start = 0
         for name in names:
@@ -217,7 +219,7 @@ class ComponentRegistry(Sequence[Component]):
             for index in site.indices:
                 yield Component(site.kind.name, site.layer, index)
 
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+    def index(self, value: Component) -> int:  # type: ignore[override]
         """Flat index of a component.
 
         Raises:
@@ -232,6 +234,10 @@ class ComponentRegistry(Sequence[Component]):
             f"{value} ({value.kind}) is not among the {len(self)} components of this registry. "
             f"It contains {self.describe()}."
         )
+
+    def whole_sites(self) -> ComponentRegistry:
+        """The same hook points with all of their components."""
+        return self.from_spec([{**entry, "indices": None} for entry in self.spec()])
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -298,6 +304,20 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
             f"Layers {sorted(layers)} are not all in the model. It has layers 0 to {n_layers - 1}."
         )
     return chosen
+
+
+def _check_keys(
+    indices: Mapping[int, Sequence[int]], chosen: Sequence[int], n_layers: int
+) -> dict[int, Sequence[int]]:
+    """Indices by layer, with negative layers counted from the end."""
+    by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
+    unknown = sorted(set(by_layer) - set(chosen))
+    if unknown or len(by_layer) < len(indices):
+        raise ComponentError(
+            f"The layers {sorted(indices)} of the indices are not all among the chosen layers, or "
+            f"name one twice. Use layers {_ranges(chosen)}."
+        )
+    return by_layer
 
 
 def _check_indices(

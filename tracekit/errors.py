@@ -132,6 +132,10 @@ class ConfigError(TracekitError, ValueError):
     """A hyper-parameter outside its range."""
 
 
+class EngineFixedError(TracekitError, AttributeError):
+    """A setting of an engine was changed after it was built."""
+
+
 class SpaceTooLargeError(TracekitError, ValueError):
     """Exhaustive search over more subsets than allowed."""
 
@@ -154,6 +158,10 @@ class DataFormatError(TracekitError, ValueError):
 
 class ResultNotFoundError(TracekitError, FileNotFoundError):
     """A folder that holds no saved run."""
+
+
+class ResultFormatError(TracekitError, ValueError):
+    """A saved run that is damaged or incomplete."""
 
 
 class FormatVersionError(TracekitError, ValueError):

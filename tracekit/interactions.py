@@ -46,8 +46,9 @@ class InteractionGrid:
         """A pandas DataFrame with a row per unordered pair, largest interaction first."""
         import pandas as pd
 
+        interaction = self.interaction
         rows = [
-            (self.labels[i], self.labels[j], self.pairs[i, j].item(), self.interaction[i, j].item())
+            (self.labels[i], self.labels[j], self.pairs[i, j].item(), interaction[i, j].item())
             for i, j in combinations(range(len(self.labels)), 2)
         ]
         frame = pd.DataFrame(rows, columns=["first", "second", "effect", "interaction"])

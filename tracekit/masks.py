@@ -59,14 +59,6 @@ def from_indices(indices: Sequence[int], n_components: int) -> BinaryMask:
     return mask
 
 
-def prefixes(order: Sequence[int], sizes: Sequence[int]) -> Bool[Tensor, "set component"]:
-    """One binary mask per size: the first `size` components of `order`."""
-    masks = torch.zeros(len(sizes), len(order), dtype=torch.bool)
-    for row, size in enumerate(sizes):
-        masks[row, list(order[:size])] = True
-    return masks
-
-
 def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
     """A mask, or a stack of masks, as float32.
 

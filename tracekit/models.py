@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from tracekit.demo import MODEL_DIR
@@ -64,11 +65,6 @@ class HookedModel(Protocol):
         """Runs the model with hooks that may replace activations."""
         ...
 
-    @property
-    def W_E(self) -> Tensor:
-        """Token embeddings, `d_vocab d_model`."""
-        ...
-
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """All parameters."""
         ...
@@ -83,7 +79,7 @@ def load_model(
     *,
     tokenizer: Any = None,
     device: str | torch.device | None = None,
-    dtype: str | torch.dtype = torch.float32,
+    dtype: str | torch.dtype | None = None,
     **options: Any,
 ) -> HookedModel:
     """Loads a model, or wraps one that is already in memory.
@@ -91,12 +87,13 @@ def load_model(
     Args:
         source: `demo` (embedded), a directory in Hugging Face layout, a hub name such as
             `gpt2`, a Hugging Face model in memory, or a `TransformerBridge` or
-            `HookedTransformer`, which is returned as it is.
+            `HookedTransformer`, which is returned as it is. A Hugging Face model is wrapped in
+            place: its parameters stop taking gradients and it is set to evaluation mode.
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
         device: Where to put the model; the first CUDA device if there is one, else the CPU.
-            A model in memory stays where it is.
-        dtype: `float32`, `bfloat16` or `float16`, or a torch dtype.
+            A model in memory stays where it is and as it is.
+        dtype: `float32` (default), `bfloat16` or `float16`, or a torch dtype.
         **options: Passed on to `TransformerBridge.boot_transformers`, e.g. `device_map`,
             `n_devices`, `revision`.
 
@@ -104,18 +101,26 @@ def load_model(
         UnknownModelError: The source is none of these, or the hub has no model of that name.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
     """
-    if isinstance(source, HookedModel):
-        return source
     if not isinstance(source, (str, Path)):
-        return _wrap(source, tokenizer, options)
+        if device is not None or dtype is not None:
+            raise ConfigError(
+                "device and dtype were given for a model in memory, which stays as it is. "
+                "Move or convert it first, and leave them out."
+            )
+        return source if isinstance(source, HookedModel) else _wrap(source, tokenizer, options)
+    options = {"device": _device(device, options), "dtype": _dtype(dtype), **options}
     directory = Path(_locate(str(source)))
-    if device is None and not {"device_map", "n_devices"} & set(options):
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    options = {"device": device, "dtype": _dtype(dtype), **options}
-    if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
-        model = _bridge().boot_transformers(str(directory), **options)
-    else:
-        model = _boot(str(directory), tokenizer, options)
+    try:
+        if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
+            model = _bridge().boot_transformers(str(directory), **options)
+        else:
+            model = _boot(str(directory), tokenizer, options)
+    except (ValueError, KeyError, OSError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UnsupportedModelError(
+            f"The model {source} could not be loaded: {first} Check its config.json and weights, "
+            "and that TransformerLens supports the architecture."
+        ) from error
     model.cfg.model_name = str(source)
     return _freeze(model)
 
@@ -132,8 +137,21 @@ def device_of(model: HookedModel) -> torch.device:
 
 
 def embedding_std(model: HookedModel) -> float:
-    """Standard deviation of the model's token embeddings: the unit of noise."""
-    return float(model.W_E.detach().float().std())
+    """Standard deviation of what the first block reads, over random tokens: the unit of noise.
+
+    Measured where noise is added, since some models scale or normalise their token embeddings.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(int(model.cfg.d_vocab), (16, 16), generator=generator)
+    seen: list[Tensor] = []
+
+    def note(activation: Tensor, hook: Any = None) -> Tensor:
+        seen.append(activation.detach())
+        return activation
+
+    with frozen(model), torch.no_grad():
+        model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[(EMBEDDING_HOOK, note)])
+    return float(seen[0].float().std())
 
 
 def scored_hook(model: HookedModel) -> str:
@@ -182,7 +200,26 @@ def _bridge() -> Any:
     return TransformerBridge
 
 
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> Any:
+    if device is None:
+        if {"device_map", "n_devices"} & set(options):
+            return None
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"The device {str(device)!r} cannot be used: {first}. "
+            "Use cpu, or cuda where there is one."
+        ) from None
+    return found
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    if dtype is None:
+        return torch.float32
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in _DTYPES:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import Component, ComponentRegistry
-from tracekit.errors import BudgetError, FormatVersionError, ResultNotFoundError
+from tracekit.errors import BudgetError, FormatVersionError, ResultFormatError, ResultNotFoundError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
 from tracekit.runs import Cost
@@ -159,19 +159,24 @@ class TraceResult:
         Raises:
             ResultNotFoundError: The folder holds no run.
             FormatVersionError: It was written in another format.
+            ResultFormatError: It is damaged or incomplete.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         folder = Path(folder)
         document = _read_json(folder, _JSON)
-        del document["selected"]
-        document["registry"] = ComponentRegistry.from_spec(document["registry"])
-        document["cost"] = Cost(**document["cost"])
-        document["history"] = tuple(document["history"])
-        if not isinstance(document["positions"], str):
-            document["positions"] = tuple(document["positions"])
-        document.update(load_file(folder / _TENSORS))
-        return cls(**document)
+        try:
+            del document["selected"]
+            document["registry"] = ComponentRegistry.from_spec(document["registry"])
+            document["cost"] = Cost(**document["cost"])
+            document["history"] = tuple(document["history"])
+            if not isinstance(document["positions"], str):
+                document["positions"] = tuple(document["positions"])
+            document.update(load_file(folder / _TENSORS))
+            return cls(**document)
+        except (KeyError, TypeError, OSError, SafetensorError) as error:
+            raise _damaged(folder) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,13 +259,23 @@ def effect_interval(
     return float(low), float(high)
 
 
+def _damaged(folder: Path) -> ResultFormatError:
+    return ResultFormatError(
+        f"The run in {folder} is damaged or incomplete. Run it again, or restore "
+        f"{_JSON} and {_TENSORS}."
+    )
+
+
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     if not path.exists():
         raise ResultNotFoundError(
             f"The folder {folder} holds no {name}. Give a folder that a run was saved to."
         )
-    document = json.loads(path.read_text())
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise _damaged(folder) from error
     found = document.pop("format_version", None)
     if found != FORMAT_VERSION:
         raise FormatVersionError(

@@ -25,7 +25,14 @@ from tqdm.auto import tqdm
 from tracekit import masks as masks_module
 from tracekit.batches import Batch, Layout, Positions
 from tracekit.components import ComponentRegistry
-from tracekit.errors import ConfigError, MissingContinuationError, PairsError
+from tracekit.errors import (
+    ConfigError,
+    EngineFixedError,
+    MissingContinuationError,
+    NonFiniteMetricError,
+    NotDifferentiableError,
+    PairsError,
+)
 from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects, Mean, Metric, Scores, check_finite
 from tracekit.models import (
@@ -108,6 +115,15 @@ class Engine:
         self._forwards = self._backwards = 0
         self.layout = Layout.build(pairs, positions, device=device_of(model))
         self._scored_hook = scored_hook(model)
+        self._fixed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What was computed once would silently belong to the old setting.
+        if getattr(self, "_fixed", False) and name not in ("_forwards", "_backwards", "progress"):
+            raise EngineFixedError(
+                f"The {name} of an engine cannot be changed once it is built. Build another Tracer."
+            )
+        super().__setattr__(name, value)
 
     @property
     def n_components(self) -> int:
@@ -168,6 +184,16 @@ class Engine:
                 for name, activation in caught.items():
                     chunks[name].append(crop(sites[name], activation, span).clone())
         return {name: torch.cat(parts) for name, parts in chunks.items()}
+
+    @property
+    def first_batch(self) -> Batch:
+        """The first of the fixed batches."""
+        return self._batches[0]
+
+    def effects_of(self, batch: Batch, mask: Mask) -> Effects:
+        """Effects on the examples of one batch, not counted as work."""
+        with frozen(self.model), torch.no_grad():
+            return self._effects_of_batch(batch, mask.to(self.layout.tokens.device)).cpu()
 
     @cached_property
     def _batches(self) -> list[Batch]:
@@ -237,13 +263,24 @@ class Engine:
             for part in examples.split(self.batch_size):
                 batch = self.layout.batch(part)
                 values = self._effects_of_batch(batch, leaf)
+                if not values.requires_grad:
+                    raise NotDifferentiableError(
+                        f"No gradient reaches the mask through the metric {self.metric.name!r}. "
+                        "Compute it with differentiable torch operations, or use a search that "
+                        "needs no gradient, such as top-k."
+                    )
                 weights = weigh(values.detach().cpu()).to(values.device)
                 total += torch.autograd.grad((weights * values).sum(), leaf)[0]
                 effects.append(values.detach().cpu())
         self._forwards += len(examples)
         self._backwards += len(examples)
         found = torch.cat(effects)
-        check_finite(found, self.metric, lambda i: self.pairs[int(examples[i])].describe())
+        self._check_finite(found, examples)
+        if not torch.isfinite(total).all():
+            raise NonFiniteMetricError(
+                f"The gradient of the metric {self.metric.name!r} is not finite although its "
+                "effects are. Use a bounded metric such as probability-drop."
+            )
         return found, total.cpu()
 
     def intervened(self, mask: Any) -> Scores:
@@ -270,8 +307,13 @@ class Engine:
                     result[rows[:, None], numbers] = values.reshape(len(some), -1).cpu()
         self._forwards += len(stack) * self.n_examples
         for row in result:
-            check_finite(row, self.metric, lambda i: self.pairs[i].describe())
+            self._check_finite(row, torch.arange(self.n_examples))
         return result
+
+    def _check_finite(self, effects: Effects, examples: Int[Tensor, " example"]) -> None:
+        by_number = torch.zeros(self.n_examples)
+        by_number[examples] = effects
+        check_finite(by_number, self.metric, lambda i: self.pairs[i].describe())
 
     def _effects_of_batch(self, batch: Batch, mask: Float[Tensor, "*set component"]) -> Effects:
         clean = _take(self.clean, batch.examples)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tracekit import checks, interactions
 from tracekit.batches import Positions
 from tracekit.components import Component, ComponentRegistry
-from tracekit.errors import ComponentError, NoResultError
+from tracekit.errors import ComponentError, MaskShapeError, NoResultError
 from tracekit.masks import Mask
 from tracekit.metrics import Mean, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
@@ -176,7 +176,8 @@ class Tracer:
         Raises:
             UnknownMethodError, UnknownOptionError, ConfigError: About the search.
             BudgetError: About the budget.
-            TargetNotReachedError: No set reaches the target.
+            TargetNotReachedError: No set that was tried reaches the target.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         search = make(method, options)
         goal = Goal.make(
@@ -184,6 +185,7 @@ class Tracer:
         )
         # Shared by all methods, so it counts for none.
         full_effect = self.full_effect
+        checks.check_unchanged(self.engine)
         cost, start = self.engine.cost, time.perf_counter()
         found = search.search(self.engine, goal, seed)
         spent, seconds = self.engine.cost - cost, time.perf_counter() - start
@@ -246,14 +248,21 @@ class Tracer:
         """Mean effect of a mask.
 
         Args:
-            mask: Soft or binary, one entry in [0, 1] per component; or a list of components.
+            mask: Soft or binary, one entry in [0, 1] per component; or a list of components; or a
+                result, whose binary mask is taken.
             per_example: Give one effect per example instead of their mean.
 
         Raises:
             MaskShapeError, MaskRangeError: About the mask.
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
         """
-        effects = self.engine.effects(self._as_mask(mask))
+        entries = torch.as_tensor(self._as_mask(mask))
+        if entries.ndim != 1:
+            raise MaskShapeError(
+                f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
+                f"entry for each of the {len(self.registry)} components; call it once per mask."
+            )
+        effects = self.engine.effects(entries)
         return effects if per_example else effects.mean().item()
 
     def interactions(
@@ -273,6 +282,10 @@ class Tracer:
                 unreadable and its passes countless.
         """
         flat = range(len(self.registry))
+        if components is not None and len(set(components)) < len(components):
+            raise ComponentError(
+                "A component is named twice among those to be paired. Name each one once."
+            )
         chosen = list(flat) if components is None else [self.registry.index(c) for c in components]
         if layers is not None:
             wanted = {n + self.model.cfg.n_layers if n < 0 else n for n in layers}
@@ -287,6 +300,8 @@ class Tracer:
         return interactions.measure(self.engine, chosen, title=title)
 
     def _as_mask(self, mask: Any) -> Mask | Any:
+        if isinstance(mask, TraceResult):
+            return mask.binary_mask
         if isinstance(mask, Sequence) and mask and isinstance(mask[0], Component):
             entries = torch.zeros(len(self.registry))
             entries[[self.registry.index(component) for component in mask]] = 1
@@ -305,7 +320,7 @@ class Tracer:
 
         return figures.heatmap(result or self._results()[-1])
 
-    def curve(self, results: Sequence[TraceResult] | None = None) -> go.Figure:
+    def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method, by default of all runs.
 
         Raises:
@@ -313,7 +328,8 @@ class Tracer:
         """
         from tracekit import figures
 
-        return figures.curve(results or self._results())
+        chosen = [results] if isinstance(results, TraceResult) else results
+        return figures.curve(chosen or self._results())
 
     def _results(self) -> list[TraceResult]:
         if not self.results:

@@ -32,8 +32,8 @@ def load_facts(
 
     Args:
         model: The model to be traced.
-        noise_factor: Standard deviation of the noise, in units of the standard deviation of the
-            model's token embeddings.
+        noise_factor: Standard deviation of the noise, in units of the standard deviation of what
+            the first block reads.
         seed: Seed of the noise.
         on_mismatch: As in `PromptPairs.from_text`.
     """

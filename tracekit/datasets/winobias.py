@@ -78,7 +78,7 @@ def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | No
 
 def _parse(line: str) -> tuple[str, str, str] | None:
     """Text before the pronoun, the pronoun, text after it (with its leading space)."""
-    numberless = line.split(" ", 1)[1]
+    numberless = line.partition(" ")[2]
     pronouns = _PRONOUN.findall(numberless)
     if len(pronouns) != 1 or pronouns[0] not in _CASES:
         return None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import ClassVar, Protocol, runtime_checkable
 
 from tracekit.errors import BudgetError, TargetNotReachedError
 from tracekit.masks import BinaryMask, Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.runs import Engine
+
+_SCANNED = 512
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
@@ -103,6 +106,11 @@ def as_count(budget: int | float, n_components: int) -> int:
     Raises:
         BudgetError: Below one component or above all of them.
     """
+    if not isinstance(budget, (int, float)) or not isfinite(budget):
+        raise BudgetError(
+            f"A budget of {budget!r} is no number of components. "
+            f"Give a count from 1 to {n_components}, or a share of at most 1."
+        )
     is_share = isinstance(budget, float) and not (budget > 1 and budget.is_integer())
     # The tolerance keeps 0.3 of 10 at 3.
     count = int(budget * n_components + 1e-9) if is_share else int(budget)
@@ -127,33 +135,41 @@ def smallest_prefix(
     """The smallest prefix of a ranking whose mean effect reaches a target.
 
     Sizes are doubled until one reaches the target, then halved in between: about 2 log2(N)
-    passes. If the effect is not monotone in the size, an even smaller prefix may exist.
+    passes. Effects need not grow with the size, so if no such size reaches it and there are few
+    components, every prefix is measured; and a smaller prefix than the one found may exist.
 
     Raises:
         TargetNotReachedError: No size that was tried reaches it.
     """
-    n, size, below, best = len(order), 1, 0, -float("inf")
-    while True:
-        mask, effects = found_prefix(engine, order, size)
-        best = max(best, effects.mean().item())
-        if effects.mean().item() >= target:
+    n = len(order)
+    sizes = sorted({min(2**k, n) for k in range(n.bit_length() + 1)})
+    means = {size: found_prefix(engine, order, size)[1].mean().item() for size in sizes[:1]}
+    for size in sizes[1:]:
+        if max(means.values()) >= target:
             break
-        if size == n:
-            raise not_reached(target, best)
-        below, size = size, min(2 * size, n)
+        means[size] = found_prefix(engine, order, size)[1].mean().item()
+    if max(means.values()) < target and n <= _SCANNED:
+        rest = [size for size in range(1, n + 1) if size not in means]
+        found = engine.mean_effects([order[:size] for size in rest], "prefixes")
+        means.update(zip(rest, found.tolist(), strict=True))
+    reaching = [size for size, mean in means.items() if mean >= target]
+    if not reaching:
+        raise not_reached(target, max(means.values()))
+    size = min(reaching)
+    below = max((other for other in means if other < size), default=0)
     while size - below > 1:
         middle = (below + size) // 2
-        tried = found_prefix(engine, order, middle)
-        if tried[1].mean().item() >= target:
-            size, (mask, effects) = middle, tried
+        if found_prefix(engine, order, middle)[1].mean().item() >= target:
+            size = middle
         else:
             below = middle
+    mask, effects = found_prefix(engine, order, size)
     return mask, effects, size
 
 
 def not_reached(target: float, best: float) -> TargetNotReachedError:
-    """The error for a target that no set reaches."""
+    """The error for a target that no set that was tried reaches."""
     return TargetNotReachedError(
-        f"No set reaches an effect of {target:g}; the largest seen is {best:.4g}. "
+        f"No set that was tried reaches an effect of {target:g}; the largest seen is {best:.4g}. "
         "Ask for a smaller target_effect."
     )

@@ -125,7 +125,7 @@ class PGBCT:
         if goal.target is not None:
             return [smallest_reaching([trial], engine, goal.target)]
         if goal.budgets:
-            return [best_within([trial], engine, budget) for budget in goal.budgets]
+            return best_within([trial], engine, goal.budgets)
         return [found_last(trial)]
 
     # ---- lambda searched ------------------------------------------------------------------
@@ -144,7 +144,7 @@ class PGBCT:
                     break
                 trials.append(self._descend(engine, guess, seed, stop_at=budgets[0]))
                 bracket.note(guess, trials[-1].last.n_selected > budget)
-        return [best_within(trials, engine, budget) for budget in budgets]
+        return best_within(trials, engine, budgets)
 
     def _reach(self, engine: Engine, target: float, seed: int) -> Found:
         """Smallest set with at least the target effect: the strongest penalty that allows it."""
@@ -165,7 +165,7 @@ class PGBCT:
         marginal = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
         middle = schedules.resolve(self.schedule)(self.epochs // 2)
         scale = engine.n_components if self.penalty_reduction == "mean" else 1
-        return max(marginal, 1e-12) * scale / middle
+        return max(marginal, 1e-12) * scale / max(middle, 1e-12)
 
     # ---- one trial ------------------------------------------------------------------------
 

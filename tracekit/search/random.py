@@ -26,30 +26,36 @@ class Random:
             raise ConfigError(f"draws is {self.draws}. It must be at least 1.")
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
-        """Draws and measures; for a target, halves the size as long as a draw reaches it."""
-        goal.require(self.name)
-        generator = torch.Generator().manual_seed(seed)
-        if goal.target is None:
-            return [self._best(engine, budget, generator, budget) for budget in goal.budgets]
-        return [self._smallest(engine, goal.target, generator)]
+        """Draws and measures; for a target, looks for the smallest size at which a draw does.
 
-    def _smallest(self, engine: Engine, target: float, generator: torch.Generator) -> Found:
-        below, size = 0, engine.n_components
-        found = self._best(engine, size, generator, None)
-        if found.effects.mean().item() < target:
-            raise not_reached(target, found.effects.mean().item())
+        The draws of a size depend on the seed and that size alone.
+        """
+        goal.require(self.name)
+        if goal.target is None:
+            return [self._best(engine, budget, seed, budget) for budget in goal.budgets]
+        return [self._smallest(engine, goal.target, seed)]
+
+    def _smallest(self, engine: Engine, target: float, seed: int) -> Found:
+        n, below, best = engine.n_components, 0, -float("inf")
+        for size in sorted({min(2**k, n) for k in range(n.bit_length() + 1)}):
+            found = self._best(engine, size, seed, None)
+            best = max(best, found.effects.mean().item())
+            if best >= target:
+                break
+            below = size
+        else:
+            raise not_reached(target, best)
         while size - below > 1:
             middle = (below + size) // 2
-            tried = self._best(engine, middle, generator, None)
+            tried = self._best(engine, middle, seed, None)
             if tried.effects.mean().item() >= target:
                 size, found = middle, tried
             else:
                 below = middle
         return found
 
-    def _best(
-        self, engine: Engine, size: int, generator: torch.Generator, budget: int | None
-    ) -> Found:
+    def _best(self, engine: Engine, size: int, seed: int, budget: int | None) -> Found:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + size)
         draws = 1 if size == engine.n_components else self.draws
         sets = [
             torch.randperm(engine.n_components, generator=generator)[:size].tolist()

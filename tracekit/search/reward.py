@@ -6,8 +6,9 @@ effect seen of every example. `per-example`, the mean of 1/(1 + l_i), is the pub
 mean of a ratio is carried by few examples with large effects, and it is on those that the
 per-example reward is flat, so it finds clearly smaller effects where components interact.
 
-1/(1 + l) has a pole at l = -1. Metrics that never go below -1 use it as it is; for others it is
-continued by its tangent below l = -1/2.
+1/(1 + l) has a pole at l = -1. Metrics that never go below -1 use it as it is, held one millionth
+away from the pole (in float32 an odds ratio can underflow to exactly -1); for others it goes on
+along its tangent below l = -1/2.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tracekit.runs import Engine
 Reward = Literal["dataset", "per-example"]
 
 _TANGENT_AT = -0.5
+_NEAREST = -1 + 1e-6
 
 
 class RewardGradient:
@@ -59,11 +61,10 @@ class RewardGradient:
 
     def _reward(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
         if self._bounded:
-            return 1 / (1 + effect)
+            return 1 / (1 + effect.clamp(min=_NEAREST))
         at = torch.tensor(_TANGENT_AT)
         tangent = 1 / (1 + at) - (effect - at) / (1 + at) ** 2
         return torch.where(effect < at, tangent, 1 / (1 + effect.clamp(min=_TANGENT_AT)))
 
     def _slope(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
-        floor = effect if self._bounded else effect.clamp(min=_TANGENT_AT)
-        return -1 / (1 + floor) ** 2
+        return -1 / (1 + effect.clamp(min=_NEAREST if self._bounded else _TANGENT_AT)) ** 2

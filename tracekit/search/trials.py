@@ -14,7 +14,7 @@ import torch
 from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.runs import Engine
-from tracekit.search.base import Found, Record, not_reached, smallest_prefix
+from tracekit.search.base import Found, Record, smallest_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,19 @@ class Bracket:
         return sqrt(self._low * self._high) if self._high / self._low > self._CLOSE else None
 
 
-def best_within(trials: Sequence[Trial], engine: Engine, budget: int) -> Found:
+def best_within(trials: Sequence[Trial], engine: Engine, budgets: Sequence[int]) -> list[Found]:
+    """The best set for each budget; a set that several propose is measured once."""
+    measured = {
+        tuple(shot.selected.nonzero()[:, 0].tolist()): shot.effects
+        for trial in trials
+        for shot in trial.snapshots
+    }
+    return [_best_within(trials, engine, budget, measured) for budget in budgets]
+
+
+def _best_within(
+    trials: Sequence[Trial], engine: Engine, budget: int, measured: dict[tuple[int, ...], Effects]
+) -> Found:
     """The best set of at most `budget` components that the trials propose.
 
     Candidates are, for every epoch of every trial, its truncated mask if that is small enough,
@@ -105,7 +117,6 @@ def best_within(trials: Sequence[Trial], engine: Engine, budget: int) -> Found:
     than the trial ends with, since rewards of strongly interacting components vary by orders of
     magnitude while lambda does not.
     """
-    measured: dict[tuple[int, ...], Effects] = {}
     best: tuple[Trial, Snapshot] | None = None
     for trial in trials:
         for shot in trial.snapshots:
@@ -127,7 +138,7 @@ def smallest_reaching(trials: Sequence[Trial], engine: Engine, target: float) ->
     """The smallest set that reaches a mean effect, among all the trials propose.
 
     Raises:
-        TargetNotReachedError: None does, and neither do all components together.
+        TargetNotReachedError: None does, and neither does a prefix of the best trial's order.
     """
     reaching = [
         (shot.n_selected, -shot.effect, place, shot, trial)
@@ -137,9 +148,6 @@ def smallest_reaching(trials: Sequence[Trial], engine: Engine, target: float) ->
     ]
     best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
     trial = best[4] if best else max(trials, key=lambda one: one.last.effect)
-    seen = max(shot.effect for one in trials for shot in one.snapshots)
-    if best is None and max(seen, engine.full_effects.mean().item()) < target:
-        raise not_reached(target, max(seen, engine.full_effects.mean().item()))
     # The order of the soft mask may reach the target earlier than the threshold does.
     mask, effects, size = smallest_prefix(engine, trial.last.order(), target)
     if best is not None and best[0] <= size:
