@@ -101,7 +101,10 @@ def heatmap(result: TraceResult) -> go.Figure:
             ygap=1,
             showscale=column == len(panels),
             colorbar={
-                "title": {"text": "share<br>selected" if binned else "soft<br>mask", "side": "top"},
+                "title": {
+                    "text": "share<br>selected<br> " if binned else "soft<br>mask<br> ",
+                    "side": "top",
+                },
                 "thickness": 14,
             },
             row=1,
@@ -109,9 +112,10 @@ def heatmap(result: TraceResult) -> go.Figure:
         )
         if not panel.binned:
             _add_dots(figure, panel, column)
-        ticks = _ticks(len(panel.columns))
+        ticks = _ticks(len(panel.columns), most=8 if panel.binned else 16)
         figure.update_xaxes(
             title_text=_axis_title(panel),
+            showticklabels=KINDS[panel.kind].axis is not None,
             tickvals=ticks,
             ticktext=[panel.columns[i].split("-")[0] for i in ticks],
             showgrid=False,
@@ -249,7 +253,7 @@ def interaction_heatmap(grid: PairEffects) -> go.Figure:
             zmin=-bound,
             zmax=bound,
             colorbar={
-                "title": {"text": "interaction", "side": "top"},
+                "title": {"text": "interaction", "side": "top", "font": {"size": 13}},
                 "thickness": 14,
                 "exponentformat": "power",
             },
