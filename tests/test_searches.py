@@ -432,3 +432,22 @@ def test_options_as_typed_on_a_command_line(tracer):
 def test_a_schedule_may_start_at_nothing(tracer):
     result = tracer.run(budget=3, trials=2, epochs=3, schedule=lambda epoch: max(0, epoch - 1))
     assert result.n_selected <= 3
+
+
+def test_classes_and_searches_of_one_s_own(tracer):
+    class First:
+        """The first components, in flat order."""
+
+        name = "first"
+
+        def search(self, engine, goal, seed):
+            masks = [from_indices(range(size), engine.n_components) for size in goal.budgets]
+            return [
+                search.Found(mask=mask, effects=engine.effects(mask), budget=int(mask.sum()))
+                for mask in masks
+            ]
+
+    result = tracer.run(First(), budget=3)
+    assert (result.method, chosen(result), result.config) == ("first", (0, 1, 2), {})
+    assert tracer.run(tk.TopK, budget=2).method == "top-k"
+    assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -130,7 +130,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: str | Search = ...,
+        method: str | type | Search = ...,
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
@@ -141,7 +141,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: str | Search = ...,
+        method: str | type | Search = ...,
         *,
         budgets: Sequence[int | float],
         seed: int = ...,
@@ -150,7 +150,7 @@ class Tracer:
 
     def run(
         self,
-        method: str | Search = "pgb-ct",
+        method: str | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -162,7 +162,7 @@ class Tracer:
 
         Args:
             method: `pgb-ct`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such as
-                `PGBCT(epochs=30)`.
+                `PGBCT(epochs=30)`, of tracekit or of your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components
@@ -339,7 +339,7 @@ class Tracer:
 
 def config_of(search: Search) -> dict[str, Any]:
     """Options of a search as JSON-ready values."""
-    return {field.name: _plain(getattr(search, field.name)) for field in fields(search)}  # type: ignore[arg-type]
+    return {name: _plain(value) for name, value in vars(search).items()}
 
 
 def _plain(value: Any) -> Any:

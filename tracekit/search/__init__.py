@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 
-def make(method: str | Search, options: Mapping[str, Any]) -> Search:
-    """A search by name with options, or as given.
+def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
+    """A search by name or class with options, or one that is ready-made.
 
     Values are converted to the types of the options where nothing is lost, so that what was typed
     on a command line can be passed on: `"0.001"`, `"12"`, `"false"`.
@@ -49,22 +49,20 @@ def make(method: str | Search, options: Mapping[str, Any]) -> Search:
         UnknownOptionError: It has no such option.
         ConfigError: A value of another type, or out of range.
     """
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise UnknownMethodError(method, METHODS)
-        kind = METHODS[method]
-    else:
-        kind = type(method)
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(method, (str, type)):
+        if options:
+            none = {"none, as the search was given ready-made"}
+            raise UnknownOptionError(next(iter(options)), none)
+        return method
+    if isinstance(method, str) and method not in METHODS:
+        raise UnknownMethodError(method, METHODS)
+    kind = METHODS[method] if isinstance(method, str) else method
+    known = {field.name for field in fields(cast(Any, kind))}
     for option in options:
         if option not in known:
             raise UnknownOptionError(option, known or {"none"})
-    if isinstance(method, str):
-        hints = get_type_hints(kind)
-        return kind(**{name: _convert(name, value, hints[name]) for name, value in options.items()})
-    if options:
-        raise UnknownOptionError(next(iter(options)), {"none, as the search was given ready-made"})
-    return method
+    hints = get_type_hints(kind)
+    return kind(**{name: _convert(name, value, hints[name]) for name, value in options.items()})
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
