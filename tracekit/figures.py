@@ -299,8 +299,9 @@ def write(figure: go.Figure, path: str | Path) -> Path:
     try:
         figure.write_image(path, scale=2)
     except (ValueError, RuntimeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(" .,:;")
         raise FigureExportError(
-            f"Could not write {path.name}: {str(error).strip().splitlines()[0]} "
+            f"Could not write {path.name}: {first}. "
             "Install tracekit[figures] and Chrome or Chromium, or write .html."
         ) from error
     return path
