@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -21,7 +22,7 @@ from tracekit.errors import (
 from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.base import as_count
-from tracekit.search.trials import Bracket
+from tracekit.search.trials import Bracket, Trial, best_within
 
 METHODS = {
     "pgb-ct": {"trials": 3, "epochs": 5},
@@ -451,3 +452,29 @@ def test_classes_and_searches_of_one_s_own(tracer):
     assert (result.method, chosen(result), result.config) == ("first", (0, 1, 2), {})
     assert tracer.run(tk.TopK, budget=2).method == "top-k"
     assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4}
+
+
+def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
+    engine, trial = tracer.engine, Trial(1.0)
+    for soft, above in (([0, 1], 0.9), ([2, 5], 0.8), ([2, 5], 0.6), ([0, 3, 4], 0.7)):
+        mask = torch.full((12,), 0.1)
+        mask[soft] = above
+        trial.add(engine, mask, torch.zeros(12), mask > 0.5)
+    means = {size: [s.effect for s in trial.snapshots if s.n_selected == size] for size in (2, 3)}
+    two, three = best_within([trial], engine, [2, 3])
+    proposals = [engine.mean_effect(from_indices(s.order()[:2], 12)) for s in trial.snapshots]
+    assert two.effects.mean().item() == pytest.approx(max(means[2] + proposals))
+    assert three.effects.mean().item() >= max(two.effects.mean().item(), means[3][0]) - 1e-6
+    only = Trial(1.0, snapshots=trial.snapshots[1:3])
+    (found,) = best_within([only], engine, [2])
+    assert found.soft_mask.max() == pytest.approx(0.6)
+
+
+def test_entries_that_tie_are_ranked_by_how_hard_the_reward_pushes_them_up(tracer):
+    search_ = tk.PGBCT(lambda1=0.0, epochs=1, batch_size=12)
+    trial = search_._descend(tracer.engine, 0.0, 0, stop_at=0)
+    start = torch.full((12,), 0.5)
+    gradient = search.reward.RewardGradient(tracer.engine, "dataset").step(start, torch.arange(12))
+    torch.testing.assert_close(trial.last.push, -gradient, rtol=1e-3, atol=1e-7)
+    tied = replace(trial.last, soft_mask=torch.ones(12))
+    assert tied.order() == gradient.argsort(stable=True).tolist()
