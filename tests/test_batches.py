@@ -2,43 +2,93 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.batches import Layout
+from tracekit.batches import Layout, bucket_sizes
 from tracekit.errors import PositionError
 
 PROMPT = {"prompt_ids": [1, 2, 3], "counterfactual_ids": [4, 2, 3]}
+ALWAYS = 1 << 30
 
 
-def layout(rows, positions="prompt"):
-    return Layout.build(tk.PromptPairs.from_ids(rows), positions, device="cpu")
+def layout(rows, positions="prompt", pack_up_to=0):
+    return Layout.build(tk.PromptPairs.from_ids(rows), positions, pack_up_to=pack_up_to)
 
 
-def test_continuations_of_one_token_share_a_row():
-    built = layout([{**PROMPT, "x_ids": [5], "y_ids": [6]}])
-    assert built.tokens.tolist() == [[1, 2, 3]]
-    batch = built.batch(torch.tensor([0]))
-    assert (batch.place[0].tolist(), batch.place[1].tolist()) == ([0], [2])
-    assert batch.scored_token.tolist() == [5, 6]
+def batch(built, examples):
+    return built.batch(torch.tensor(examples), torch.float32)
 
 
-def test_the_last_token_of_a_continuation_is_not_read():
-    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8]}])
-    assert built.tokens.tolist() == [[1, 2, 3, 5, 6], [1, 2, 3, 0, 0]]
+@pytest.mark.parametrize("pack_up_to", [0, ALWAYS])
+def test_continuations_of_one_token_share_a_row(pack_up_to):
+    built = layout([{**PROMPT, "x_ids": [5], "y_ids": [6]}], pack_up_to=pack_up_to)
+    assert built.sequences.tokens.tolist() == [[1, 2, 3]]
+    one = batch(built, [0])
+    assert (one.place[0].tolist(), one.place[1].tolist()) == ([0], [2])
+    assert one.scored_token.tolist() == [5, 6]
+    assert one.inputs == {}
+
+
+@pytest.mark.parametrize("pack_up_to", [0, 4])
+def test_the_last_token_of_a_continuation_is_not_read(pack_up_to):
+    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8]}], pack_up_to=pack_up_to)
+    assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6], [1, 2, 3, 0, 0]]
     assert built.lengths.tolist() == [5, 3]
+
+
+def test_x_and_y_are_branches_of_one_row():
+    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8, 9]}], pack_up_to=ALWAYS)
+    assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6, 8]]
+    assert built.sequences.branches.tolist() == [[0, 0, 0, 1, 1, 2]]
+    assert built.sequences.depths.tolist() == [[0, 1, 2, 3, 4, 3]]
+    one = batch(built, [0])
+    # Predicted by: the prompt's end, the first and the second token of x, and that of y.
+    assert one.place[1].tolist() == [2, 3, 4, 5]
+    assert one.place[1][one.scored_place].tolist() == [2, 3, 4, 2, 5]
+    assert one.scored_token.tolist() == [5, 6, 7, 8, 9]
+    seen = one.inputs["attention_mask"][0, 0] == 0
+    assert seen.int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1, 0],
+        [1, 1, 1, 0, 0, 1],
+    ]
+    assert one.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 3]]
+
+
+def test_continuations_that_read_the_same_share_a_branch():
+    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [5, 6, 8]}], pack_up_to=ALWAYS)
+    assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6]]
+    one = batch(built, [0])
+    assert one.scored_place.tolist() == [0, 1, 2, 0, 1, 2]
+    assert one.inputs == {}
+
+
+def test_a_row_that_would_be_too_long_is_not_packed():
+    rows = [{**PROMPT, "x_ids": [5, 6, 7], "y_ids": y} for y in ([8, 9], [8, 9, 8])]
+    built = layout(rows, pack_up_to=6)
+    assert built.sequences.tokens.tolist() == [
+        [1, 2, 3, 5, 6, 8],
+        [1, 2, 3, 5, 6, 0],
+        [1, 2, 3, 8, 9, 0],
+    ]
 
 
 def test_equal_counterfactual_prompts_are_run_once():
     rows = [{**PROMPT, "x_ids": [5]}, {**PROMPT, "prompt_ids": [9, 2, 3], "x_ids": [5]}]
-    assert layout(rows).source_tokens.tolist() == [[4, 2, 3]]
-    assert layout(rows).sources.tolist() == [0, 0]
+    assert layout(rows).sources.tokens.tolist() == [[4, 2, 3]]
+    assert layout(rows).row_sources.tolist() == [0, 0]
 
 
 def test_equal_prompts_with_other_noise_are_not():
     rows = [{"prompt_ids": [1, 2], "x_ids": [3], "noise": torch.randn(2, 4)} for _ in range(2)]
     built = layout(rows)
-    assert len(built.source_tokens) == len(built.tokens) == 2
+    assert len(built.sources) == len(built.sequences) == 2
     assert torch.equal(built.source_noise[1], rows[1]["noise"])
 
 
@@ -56,10 +106,14 @@ def test_position_scopes(positions, expected):
     assert built.positions.int().tolist() == [expected]
 
 
-def test_the_scope_all_continues_the_counterfactual_too():
-    built = layout([{**PROMPT, "x_ids": [5, 6], "y_ids": [7, 8]}], "all")
-    assert built.source_tokens.tolist() == [[4, 2, 3, 5], [4, 2, 3, 7]]
-    assert built.sources.tolist() == [0, 1]
+@pytest.mark.parametrize(
+    ("pack_up_to", "tokens", "sources"),
+    [(0, [[4, 2, 3, 5], [4, 2, 3, 7]], [0, 1]), (ALWAYS, [[4, 2, 3, 5, 7]], [0])],
+)
+def test_the_scope_all_continues_the_counterfactual_too(pack_up_to, tokens, sources):
+    built = layout([{**PROMPT, "x_ids": [5, 6], "y_ids": [7, 8]}], "all", pack_up_to)
+    assert built.sources.tokens.tolist() == tokens
+    assert built.row_sources.tolist() == sources
 
 
 @pytest.mark.parametrize(
@@ -79,14 +133,44 @@ def test_bad_positions(positions, text, unchecked):
     assert text in str(caught.value)
 
 
-def test_batches_hold_every_example_once_and_read_it_where_it_is():
-    built = Layout.build(tiny.pairs(11), "prompt", device="cpu")
-    seen = torch.cat([batch.examples for batch in built.batches(4)])
+@pytest.mark.parametrize("pack_up_to", [0, ALWAYS])
+def test_batches_hold_every_example_once_and_read_it_where_it_is(pack_up_to):
+    built = Layout.build(tiny.pairs(11), "prompt", pack_up_to=pack_up_to)
+    cpu = torch.device("cpu")
+    batches = list(built.batches(4, device=cpu, dtype=torch.float32))
+    seen = torch.cat([part.examples for part in batches])
     assert sorted(seen.tolist()) == list(range(11))
-    for batch in built.batches(4):
+    assert max(len(part.examples) for part in batches) <= 4
+    for part in batches:
         # Logits that name their own row and position show whether each score reads its place.
-        logits = torch.randn(len(batch.place[0]), tiny.VOCABULARY)
-        twice = batch.repeat(2).read(torch.cat([logits, logits]), "geometric")
-        once = batch.read(logits, "geometric")
+        logits = torch.randn(len(part.place[0]), tiny.VOCABULARY)
+        twice = part.repeat(2).read(torch.cat([logits, logits]), "geometric")
+        once = part.read(logits, "geometric")
         assert torch.equal(twice.x, torch.cat([once.x, once.x]))
         assert torch.equal(twice.y_chosen, torch.cat([once.y_chosen, once.y_chosen]))
+
+
+def test_rows_of_similar_length_are_run_together_where_it_pays():
+    assert bucket_sizes([3] * 4 + [30] * 4, 64, charge=64) == [4, 4]
+    assert bucket_sizes([3] * 4 + [30] * 4, 64, charge=200) == [8]
+    assert bucket_sizes([5] * 9, 4, charge=64) == [3, 3, 3]
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=14).map(sorted),
+    st.integers(1, 6),
+    st.integers(0, 40),
+)
+def test_no_other_cuts_between_lengths_cost_less(lengths, batch_size, charge):
+    def cost(sizes):
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        return sum(size * lengths[end - 1] + charge for size, end in zip(sizes, ends, strict=True))
+
+    sizes = bucket_sizes(lengths, batch_size, charge)
+    assert sum(sizes) == len(lengths)
+    assert max(sizes) <= batch_size
+    if len(lengths) <= batch_size:
+        assert cost(sizes) <= cost([len(lengths)])
+        changes = [i for i in range(1, len(lengths)) if lengths[i] > lengths[i - 1]]
+        for cut in changes:
+            assert cost(sizes) <= cost([cut, len(lengths) - cut])

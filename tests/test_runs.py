@@ -170,14 +170,14 @@ def test_many_masks_at_once_equal_one_at_a_time(any_model, pairs):
 def test_gradients_equal_finite_differences(any_model, pairs, kinds):
     engine = tiny.engine(any_model, pairs, kinds, "logit-difference", batch_size=3)
     mask = 0.2 + 0.6 * random_mask(engine.n_components)
-    weights = torch.linspace(-1, 2, 8)
-    queue = iter(weights.split(3))
-    effects, gradient = engine.gradient(mask, lambda effects: next(queue))
+    # Weights of 1 + l make it the gradient of the sum of l + l^2 / 2.
+    effects, gradient = engine.gradient(mask, lambda effects: 1 + effects)
     torch.testing.assert_close(effects, engine.effects(mask), rtol=1e-3, atol=1e-4)
     direction = torch.randn(engine.n_components, generator=torch.Generator().manual_seed(1))
     direction /= direction.norm()
     step = 0.02
-    ends = [(weights * engine.effects(mask + s * direction)).sum() for s in (step, -step)]
+    moved = [engine.effects(mask + s * direction) for s in (step, -step)]
+    ends = [(effects + effects**2 / 2).sum() for effects in moved]
     slope = (ends[0] - ends[1]).item() / (2 * step)
     assert slope == pytest.approx((gradient @ direction).item(), rel=0.02, abs=2e-3)
 
@@ -260,7 +260,7 @@ def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):
     batch = engine._batches[0]
     hook = ("unembed.hook_out", lambda value, hook: widths.append(value.shape[:2].numel()))
     with torch.no_grad():
-        engine._forward(batch, [hook])
+        engine.passes.scores(batch, [hook])
     assert widths == [len(batch.place[0])]
     assert widths[0] < batch.tokens.numel()
 

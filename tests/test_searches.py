@@ -66,7 +66,7 @@ def test_every_method_answers_in_the_same_terms(tracer, method):
         assert result.effect == pytest.approx(measured.mean().item())
         assert result.cost.forward >= 1
         assert result.seconds > 0
-        assert result.history[-1]["n_selected"] >= 1
+        assert result.history[-1].keys() >= {"n_selected", "effect"}
         assert len(result.components) == result.n_selected
         assert result.full_effect == pytest.approx(tracer.full_effect)
     assert curve.at(3) is curve[1]
@@ -350,10 +350,28 @@ def test_a_gradient_that_is_not_finite_is_an_error(model, pairs):
     def rooted(clean, intervened):
         return (intervened.x - intervened.x.detach()).clamp(min=0).sqrt()
 
+    tracer = tk.Tracer(model, pairs, metric=rooted)
     with pytest.raises(
-        NonFiniteMetricError, match="The gradient of the metric 'rooted' is not fin"
+        NonFiniteMetricError, match="The gradient of the metric 'rooted' is not finite although"
     ):
-        tiny.engine(model, pairs, metric=rooted).gradient(torch.full((12,), 0.5), torch.ones_like)
+        tracer.run(lambda1=1e-3, batch_size=2)
+
+
+def test_an_effect_that_is_not_finite_names_its_example_only(model, pairs):
+    """Also where later steps of the epoch, with a spoilt mask, have no finite effect at all."""
+
+    def broken(clean, intervened):
+        effects = intervened.x - clean.x
+        return torch.where(intervened.x == clean.x, effects, effects / (clean.x != lowest))
+
+    tracer = tk.Tracer(model, pairs, metric="probability-drop")
+    lowest = tracer.engine.clean.x.min()
+    number = int(tracer.engine.clean.x.argmin())
+    broken_tracer = tk.Tracer(model, pairs, metric=broken)
+    with pytest.raises(NonFiniteMetricError) as caught:
+        broken_tracer.run(lambda1=1e-3, batch_size=2)
+    assert "is not finite on 1 of 8 examples" in str(caught.value)
+    assert f"example {number} (" in str(caught.value)
 
 
 def test_a_callable_without_gradient_is_an_error_for_gradient_methods(model, pairs):

@@ -1,20 +1,30 @@
 """Batches: which token sequences are run, and where in them the continuations are scored.
 
 Each example asks for the log-probabilities of its continuations x and y after its prompt. A *row*
-is one sequence the model reads: the prompt and all but the last token of a continuation (the last
-one is only predicted, never read). Rows that would be the same are run once, so x and y of a
-single token share one row. A *source* is one sequence of the counterfactual run; examples with
-the same counterfactual prompt share it. All of this is worked out once per data set, in
-`Layout`; a `Batch` is then a few index operations.
+is one sequence the model reads: a prompt (the trunk), then all but the last token of a
+continuation (a branch; its last token is only predicted, never read). Where the model can be told
+which tokens see which, x and y are two branches of one row, so that their prompt is computed once:
 
-Rows are padded on the right, which is exact for causal models without an attention mask.
+    position in the row    0     1     2    3     4     5    6
+    token                  The   nurse said her   turn  his  turn
+    depth (position id)    0     1     2    3     4     3    4
+    branch                 0     0     0    1     1     2    2
+
+A token sees the earlier ones of its own branch and of the trunk. Rows that would be the same are
+run once. A *source* is one sequence of the counterfactual run; examples with the same
+counterfactual prompt share it. All of this is worked out once per data set, in `Layout`; a `Batch`
+is then a few index operations on the CPU, and is moved to the model's device as a whole.
+
+Rows are padded on the right, which is exact for causal models, and batches hold rows of similar
+length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +40,59 @@ continuation, or explicit prompt positions (negative ones count from the prompt'
 
 _SCOPES = ("prompt", "last", "all")
 
+_PASS_CHARGE = {"cpu": 64, "cuda": 4096}
+"""What one more pass costs, in tokens: weights are read again, kernels launched again."""
+
+_Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Token sequences that are run together, padded on the right. Each is a trunk with branches."""
+
+    tokens: Int[Tensor, "row pos"]
+    """Token ids."""
+    depths: Int[Tensor, "row pos"]
+    """Position ids: the number of tokens that a token sees."""
+    branches: Int[Tensor, "row pos"]
+    """0 in the trunk, 1 and 2 in its branches."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def build(cls, trees: Sequence[tuple[_Ids, tuple[_Ids, ...]]]) -> Sequences:
+        """Lays out trunks with their branches."""
+        tokens, depths, branches = [], [], []
+        for trunk, limbs in trees:
+            parts = [trunk, *limbs]
+            tokens.append([token for part in parts for token in part])
+            branches.append([number for number, part in enumerate(parts) for _ in part])
+            depths.append([*range(len(trunk)), *(len(trunk) + i for p in limbs for i in _upto(p))])
+        return cls(_pad(tokens), _pad(depths), _pad(branches))
+
+    def rows(self, index: Any, width: int) -> Sequences:
+        """Some of the sequences, cut to a width."""
+        return Sequences(
+            self.tokens[index, :width], self.depths[index, :width], self.branches[index, :width]
+        )
+
+    def to(self, device: torch.device) -> Sequences:
+        """The sequences on a device."""
+        return replace(self, **_all_sent(vars(self), device))
+
+    def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What the model must be told besides the tokens; nothing where no sequence forks."""
+        if not (self.branches > 1).any():
+            return {}
+        width = self.tokens.shape[1]
+        earlier = torch.ones(width, width, dtype=torch.bool).tril()
+        query, key = self.branches[:, :, None], self.branches[:, None, :]
+        seen = earlier & ((key == 0) | (key == query))
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype)
+        mask = torch.where(seen, torch.zeros((), dtype=dtype), hidden)
+        return {"attention_mask": mask[:, None], "position_ids": self.depths}
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -39,8 +102,10 @@ class Batch:
     """Numbers of the examples in the data set."""
     tokens: Int[Tensor, "row pos"]
     """Token ids, padded on the right."""
+    inputs: dict[str, Tensor]
+    """Attention mask and position ids where rows fork; both start with the axis of rows."""
     sources: Int[Tensor, " row"]
-    """The counterfactual sequence of each row."""
+    """The counterfactual sequence of each row; always on the CPU."""
     positions: Bool[Tensor, "row pos"]
     """Where components are intervened on."""
     span: int
@@ -51,26 +116,37 @@ class Batch:
     """For every scored token, the place that predicts it."""
     scored_token: Int[Tensor, " scored"]
     """Its token id."""
+    slot: Int[Tensor, " scored"]
+    """Where it stands in `valid`, flattened."""
     valid: Bool[Tensor, "example side token"]
-    """Which tokens of x (side 0) and y (side 1) exist, in the order of `scored_token`."""
+    """Which tokens of x (side 0) and y (side 1) exist."""
     all_have_y: bool
     """Whether every example of the data set has a y."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device, but for `sources`."""
+        return replace(self, **{**_all_sent(vars(self), device), "sources": self.sources})
 
     def repeat(self, copies: int) -> Batch:
         """The batch `copies` times over, one after the other."""
         if copies == 1:
             return self
-        rows, places = len(self.tokens), len(self.place[0])
+        rows, places, slots = len(self.tokens), len(self.place[0]), self.valid.numel()
         shift = torch.arange(copies, device=self.tokens.device)[:, None]
         return replace(
             self,
             examples=self.examples.repeat(copies),
             tokens=self.tokens.repeat(copies, 1),
+            inputs={
+                name: value.repeat(copies, *[1] * (value.ndim - 1))
+                for name, value in self.inputs.items()
+            },
             sources=self.sources.repeat(copies),
             positions=self.positions.repeat(copies, 1),
             place=((self.place[0] + shift * rows).flatten(), self.place[1].repeat(copies)),
             scored_place=(self.scored_place + shift * places).flatten(),
             scored_token=self.scored_token.repeat(copies),
+            slot=(self.slot + shift * slots).flatten(),
             valid=self.valid.repeat(copies, 1, 1),
         )
 
@@ -88,8 +164,7 @@ class Batch:
         logits = logits.float()
         scored = logits[self.scored_place, self.scored_token]
         scored = scored - logits.logsumexp(-1)[self.scored_place]
-        tokens = torch.zeros(self.valid.shape, device=scored.device)
-        sides = continuation_log_prob(tokens.masked_scatter(self.valid, scored), self.valid, mean)
+        sides = continuation_log_prob(self._laid_out(scored, 0.0), self.valid, mean)
         chosen = self._chosen(logits) if choices else (None, None)
         if not self.all_have_y:
             return Scores(sides[:, 0], None, chosen[0], None)
@@ -97,81 +172,90 @@ class Batch:
 
     def _chosen(self, logits: Float[Tensor, "place d_vocab"]) -> tuple[Tensor, Tensor]:
         chosen = logits.argmax(-1)[self.scored_place] == self.scored_token
-        both = (~self.valid).masked_scatter(self.valid, chosen).all(-1)
+        both = self._laid_out(chosen, True).all(-1)
         return both[:, 0], both[:, 1]
+
+    def _laid_out(self, values: Tensor, absent: Any) -> Tensor:
+        """Values of the scored tokens by example, side and token."""
+        laid = values.new_full((self.valid.numel(),), absent)
+        return laid.index_put((self.slot,), values).reshape(self.valid.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All rows and sources of a data set."""
+    """All rows and sources of a data set, on the CPU."""
 
-    tokens: Int[Tensor, "row pos"]
+    sequences: Sequences
     lengths: Int[Tensor, " row"]
     positions: Bool[Tensor, "row pos"]
-    sources: Int[Tensor, " row"]
+    row_sources: Int[Tensor, " row"]
     rows: Int[Tensor, "example side"]
     """Row of each continuation; an absent y points at the row of x."""
     starts: Int[Tensor, " example"]
     """Position that predicts the first token of a continuation: the prompt's last."""
+    forks: Int[Tensor, "example side"]
+    """Position of the first token of a continuation within its row, if it is read."""
     targets: Int[Tensor, "example side token"]
     valid: Bool[Tensor, "example side token"]
-    source_tokens: Int[Tensor, "source source_pos"]
+    sources: Sequences
     source_lengths: Int[Tensor, " source"]
+    source_positions: Bool[Tensor, "source source_pos"]
+    """Where the activations of a source are used."""
     source_noise: Float[Tensor, "source source_pos d_model"] | None
     all_have_y: bool
 
     @classmethod
     def build(
-        cls, pairs: PromptPairs, positions: Positions = "prompt", *, device: torch.device | str
+        cls, pairs: PromptPairs, positions: Positions = "prompt", *, pack_up_to: int = 0
     ) -> Layout:
         """Works out rows and sources.
+
+        Args:
+            pairs: The data set.
+            positions: Where to intervene.
+            pack_up_to: Longest row in which x and y may share their prompt; 0 packs none.
 
         Raises:
             PositionError: A scope that is unknown, or an index outside a prompt.
         """
         scope = _check_positions(positions, pairs)
-        rows: dict[tuple[tuple[int, ...], int, int], int] = {}
-        sources: dict[tuple[tuple[int, ...], int | None], int] = {}
+        rows: dict[tuple[_Ids, tuple[_Ids, ...], int], int] = {}
+        sources: dict[tuple[_Ids, tuple[_Ids, ...], int | None], int] = {}
         row_of: list[list[int]] = []
+        forks: list[list[int]] = []
         for number, pair in enumerate(pairs):
-            per_side = []
-            for side in (pair.x_ids, pair.y_ids if pair.y_ids is not None else pair.x_ids):
-                read = side[:-1]
-                source = pair.source_ids + (read if scope == "all" else ())
-                noise_of = None if pair.noise is None else number
-                source_id = sources.setdefault((source, noise_of), len(sources))
-                key = (pair.prompt_ids + read, len(pair.prompt_ids), source_id)
+            noise_of = None if pair.noise is None else number
+            per_side, forks_of = [], []
+            for limbs, read in _limbs(pair, pack_up_to):
+                also = limbs if scope == "all" else ()
+                source = sources.setdefault((pair.source_ids, also, noise_of), len(sources))
+                key = (pair.prompt_ids, limbs, source)
                 per_side.append(rows.setdefault(key, len(rows)))
+                before = limbs[: limbs.index(read)] if read else ()
+                forks_of.append(len(pair.prompt_ids) + sum(map(len, before)))
             row_of.append(per_side)
-        sequences = [key[0] for key in rows]
-        tokens, lengths = _pad(sequences)
-        source_tokens, source_lengths = _pad([key[0] for key in sources])
+            forks.append(forks_of)
+        sequences = Sequences.build([key[:2] for key in rows])
+        source_sequences = Sequences.build([key[:2] for key in sources])
+        lengths, source_lengths = _lengths(rows), _lengths(sources)
         targets, valid = _targets(pairs)
-        prompt_lengths = torch.tensor([key[1] for key in rows])
-        layout = cls(
-            tokens=tokens,
+        trunks = torch.tensor([len(key[0]) for key in rows])
+        source_trunks = torch.tensor([len(key[0]) for key in sources])
+        return cls(
+            sequences=sequences,
             lengths=lengths,
-            positions=_position_mask(scope, prompt_lengths, lengths, tokens.shape[1]),
-            sources=torch.tensor([key[2] for key in rows]),
+            positions=_position_mask(scope, trunks, lengths),
+            row_sources=torch.tensor([key[2] for key in rows]),
             rows=torch.tensor(row_of),
             starts=torch.tensor([len(pair.prompt_ids) - 1 for pair in pairs]),
+            forks=torch.tensor(forks),
             targets=targets,
             valid=valid,
-            source_tokens=source_tokens,
+            sources=source_sequences,
             source_lengths=source_lengths,
-            source_noise=_source_noise(pairs, list(sources), source_tokens.shape[1]),
+            source_positions=_position_mask(scope, source_trunks, source_lengths),
+            source_noise=_source_noise(pairs, list(sources), int(source_lengths.max())),
             all_have_y=all(pair.y_ids is not None for pair in pairs),
-        )
-        return layout._to(device)
-
-    def _to(self, device: torch.device | str) -> Layout:
-        return replace(
-            self,
-            **{
-                name: value.to(device)
-                for name, value in vars(self).items()
-                if isinstance(value, Tensor)
-            },
         )
 
     @property
@@ -179,36 +263,102 @@ class Layout:
         """Number of examples."""
         return len(self.starts)
 
-    def batch(self, examples: Int[Tensor, " example"]) -> Batch:
-        """The batch of some examples, in the given order."""
-        examples = examples.to(self.starts.device)
+    def batch(self, examples: Int[Tensor, " example"], dtype: torch.dtype) -> Batch:
+        """The batch of some examples, in the given order.
+
+        Args:
+            examples: Their numbers.
+            dtype: The model's, for its attention mask.
+        """
         rows, local = self.rows[examples].unique(return_inverse=True)
         longest = int(self.lengths[rows].max())
+        sequences = self.sequences.rows(rows, longest)
         positions = self.positions[rows, :longest]
         valid = self.valid[examples]
         valid = valid[..., : int(valid.sum(-1).max())]
         example, side, step = valid.nonzero(as_tuple=True)
         row = local[example, side]
-        pos = self.starts[examples][example] + step
+        pos = torch.where(
+            step == 0,
+            self.starts[examples][example],
+            self.forks[examples][example, side] + step - 1,
+        )
         place, scored_place = (row * longest + pos).unique(return_inverse=True)
         return Batch(
             examples=examples,
-            tokens=self.tokens[rows, :longest],
-            sources=self.sources[rows],
+            tokens=sequences.tokens,
+            inputs=sequences.inputs(dtype),
+            sources=self.row_sources[rows],
             positions=positions,
             span=int(positions.any(0).nonzero().max()) + 1,
             place=(place // longest, place % longest),
             scored_place=scored_place,
             scored_token=self.targets[examples][example, side, step],
+            slot=valid.flatten().nonzero()[:, 0],
             valid=valid,
             all_have_y=self.all_have_y,
         )
 
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """All examples, similar lengths together, `batch_size` examples at a time."""
-        order = self.lengths[self.rows].amax(1).argsort(stable=True)
-        for examples in order.split(batch_size):
-            yield self.batch(examples)
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        examples: Int[Tensor, " example"] | None = None,
+    ) -> Iterator[Batch]:
+        """Batches of at most `batch_size` examples, similar lengths together."""
+        if examples is None:
+            examples = torch.arange(self.n_examples)
+        lengths = self.lengths[self.rows[examples]].amax(1)
+        order = lengths.argsort(stable=True)
+        sizes = bucket_sizes(lengths[order].tolist(), batch_size, _PASS_CHARGE.get(device.type, 64))
+        for part in examples[order].split(sizes):
+            yield self.batch(part, dtype).to(device)
+
+    def source_batches(self, batch_size: int, device: torch.device) -> Iterator[Tensor]:
+        """Numbers of the sources to run together."""
+        order = self.source_lengths.argsort(stable=True)
+        lengths = self.source_lengths[order].tolist()
+        yield from order.split(bucket_sizes(lengths, batch_size, _PASS_CHARGE.get(device.type, 64)))
+
+
+def bucket_sizes(lengths: Sequence[int], batch_size: int, charge: int) -> list[int]:
+    """How many of some rows, sorted by length, to run in each pass.
+
+    Every row of a pass costs the length of its longest one, and every pass costs `charge` tokens
+    besides. The cuts between lengths that cost least in all are found by dynamic programming.
+    """
+    counts = [(length, len(list(same))) for length, same in groupby(lengths)]
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(counts) + 1):
+        options = []
+        rows = 0
+        for start in range(end - 1, -1, -1):
+            rows += counts[start][1]
+            passes = -(-rows // batch_size)
+            cost = best[start][0] + rows * counts[end - 1][0] + passes * charge
+            options.append((cost, start))
+        best.append(min(options))
+    cuts = [len(counts)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][1])
+    sizes = []
+    for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True):
+        rows = sum(count for _, count in counts[start:end])
+        passes = -(-rows // batch_size)
+        # Even parts: a last one of a few rows would cost a pass of its own.
+        sizes += [rows // passes + (number < rows % passes) for number in range(passes)]
+    return sizes
+
+
+def _limbs(pair: PromptPair, pack_up_to: int) -> list[tuple[tuple[_Ids, ...], _Ids]]:
+    """For x and y, the branches of the row that holds it, and the tokens of it that are read."""
+    reads = [side[:-1] for side in (pair.x_ids, pair.x_ids if pair.y_ids is None else pair.y_ids)]
+    together = tuple(read for read in dict.fromkeys(reads) if read)
+    if len(pair.prompt_ids) + sum(map(len, together)) <= pack_up_to:
+        return [(together, read) for read in reads]
+    return [((read,) if read else (), read) for read in reads]
 
 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
@@ -233,30 +383,34 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
 
 
 def _position_mask(
-    scope: str | tuple[int, ...],
-    prompt_lengths: Int[Tensor, " row"],
-    lengths: Int[Tensor, " row"],
-    width: int,
+    scope: str | tuple[int, ...], trunks: Int[Tensor, " row"], lengths: Int[Tensor, " row"]
 ) -> Bool[Tensor, "row pos"]:
-    place = torch.arange(width)
+    place = torch.arange(int(lengths.max()))
     if scope == "prompt":
-        return place < prompt_lengths[:, None]
+        return place < trunks[:, None]
     if scope == "all":
         return place < lengths[:, None]
     chosen = (-1,) if isinstance(scope, str) else scope
-    mask = torch.zeros(len(lengths), width, dtype=torch.bool)
+    mask = torch.zeros(len(lengths), len(place), dtype=torch.bool)
     for index in chosen:
-        at = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
+        at = trunks + index if index < 0 else torch.full_like(trunks, index)
         mask[torch.arange(len(lengths)), at] = True
     return mask
 
 
-def _pad(sequences: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    tokens = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+def _upto(part: _Ids) -> range:
+    return range(len(part))
+
+
+def _pad(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
+    padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
     for row, sequence in enumerate(sequences):
-        tokens[row, : len(sequence)] = torch.tensor(sequence)
-    return tokens, lengths
+        padded[row, : len(sequence)] = torch.tensor(sequence)
+    return padded
+
+
+def _lengths(trees: Any) -> Int[Tensor, " row"]:
+    return torch.tensor([len(key[0]) + sum(map(len, key[1])) for key in trees])
 
 
 def _targets(pairs: PromptPairs) -> tuple[Tensor, Tensor]:
@@ -271,10 +425,8 @@ def _targets(pairs: PromptPairs) -> tuple[Tensor, Tensor]:
     return targets, valid
 
 
-def _source_noise(
-    pairs: Sequence[PromptPair], sources: Sequence[tuple[tuple[int, ...], int | None]], width: int
-) -> Tensor | None:
-    noises = [pairs[number].noise if number is not None else None for _, number in sources]
+def _source_noise(pairs: Sequence[PromptPair], sources: Sequence[Any], width: int) -> Tensor | None:
+    noises = [pairs[number].noise if number is not None else None for *_, number in sources]
     given = [noise for noise in noises if noise is not None]
     if not given:
         return None
@@ -283,3 +435,19 @@ def _source_noise(
         if noise is not None:
             padded[row, : noise.shape[0]] = noise
     return padded
+
+
+def sent(value: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, without waiting for the copy."""
+    if value.device == device:
+        return value
+    pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
+    return pinned.to(device, non_blocking=True)
+
+
+def _all_sent(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return sent(value, device)
+    if isinstance(value, dict):
+        return {key: _all_sent(entry, device) for key, entry in value.items()}
+    return tuple(_all_sent(e, device) for e in value) if isinstance(value, tuple) else value

@@ -20,12 +20,12 @@ import warnings
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Site
 from tracekit.errors import HookPointError, IdentityCheckError
-from tracekit.models import HookedModel, device_of, frozen, model_name
+from tracekit.models import HookedModel, device_of, dtype_of, frozen, model_name, random_tokens
 from tracekit.patching import MaskedPatch
 from tracekit.runs import Engine
 
@@ -40,7 +40,7 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         HookPointError: Names the model, the hook point, and what to use instead.
         IdentityCheckError: The empty mask changes the logits, or padding does.
     """
-    tokens = _random_tokens(model)
+    tokens = random_tokens(model, 2, _TOKENS).to(device_of(model))
     # Whole sites: a single unit may well be inactive on a few random tokens.
     registry = registry.whole_sites()
     with frozen(model), warnings.catch_warnings():
@@ -103,12 +103,6 @@ def check_unchanged(engine: Engine) -> None:
             "weights or hooks changed since the Tracer was built. Reset its hooks, or build "
             "another Tracer."
         )
-
-
-def _random_tokens(model: HookedModel) -> Int[Tensor, "row pos"]:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(int(model.cfg.d_vocab), (2, _TOKENS), generator=generator)
-    return tokens.to(device_of(model))
 
 
 def _observe(
@@ -194,7 +188,7 @@ def _check_padding(model: HookedModel, tokens: Tensor) -> None:
         padded[0, -2:] = 0
         long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2].float()
     scale = short.abs().max()
-    tolerance = 1e-4 if next(iter(model.parameters())).dtype == torch.float32 else 0.05
+    tolerance = 1e-4 if dtype_of(model) == torch.float32 else 0.05
     if not (short - long).abs().max() <= tolerance * scale:
         raise IdentityCheckError(
             f"Padding on the right changes the logits of {model_name(model)}. "

@@ -18,6 +18,10 @@ class TracekitError(Exception):
         return str(self.args[0]) if self.args else ""
 
 
+class SlowPathWarning(UserWarning):
+    """A model on which a shortcut does not serve, so that the plain way is taken."""
+
+
 class _UnknownNameError(TracekitError, ValueError):
     """A name that no registry knows; the message lists the known ones."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 """Name of the embedded model."""
-
-EMBEDDING_HOOK = "blocks.0.hook_resid_pre"
-"""Where noise is added: the sum of token and position embeddings."""
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 _HUB_TIMEOUT = 5.0
@@ -136,13 +134,28 @@ def device_of(model: HookedModel) -> torch.device:
     return next(iter(model.parameters())).device
 
 
+def dtype_of(model: HookedModel) -> torch.dtype:
+    """Floating type of the model's first parameter."""
+    return next(iter(model.parameters())).dtype
+
+
+def residual_hook(layer: int) -> str:
+    """Hook point of the residual stream where a block begins."""
+    return f"blocks.{layer}.hook_resid_pre"
+
+
+def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "row pos"]:
+    """The same random tokens every time, on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(int(model.cfg.d_vocab), (rows, length), generator=generator)
+
+
 def embedding_std(model: HookedModel) -> float:
     """Standard deviation of what the first block reads, over random tokens: the unit of noise.
 
     Measured where noise is added, since some models scale or normalise their token embeddings.
     """
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(int(model.cfg.d_vocab), (16, 16), generator=generator)
+    tokens = random_tokens(model, 16, 16)
     seen: list[Tensor] = []
 
     def note(activation: Tensor, hook: Any = None) -> Tensor:
@@ -150,7 +163,7 @@ def embedding_std(model: HookedModel) -> float:
         return activation
 
     with frozen(model), torch.no_grad():
-        model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[(EMBEDDING_HOOK, note)])
+        model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[(residual_hook(0), note)])
     return float(seen[0].float().std())
 
 

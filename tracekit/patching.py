@@ -41,32 +41,36 @@ class MaskedPatch:
     positions: Bool[Tensor, "row pos"]
     """Where to intervene. For `heads`, the query positions whose attention is replaced."""
 
-    def hooks(self, mask: Float[Tensor, "*row component"]) -> list[Hook]:
-        """Hooks that apply a mask.
+    def hooks(self, mask: Float[Tensor, "*set component"]) -> list[Hook]:
+        """Hooks that apply a mask, or each of a stack of masks.
 
         Args:
-            mask: In [0, 1], 1 takes the counterfactual value; one mask, or one per row.
+            mask: In [0, 1], 1 takes the counterfactual value. With a stack, the run must have the
+                rows of `positions` once per mask, one mask after the other.
         """
         by_name: dict[str, list[Site]] = {}
         for site in self.registry.sites:
-            by_name.setdefault(site.hook_name, []).append(site)
+            if site.hook_name in self.counterfactual:
+                by_name.setdefault(site.hook_name, []).append(site)
         return [(name, self._hook(name, sites, mask)) for name, sites in by_name.items()]
 
     def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
-        counterfactual = self.counterfactual[name]
-        weights = [_weight(site, mask, counterfactual.ndim) for site in sites]
+        source = self.counterfactual[name]
         axis = position_axis(sites[0])
+        weights = [_weight(site, mask, source.ndim) for site in sites]
+        span = source.shape[axis]
+        at = _at_axis(self.positions[:, :span], axis, source.ndim)
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
-            # Layers may lie on different devices.
-            source = counterfactual.to(activation.device).float()
-            span = source.shape[axis]
-            at = _at_axis(self.positions[:, :span].to(source.device), axis, source.ndim)
             head = _head(activation, axis, span)
-            mixed = head.float()
+            # The rows once per mask, beside the one copy of their counterfactual values.
+            mixed = head.float().unflatten(0, (-1, len(source)))
+            # Layers may lie on different devices.
+            values = source.to(activation.device).float()
             for weight in weights:
-                mixed = torch.lerp(mixed, source, weight.to(source.device) * at)
-            return _replace(activation, mixed.to(activation.dtype), axis)
+                share = (weight * at).to(activation.device)
+                mixed = torch.lerp(mixed, values, share)
+            return _replace(activation, mixed.flatten(0, 1).to(activation.dtype), axis)
 
         return mix
 
@@ -76,20 +80,16 @@ def position_axis(site: Site) -> int:
     return 2 if site.kind.axis == 1 else 1
 
 
-def crop(site: Site, activation: Tensor, span: int) -> Tensor:
-    """The part of an activation that belongs to the first `span` positions."""
-    return _head(activation, position_axis(site), span)
-
-
 def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
-    """Mask entries of a site, shaped to broadcast against its activation."""
+    """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
     entries = mask[..., site.start : site.stop]
     if not site.complete:
         full = entries.new_zeros(*entries.shape[:-1], site.width)
-        entries = full.index_copy(-1, torch.tensor(site.indices, device=entries.device), entries)
-    shape = [entries.shape[0] if entries.ndim == 2 else 1] + [1] * (ndim - 1)
+        indices = torch.tensor(site.indices).to(entries.device, non_blocking=True)
+        entries = full.index_copy(-1, indices, entries)
+    shape = [entries.shape[0] if entries.ndim == 2 else 1] + [1] * ndim
     if site.kind.axis is not None:
-        shape[site.kind.axis] = site.width
+        shape[site.kind.axis + 1] = site.width
     return entries.reshape(shape)
 
 
@@ -100,6 +100,7 @@ def _at_axis(positions: Tensor, axis: int, ndim: int) -> Tensor:
 
 
 def _head(activation: Tensor, axis: int, span: int) -> Tensor:
+    """The part of an activation that belongs to the first `span` positions."""
     head = activation.narrow(axis, 0, span)
     # Attention from these queries cannot reach later keys: the models are causal.
     return head.narrow(3, 0, span) if axis == 2 else head

@@ -1,18 +1,22 @@
 """The engine: a data set on a model, ready for any number of interventional runs.
 
-What is computed when:
+What is computed when, and shared between what:
 
-1. once per data set: the layout of rows and sources (`batches.py`), the clean scores, the
-   counterfactual activations at the hook points and positions in use;
-2. per mask: one forward pass over the rows with the mixed activations, the logits only where a
-   token is scored; and, for a gradient, one backward pass to the mask. Parameters are frozen.
+1. once per model: which shortcuts serve (`abilities.py`);
+2. once per data set: the layout of rows and sources (`batches.py`), the clean scores, and the
+   counterfactual activations at the hook points and positions in use (`sources.py`);
+3. once for many sets of components: the layers below the first in which they differ
+   (`sharing.py`), so that a candidate costs only the layers above its own;
+4. per mask: a forward pass over the rows with the mixed activations, the logits only where a
+   token is scored; and, for a gradient, a backward pass to the mask. Parameters are frozen.
 
-There is no loop over examples, tokens or components in a pass; only over batches and layers.
+There is no loop over examples, tokens or components in a pass; only over batches and layers. On an
+accelerator nothing in a pass waits for the device: results are read when a caller asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,36 +27,32 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tracekit import masks as masks_module
-from tracekit.batches import Batch, Layout, Positions
+from tracekit import sharing
+from tracekit.batches import Batch, Layout, Positions, sent
+from tracekit.blocks import States
 from tracekit.components import ComponentRegistry
 from tracekit.errors import (
     ConfigError,
     EngineFixedError,
     MissingContinuationError,
-    NonFiniteMetricError,
     NotDifferentiableError,
     PairsError,
 )
-from tracekit.masks import Mask, from_indices
+from tracekit.masks import Mask
 from tracekit.metrics import Effects, Mean, Metric, Scores, check_finite
-from tracekit.models import (
-    EMBEDDING_HOOK,
-    HookedModel,
-    device_of,
-    frozen,
-    model_name,
-    scored_hook,
-)
-from tracekit.patching import Hook, MaskedPatch, crop
+from tracekit.models import HookedModel, frozen, model_name
+from tracekit.passes import Passes, Precision, precision_of
+from tracekit.patching import Activations, Hook, MaskedPatch
 from tracekit.prompts import PromptPairs
+from tracekit.sources import Sources
 
 Weigh = Callable[[Effects], Effects]
-"""Effects of some examples (detached) -> the weight of each one's gradient."""
+"""Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Work done, counted in passes over the whole data set."""
+    """Work done, counted in passes over the whole data set, whatever they share."""
 
     forward: float = 0.0
     """Interventional forward passes."""
@@ -81,9 +81,10 @@ class Engine:
         positions: Positions = "prompt",
         mean: Mean = "geometric",
         batch_size: int = 64,
+        max_memory: int | None = None,
         progress: bool = False,
     ) -> None:
-        """Lays the data set out; runs nothing yet.
+        """Lays the data set out; runs none of it yet.
 
         Args:
             model: The model.
@@ -93,16 +94,21 @@ class Engine:
             positions: Where to intervene.
             mean: Probability of a continuation of several tokens.
             batch_size: Examples per pass through the model; bounds memory, changes no result.
+            max_memory: Bytes that counterfactual activations may take on the model's device;
+                beyond, they are kept in host memory, or computed again for every batch if the
+                model is on the CPU. Changes no result. None: no bound.
             progress: Whether to show progress bars.
 
         Raises:
             MissingContinuationError: The metric needs a y that an example lacks.
             PairsError: A token id outside the vocabulary, noise of another width, or a sequence
                 longer than the model's context.
-            ConfigError: A batch size below 1.
+            ConfigError: A batch size below 1, or a negative bound.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}. It must be at least 1.")
+        if max_memory is not None and max_memory < 0:
+            raise ConfigError(f"max_memory is {max_memory} bytes. It must be at least 0.")
         _check_pairs_fit(pairs, model, metric)
         self.model = model
         self.pairs = pairs
@@ -111,10 +117,19 @@ class Engine:
         self.mean: Mean = mean
         self.positions: Positions = positions
         self.batch_size = batch_size
+        self.max_memory = max_memory
         self.progress = progress
         self._forwards = self._backwards = 0
-        self.layout = Layout.build(pairs, positions, device=device_of(model))
-        self._scored_hook = scored_hook(model)
+        self.passes = Passes(model, mean, choices=metric.reads_choices)
+        self.layout = Layout.build(pairs, positions, pack_up_to=self.passes.abilities.pack_up_to)
+        self.sources = Sources(
+            model,
+            self.layout,
+            registry,
+            batch_size=batch_size,
+            max_memory=max_memory,
+            bar=self._bar,
+        )
         self._fixed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -136,6 +151,11 @@ class Engine:
         return self.layout.n_examples
 
     @property
+    def device(self) -> torch.device:
+        """Where the model reads its tokens."""
+        return self.passes.device
+
+    @property
     def cost(self) -> Cost:
         """Interventional work so far; clean and counterfactual runs are not counted."""
         return Cost(self._forwards / self.n_examples, self._backwards / self.n_examples)
@@ -150,6 +170,7 @@ class Engine:
             positions=self.positions,
             mean=self.mean,
             batch_size=self.batch_size,
+            max_memory=self.max_memory,
             progress=self.progress,
         )
 
@@ -160,76 +181,62 @@ class Engine:
         """Scores of the clean run, one per example."""
         with frozen(self.model), torch.no_grad():
             parts = [
-                (batch.examples, self._forward(batch, []))
+                (batch.examples, self.passes.scores(batch, []))
                 for batch in self._bar(self._batches, "clean run")
             ]
         return _assemble(parts, self.n_examples)
-
-    @cached_property
-    def counterfactual(self) -> dict[str, Tensor]:
-        """Activations of the counterfactual run by hook point; the first axis is the source."""
-        layout = self.layout
-        order = range(0, len(layout.source_tokens), self.batch_size)
-        chunks: dict[str, list[Tensor]] = {name: [] for name in self.registry.hook_names}
-        sites = {site.hook_name: site for site in self.registry.sites}
-        span = int(layout.positions.any(0).nonzero().max()) + 1
-        with frozen(self.model), torch.no_grad():
-            for start in self._bar(order, "counterfactual run"):
-                stop = start + self.batch_size
-                caught: dict[str, Tensor] = {}
-                noise = layout.source_noise
-                hooks = [] if noise is None else [_add_noise(noise[start:stop])]
-                hooks += [_catch(name, caught) for name in chunks]
-                self.model.run_with_hooks(layout.source_tokens[start:stop], fwd_hooks=hooks)
-                for name, activation in caught.items():
-                    chunks[name].append(crop(sites[name], activation, span).clone())
-        return {name: torch.cat(parts) for name, parts in chunks.items()}
 
     @property
     def first_batch(self) -> Batch:
         """The first of the fixed batches."""
         return self._batches[0]
 
-    def effects_of(self, batch: Batch, mask: Mask) -> Effects:
-        """Effects on the examples of one batch, not counted as work."""
-        with frozen(self.model), torch.no_grad():
-            return self._effects_of_batch(batch, mask.to(self.layout.tokens.device)).cpu()
-
     @cached_property
     def _batches(self) -> list[Batch]:
-        return list(self.layout.batches(self.batch_size))
+        return list(self._split(None))
+
+    def _split(self, examples: Int[Tensor, " example"] | None) -> Any:
+        return self.layout.batches(
+            self.batch_size, device=self.device, dtype=self.passes.dtype, examples=examples
+        )
+
+    @cached_property
+    def _layer_of(self) -> list[int]:
+        return [site.layer for site in self.registry.sites for _ in site.indices]
 
     # ---- per mask -------------------------------------------------------------------------
 
     def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
         """Effects of a mask, or of each of a stack of masks, on every example.
 
+        The plain way: every hook acts, every layer runs.
+
         Args:
             mask: Shape `component` or `set component`, entries in [0, 1].
+
+        Returns:
+            The effects, on the CPU.
 
         Raises:
             MaskShapeError, MaskRangeError: As in `masks.check`.
             NonFiniteMetricError: Names the examples.
         """
-        stack = masks_module.check(mask, self.n_components)
-        if stack.ndim == 1:
-            return self._effects_of_stack(stack[None])[0]
-        return self._effects_of_stack(stack)
-
-    def mean_effects(
-        self, sets: Sequence[Sequence[int]], label: str = "effects"
-    ) -> Float[Tensor, " set"]:
-        """Mean effect of each of many sets of components, with a progress bar.
-
-        Masks are made a few at a time: all single components of a large model would not fit.
-        """
-        chunk = max(1, self.batch_size // self.n_examples)
-        means = torch.zeros(len(sets))
-        for first in self._bar(range(0, len(sets), chunk), label):
-            some = sets[first : first + chunk]
-            stack = torch.stack([from_indices(one, self.n_components) for one in some]).float()
-            means[first : first + len(some)] = self._effects_of_stack(stack).mean(-1)
-        return means
+        checked = masks_module.check(mask, self.n_components)
+        stack = (checked[None] if checked.ndim == 1 else checked).to(self.device)
+        result = torch.zeros(len(stack), self.n_examples, device=self.device)
+        with frozen(self.model), torch.no_grad():
+            for batch in self._batches:
+                source = self.sources.of(batch)
+                per_pass = max(1, self.batch_size // len(batch.examples))
+                for first in range(0, len(stack), per_pass):
+                    some = stack[first : first + per_pass]
+                    values = self._effects_of_batch(batch, source, some)
+                    result[first : first + len(some), batch.examples] = values
+        self._forwards += len(stack) * self.n_examples
+        result = result.cpu()
+        for row in result:
+            check_finite(row, self.metric, lambda i: self.pairs[i].describe())
+        return result[0] if checked.ndim == 1 else result
 
     def mean_effect(self, mask: Any) -> float:
         """Mean effect of one mask."""
@@ -240,112 +247,185 @@ class Engine:
         """Effects of all components together: the reference line of every figure."""
         return self.effects(torch.ones(self.n_components))
 
+    def effects_of(self, batch: Batch, mask: Mask) -> Effects:
+        """Effects on the examples of one batch, not counted as work."""
+        with frozen(self.model), torch.no_grad():
+            source = self.sources.of(batch)
+            return self._effects_of_batch(batch, source, mask.to(self.device)[None])[0].cpu()
+
+    def intervened(self, mask: Any) -> Scores:
+        """Scores of every example under a mask."""
+        entries = masks_module.check(mask, self.n_components).to(self.device)
+        with frozen(self.model), torch.no_grad():
+            parts = [
+                (
+                    batch.examples,
+                    self.passes.scores(batch, self._hooks(batch, self.sources.of(batch), entries)),
+                )
+                for batch in self._batches
+            ]
+        return _assemble(parts, self.n_examples)
+
     def gradient(
-        self, mask: Mask, weigh: Weigh, examples: Int[Tensor, " example"] | None = None
+        self,
+        mask: Mask,
+        weigh: Weigh,
+        examples: Int[Tensor, " example"] | None = None,
+        *,
+        precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
         """Effects, and the gradient of their weighted sum with respect to the mask.
 
+        Nothing here waits for an accelerator, so numbers that are not finite are handed on; the
+        searches refuse them at the end of an epoch.
+
         Args:
             mask: Soft mask.
-            weigh: Gives the weights w of the sum from the effects of a few examples at a time;
-                w is held fixed, so the gradient is sum_i w_i dl_i/dm.
+            weigh: Gives the weight w of each example in the sum from its effect l, for a few
+                examples at a time; w is held fixed, so the gradient is sum_i w_i dl_i/dm.
             examples: Numbers of the examples to use; all by default.
+            precision: Of the matrix products.
 
         Returns:
-            The effects in the order of `examples`, and the gradient; both on the CPU.
+            The effects in the order of `examples`, and the gradient; both where the mask is.
         """
         if examples is None:
             examples = torch.arange(self.n_examples)
-        leaf = mask.detach().float().to(self.layout.tokens.device).requires_grad_(True)
+        _ = self.clean  # Not inside, where it would be computed in another precision.
+        leaf = mask.detach().float().to(self.device).requires_grad_(True)
         total = torch.zeros_like(leaf)
-        effects = []
+        effects = torch.zeros(self.n_examples, device=self.device)
         with frozen(self.model), torch.enable_grad():
-            for part in examples.split(self.batch_size):
-                batch = self.layout.batch(part)
-                values = self._effects_of_batch(batch, leaf)
+            for batch in self._split(examples):
+                source = self.sources.of(batch)
+                with precision_of(precision, self.device):
+                    values = self._effects_of_batch(batch, source, leaf[None])[0]
                 if not values.requires_grad:
                     raise NotDifferentiableError(
                         f"No gradient reaches the mask through the metric {self.metric.name!r}. "
                         "Compute it with differentiable torch operations, or use a search that "
                         "needs no gradient, such as top-k."
                     )
-                weights = weigh(values.detach().cpu()).to(values.device)
+                weights = weigh(values.detach())
                 total += torch.autograd.grad((weights * values).sum(), leaf)[0]
-                effects.append(values.detach().cpu())
+                effects[batch.examples] = values.detach()
         self._forwards += len(examples)
         self._backwards += len(examples)
-        found = torch.cat(effects)
-        self._check_finite(found, examples)
-        if not torch.isfinite(total).all():
-            raise NonFiniteMetricError(
-                f"The gradient of the metric {self.metric.name!r} is not finite although its "
-                "effects are. Use a bounded metric such as probability-drop."
-            )
-        return found, total.cpu()
+        picked = effects[sent(examples, self.device)]
+        return picked.to(mask.device), total.to(mask.device)
 
-    def intervened(self, mask: Any) -> Scores:
-        """Scores of every example under a mask."""
-        entries = masks_module.check(mask, self.n_components).to(self.layout.tokens.device)
-        with frozen(self.model), torch.no_grad():
-            parts = [(b.examples, self._forward(b, self._hooks(b, entries))) for b in self._batches]
-        return _assemble(parts, self.n_examples)
+    # ---- many sets ------------------------------------------------------------------------
+
+    def mean_effects(
+        self, sets: Sequence[Sequence[int]], label: str = "effects"
+    ) -> Float[Tensor, " set"]:
+        """Mean effect of each of many sets of components, with a progress bar.
+
+        What sets share is computed once, hooks are only where a set has components, and several
+        sets go through the model together where a batch leaves room. Equal to `effects` of each.
+
+        Returns:
+            The means, on the CPU.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        sets = [tuple(one) for one in sets]
+        if self.passes.abilities.blocks is None:
+            tree = sharing.Node(0, leaves=list(range(len(sets))))
+        else:
+            tree = sharing.plan(sets, self._layer_of, int(self.model.cfg.n_layers))
+        sums = torch.zeros(len(sets), device=self.device)
+        bar = tqdm(
+            total=len(sets) * len(self._batches),
+            desc=label,
+            leave=False,
+            disable=not self.progress or len(sets) < 3,
+        )
+        with frozen(self.model), torch.no_grad(), bar:
+            for batch in self._batches:
+                self._walk(tree, None, sets, batch, self.sources.of(batch), sums, bar)
+        self._forwards += len(sets) * self.n_examples
+        means = sums.cpu() / self.n_examples
+        for number in (~torch.isfinite(means)).nonzero()[:1, 0].tolist():
+            self.effects(masks_module.from_indices(sets[number], self.n_components))
+        return means
+
+    def _walk(
+        self,
+        node: sharing.Node,
+        states: States | None,
+        sets: Sequence[sharing.Set],
+        batch: Batch,
+        source: Activations,
+        sums: Float[Tensor, " set"],
+        bar: Any,
+    ) -> None:
+        """Adds the summed effects on a batch of all sets below a node; `states` enter there."""
+        per_pass = max(1, self.batch_size // len(batch.examples))
+        for first in range(0, len(node.leaves), per_pass):
+            some = node.leaves[first : first + per_pass]
+            stack = self._stack([sets[number] for number in some])
+            layers = {self._layer_of[i] for number in some for i in sets[number]}
+            effects = self._effects_of_batch(
+                batch, source, stack, layers=layers, start=node.layer, states=states
+            )
+            sums[sent(torch.tensor(some), self.device)] += effects.sum(1)
+            bar.update(len(some))
+        for child in node.children:
+            layers = {self._layer_of[i] for i in child.prefix}
+            hooks = self._hooks(batch, source, self._stack([child.prefix]), layers)
+            carried = self.passes.states(batch, hooks, child.layer, start=node.layer, states=states)
+            self._walk(child, carried, sets, batch, source, sums, bar)
+
+    def _stack(self, sets: Sequence[sharing.Set]) -> Float[Tensor, "set component"]:
+        masks = [masks_module.from_indices(one, self.n_components) for one in sets]
+        return sent(torch.stack(masks), self.device).float()
 
     # ---- inside a pass --------------------------------------------------------------------
 
-    def _effects_of_stack(self, stack: Float[Tensor, "set component"]) -> Tensor:
-        """Effects of a few masks, several masks to a pass where a batch is small."""
-        stack = stack.to(self.layout.tokens.device)
-        result = torch.zeros(len(stack), self.n_examples)
-        with frozen(self.model), torch.no_grad():
-            for batch in self._batches:
-                numbers = batch.examples.cpu()
-                per_pass = max(1, self.batch_size // len(numbers))
-                for first in range(0, len(stack), per_pass):
-                    some = stack[first : first + per_pass]
-                    values = self._effects_of_batch(batch, some)
-                    rows = torch.arange(first, first + len(some))
-                    result[rows[:, None], numbers] = values.reshape(len(some), -1).cpu()
-        self._forwards += len(stack) * self.n_examples
-        for row in result:
-            self._check_finite(row, torch.arange(self.n_examples))
-        return result
+    def _effects_of_batch(
+        self,
+        batch: Batch,
+        source: Activations,
+        stack: Float[Tensor, "set component"],
+        *,
+        layers: Container[int] | None = None,
+        start: int = 0,
+        states: States | None = None,
+    ) -> Float[Tensor, "set example"]:
+        """Effects of a few masks on a batch, all in one pass.
 
-    def _check_finite(self, effects: Effects, examples: Int[Tensor, " example"]) -> None:
-        by_number = torch.zeros(self.n_examples)
-        by_number[examples] = effects
-        check_finite(by_number, self.metric, lambda i: self.pairs[i].describe())
+        Args:
+            batch: The batch.
+            source: Its counterfactual activations.
+            stack: The masks.
+            layers: Layers that get hooks; all by default.
+            start: First block to run.
+            states: What it reads, for the rows of the batch.
+        """
+        hooks = self._hooks(batch, source, stack, layers)
+        repeated = batch.repeat(len(stack))
+        if start:
+            assert states is not None
+            states = states.repeat(len(stack), 1, 1)
+        scores = self.passes.scores(repeated, hooks, start=start, states=states if start else None)
+        return self.metric(_take(self.clean, repeated.examples), scores).reshape(len(stack), -1)
 
-    def _effects_of_batch(self, batch: Batch, mask: Float[Tensor, "*set component"]) -> Effects:
-        clean = _take(self.clean, batch.examples)
-        if mask.ndim == 2:
-            copies = len(mask)
-            mask = mask.repeat_interleave(len(batch.tokens), 0) if copies > 1 else mask[0]
-            batch = batch.repeat(copies)
-            clean = _take(self.clean, batch.examples)
-        return self.metric(clean, self._forward(batch, self._hooks(batch, mask)))
-
-    def _hooks(self, batch: Batch, mask: Float[Tensor, "*row component"]) -> list[Hook]:
-        sites = {site.hook_name: site for site in self.registry.sites}
-        source = {
-            name: crop(sites[name], activation, batch.span)[batch.sources.to(activation.device)]
-            for name, activation in self.counterfactual.items()
-        }
+    def _hooks(
+        self,
+        batch: Batch,
+        source: Activations,
+        mask: Float[Tensor, "*set component"],
+        layers: Container[int] | None = None,
+    ) -> list[Hook]:
+        sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
         patch = MaskedPatch(
-            registry=self.registry, counterfactual=source, positions=batch.positions
+            registry=self.registry,
+            counterfactual={site.hook_name: source[site.hook_name] for site in sites},
+            positions=batch.positions,
         )
         return patch.hooks(mask)
-
-    def _forward(self, batch: Batch, hooks: list[Hook]) -> Scores:
-        def gather(activation: Tensor, hook: Any = None) -> Tensor:
-            row, pos = (index.to(activation.device) for index in batch.place)
-            return activation[row, pos][None]
-
-        logits = self.model.run_with_hooks(
-            batch.tokens, fwd_hooks=[*hooks, (self._scored_hook, gather)]
-        )
-        return batch.read(
-            logits[0].to(batch.tokens.device), self.mean, choices=self.metric.reads_choices
-        )
 
     def _bar(self, items: Any, label: str) -> Any:
         return tqdm(items, desc=label, leave=False, disable=not self.progress or len(items) < 3)
@@ -378,21 +458,6 @@ def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> 
                 f"The noise of example {number} is {pair.noise.shape[1]} wide. "
                 f"{model_name(model)} needs {model.cfg.d_model}."
             )
-
-
-def _catch(name: str, into: dict[str, Tensor]) -> Hook:
-    def catch(activation: Tensor, hook: Any = None) -> Tensor:
-        into[name] = activation.detach()
-        return activation
-
-    return name, catch
-
-
-def _add_noise(noise: Float[Tensor, "source pos d_model"]) -> Hook:
-    def disturb(activation: Tensor, hook: Any = None) -> Tensor:
-        return activation + noise.to(activation.device, activation.dtype)
-
-    return EMBEDDING_HOOK, disturb
 
 
 def _take(scores: Scores, examples: Tensor) -> Scores:

@@ -56,6 +56,7 @@ class Tracer:
         positions: Positions = "prompt",
         mean: Mean = "geometric",
         batch_size: int = 64,
+        max_memory: int | None = None,
         progress: bool = False,
     ) -> None:
         """Sets a trace up and checks it.
@@ -73,6 +74,8 @@ class Tracer:
             mean: Probability of a continuation of several tokens: `geometric` or `arithmetic`
                 mean of its token probabilities.
             batch_size: Examples per pass; bounds memory, changes no result.
+            max_memory: Bytes that the activations of the counterfactual run may take on the
+                model's device; see `Engine`. Changes no result.
             progress: Whether to show progress bars.
 
         Raises:
@@ -97,6 +100,7 @@ class Tracer:
             positions=positions,
             mean=mean,
             batch_size=batch_size,
+            max_memory=max_memory,
             progress=progress,
         )
         checks.check_sites(self.model, components)

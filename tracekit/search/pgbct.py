@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from tracekit import masks, schedules
 from tracekit.errors import ConfigError, NotDifferentiableError
 from tracekit.masks import Mask
+from tracekit.passes import PRECISIONS, Precision
 from tracekit.runs import Engine
 from tracekit.search.base import Found, Goal
 from tracekit.search.reward import Reward, RewardGradient
@@ -74,6 +75,9 @@ class PGBCT:
     """Adam's decay rates."""
     trials: int = 8
     """Trials at most per budget when lambda is searched."""
+    precision: Precision = "float32"
+    """Of the matrix products while the mask is learned: `float32`, `tf32` or `bfloat16`. Selected
+    sets are always measured in the model's own precision."""
     example_order: Sequence[Sequence[int]] | None = None
     """Order of the examples in each epoch, to repeat a run exactly. None: shuffled by the seed."""
 
@@ -92,6 +96,10 @@ class PGBCT:
             raise ConfigError(f"learning_rate is {self.learning_rate}. It must be positive.")
         if self.reward not in ("dataset", "per-example"):
             raise ConfigError(f"Unknown reward {self.reward!r}. Use 'dataset' or 'per-example'.")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"Unknown precision {self.precision!r}. Use one of {', '.join(PRECISIONS)}."
+            )
         if self.penalty_reduction not in ("sum", "mean"):
             raise ConfigError(
                 f"Unknown penalty_reduction {self.penalty_reduction!r}. Use 'sum' or 'mean'."
@@ -160,8 +168,10 @@ class PGBCT:
 
     def _first_lambda(self, engine: Engine, budget: int) -> float:
         """A lambda at which about `budget` components outweigh the penalty half-way through."""
-        start = torch.full((engine.n_components,), self.init)
-        gradient = RewardGradient(engine, "dataset").step(start, torch.arange(engine.n_examples))
+        start = torch.full((engine.n_components,), self.init, device=engine.device)
+        reward = RewardGradient(engine, "dataset", self.precision)
+        gradient = reward.step(start, torch.arange(engine.n_examples)).cpu()
+        reward.check()
         marginal = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
         middle = schedules.resolve(self.schedule)(self.epochs // 2)
         scale = engine.n_components if self.penalty_reduction == "mean" else 1
@@ -172,9 +182,9 @@ class PGBCT:
     def _descend(self, engine: Engine, lambda1: float, seed: int, *, stop_at: int) -> Trial:
         """One descent; ends early once at most `stop_at` components are selected."""
         lambda2 = lambda1 if self.lambda2 is None else self.lambda2
-        mask = torch.full((engine.n_components,), self.init)
+        mask = torch.full((engine.n_components,), self.init, device=engine.device)
         optimizer = torch.optim.Adam([mask], lr=self._rate(engine), betas=self.betas)
-        reward = RewardGradient(engine, self.reward)
+        reward = RewardGradient(engine, self.reward, self.precision)
         trial = Trial(lambda1)
         bar = tqdm(
             range(self.epochs),
@@ -185,16 +195,19 @@ class PGBCT:
         for epoch in bar:
             factor = schedules.resolve(self.schedule)(epoch)
             weights = (lambda1 * factor, lambda2 * factor)
-            push = torch.zeros(engine.n_components)
+            push = torch.zeros_like(mask)
             for examples in self._order(engine, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
                 push -= gradient
                 mask.grad = gradient + self._penalty_gradient(mask, *weights)
                 optimizer.step()
                 mask.clamp_(0, 1)
-            selected = masks.truncate(mask, self.threshold, inclusive=self.inclusive)
-            shot = trial.add(engine, mask, push, selected)
-            size_penalty, binary_penalty = self._penalties(mask, *weights)
+            # Here, once an epoch, an accelerator is waited for.
+            reward.check()
+            soft_mask = mask.cpu()
+            selected = masks.truncate(soft_mask, self.threshold, inclusive=self.inclusive)
+            shot = trial.add(engine, soft_mask, push.cpu(), selected)
+            size_penalty, binary_penalty = self._penalties(soft_mask, *weights)
             trial.history.append(
                 {
                     "epoch": epoch,
@@ -203,7 +216,7 @@ class PGBCT:
                     "reward": reward.value(),
                     "size_penalty": size_penalty,
                     "binary_penalty": binary_penalty,
-                    "binary_violation": masks.binary_violation(mask).item(),
+                    "binary_violation": masks.binary_violation(soft_mask).item(),
                     "n_selected": shot.n_selected,
                     "effect": shot.effect,
                 }

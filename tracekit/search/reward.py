@@ -19,8 +19,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit.batches import sent
+from tracekit.errors import NonFiniteMetricError
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
+from tracekit.passes import Precision
 from tracekit.runs import Engine
 
 Reward = Literal["dataset", "per-example"]
@@ -30,28 +33,49 @@ _NEAREST = -1 + 1e-6
 
 
 class RewardGradient:
-    """Gradient of the reward, minibatch by minibatch."""
+    """Gradient of the reward, minibatch by minibatch.
 
-    def __init__(self, engine: Engine, kind: Reward) -> None:
+    Nothing is read back from the device in a step. `check` is for the end of an epoch.
+    """
+
+    def __init__(self, engine: Engine, kind: Reward, precision: Precision = "float32") -> None:
         """Starts without any effect seen."""
         self._engine = engine
         self._kind = kind
+        self._precision: Precision = precision
         self._bounded = engine.metric.above_minus_one
-        self._latest = torch.full((engine.n_examples,), torch.nan)
+        self._latest = torch.full((engine.n_examples,), torch.nan, device=engine.device)
+        self._failed = torch.zeros((), dtype=torch.bool, device=engine.device)
+        self._suspect = torch.zeros(engine.n_components, device=engine.device)
 
     def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
         """Gradient of the reward on some examples with respect to the mask."""
-        if self._kind == "per-example":
-            effects, gradient = self._engine.gradient(
-                mask, lambda effects: self._slope(effects) / len(examples), examples
-            )
-            self._latest[examples] = effects
-            return gradient
-        effects, gradient = self._engine.gradient(
-            mask, lambda effects: torch.ones_like(effects) / len(examples), examples
+        per_example = self._kind == "per-example"
+
+        def weigh(effects: Effects) -> Effects:
+            slopes = self._slope(effects) if per_example else torch.ones_like(effects)
+            return slopes / len(examples)
+
+        effects, gradient = self._engine.gradient(mask, weigh, examples, precision=self._precision)
+        # The mask at which a number first failed is kept, to say later what did.
+        self._suspect = torch.where(self._failed, self._suspect, mask.detach())
+        self._failed |= ~(torch.isfinite(effects).all() & torch.isfinite(gradient).all())
+        self._latest[sent(examples, self._latest.device)] = effects
+        return gradient if per_example else gradient * self._slope(self._latest.nanmean())
+
+    def check(self) -> None:
+        """Refuses the steps so far if an effect or a gradient was not finite.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        if not self._failed:
+            return
+        self._engine.effects(self._suspect)
+        raise NonFiniteMetricError(
+            f"The gradient of the metric {self._engine.metric.name!r} is not finite although its "
+            "effects are. Use a bounded metric such as probability-drop."
         )
-        self._latest[examples] = effects
-        return gradient * self._slope(self._latest.nanmean())
 
     def value(self) -> float:
         """The reward, from the latest effect of every example seen."""

@@ -1,0 +1,116 @@
+"""One pass of the model over a batch: the only place where the model is run for scores.
+
+A pass reads rows of tokens, mixes counterfactual activations in through hooks, and computes logits
+only at the places where a continuation's token is predicted. It may begin and end at any block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tracekit.abilities import abilities_of
+from tracekit.batches import Batch
+from tracekit.blocks import States, StopPassError
+from tracekit.errors import ConfigError
+from tracekit.metrics import Mean, Scores
+from tracekit.models import HookedModel, device_of, dtype_of, scored_hook
+from tracekit.patching import Hook
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+class Passes:
+    """Runs batches through a model."""
+
+    def __init__(self, model: HookedModel, mean: Mean, *, choices: bool) -> None:
+        """Finds out what the model can do; see `tracekit.abilities`.
+
+        Args:
+            model: The model.
+            mean: Probability of a continuation of several tokens.
+            choices: Whether scores tell which continuations are the model's choice.
+        """
+        self.model = model
+        self.device = device_of(model)
+        self.dtype = dtype_of(model)
+        self._scored_hook = scored_hook(model)
+        self.abilities = abilities_of(model)
+        self._mean: Mean = mean
+        self._choices = choices
+
+    def scores(
+        self, batch: Batch, hooks: Sequence[Hook], *, start: int = 0, states: States | None = None
+    ) -> Scores:
+        """Scores of a batch under hooks.
+
+        Args:
+            batch: The batch.
+            hooks: Forward hooks.
+            start: First block to run.
+            states: What that block reads, one row per row of the batch; needed if `start` > 0.
+        """
+
+        def gather(activation: Tensor, hook: Any = None) -> Tensor:
+            row, pos = (index.to(activation.device) for index in batch.place)
+            return activation[row, pos][None]
+
+        with self._cut(start, None, states):
+            logits = self._run(batch, [*hooks, (self._scored_hook, gather)])
+        return batch.read(logits[0].to(self.device), self._mean, choices=self._choices)
+
+    def states(
+        self,
+        batch: Batch,
+        hooks: Sequence[Hook],
+        stop: int,
+        *,
+        start: int = 0,
+        states: States | None = None,
+    ) -> States:
+        """What block `stop` reads under hooks; runs blocks `start` to `stop - 1`."""
+        try:
+            with self._cut(start, stop, states):
+                self._run(batch, hooks)
+        except StopPassError as stopped:
+            return stopped.states
+        raise AssertionError(f"The pass did not stop at block {stop}.")
+
+    @contextmanager
+    def _cut(self, start: int, stop: int | None, states: States | None) -> Iterator[None]:
+        if start == 0 and stop is None:
+            yield
+            return
+        assert self.abilities.blocks is not None
+        with self.abilities.blocks.leaving_out(start, stop, states):
+            yield
+
+    def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
+        return self.model.run_with_hooks(batch.tokens, fwd_hooks=list(hooks), **batch.inputs)
+
+
+@contextmanager
+def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Within, matrix products are computed in a precision; weights and results keep theirs.
+
+    `bfloat16` is autocast. `tf32` rounds the factors of float32 products to 10 bits on CUDA
+    devices that can, and is float32 elsewhere.
+
+    Raises:
+        ConfigError: An unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError(f"Unknown precision {precision!r}. Use one of {', '.join(PRECISIONS)}.")
+    before = torch.get_float32_matmul_precision()
+    try:
+        if precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
