@@ -119,11 +119,23 @@ def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypa
         raise RuntimeError("Kaleido requires Google Chrome to be installed.\nmore")
 
     figure = tracer.curve()
-    monkeypatch.setattr(type(figure), "write_image", fail)
+    monkeypatch.setattr("plotly.io.write_images", fail)
     with pytest.raises(FigureExportError) as caught:
         figures.write(figure, tmp_path / "curve.png")
     assert str(caught.value).startswith("Could not write curve.png: Kaleido requires Google Chrome")
     assert "or write .html" in str(caught.value)
+    paths = {tmp_path / name: figure for name in ("a.png", "b.html", "c.svg")}
+    with pytest.raises(FigureExportError, match=r"Could not write a.png, c.svg: Kaleido requires"):
+        figures.write_all(paths)
+    assert (tmp_path / "b.html").exists()
+
+
+@pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
+def test_many_figures_at_once(tracer, tmp_path):
+    paths = {tmp_path / "curve.svg": tracer.curve(), tmp_path / "heatmap.png": tracer.heatmap()}
+    assert figures.write_all(paths) == list(paths)
+    assert "all 15 components" in (tmp_path / "curve.svg").read_text()
+    assert (tmp_path / "heatmap.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_global_templates_are_left_alone(tracer):

@@ -335,15 +335,11 @@ def _write_all(tracer: Tracer, output: Path, shown: TraceResult, extra: dict[str
     from tracekit import figures
 
     drawn = {"heatmap": tracer.heatmap(shown), "curve": tracer.curve(), **extra}
-    images = True
-    for name, figure in drawn.items():
-        figures.write(figure, output / f"{name}.html")
-        try:
-            if images:
-                figures.write(figure, output / f"{name}.png")
-        except FigureExportError as error:
-            images = False
-            _console.print(f"No PNG figures: {escape(str(error))}", style="dim", highlight=False)
+    figures.write_all({output / f"{name}.html": figure for name, figure in drawn.items()})
+    try:
+        figures.write_all({output / f"{name}.png": figure for name, figure in drawn.items()})
+    except FigureExportError as error:
+        _console.print(f"No PNG figures: {escape(str(error))}", style="dim", highlight=False)
     _console.print(f"Figures and results are in {escape(str(output))}/.", highlight=False)
 
 

@@ -8,7 +8,7 @@ deficiencies and in grey, and lines differ in marker and dash as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -291,20 +291,39 @@ def write(figure: go.Figure, path: str | Path) -> Path:
     Raises:
         FigureExportError: Kaleido or a browser is missing.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".html":
-        figure.write_html(path, include_plotlyjs="directory")
-        return path
+    return write_all({path: figure})[0]
+
+
+def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
+    """Writes figures, each to its path, as `write` does; a browser is started once for all.
+
+    Raises:
+        FigureExportError: Kaleido or a browser is missing; `.html` files are written all the same.
+    """
+    images: dict[Path, go.Figure] = {}
+    for name, figure in figures.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".html":
+            figure.write_html(path, include_plotlyjs="directory")
+        else:
+            images[path] = figure
+    if images:
+        _write_images(images)
+    return [Path(name) for name in figures]
+
+
+def _write_images(images: Mapping[Path, go.Figure]) -> None:
+    from plotly.io import write_images
+
     try:
-        figure.write_image(path, scale=2)
+        write_images(list(images.values()), list(images), scale=2)
     except (ValueError, RuntimeError, ImportError) as error:
         first = str(error).strip().splitlines()[0].rstrip(" .,:;")
         raise FigureExportError(
-            f"Could not write {path.name}: {first}. "
+            f"Could not write {', '.join(path.name for path in images)}: {first}. "
             "Install tracekit[figures] and Chrome or Chromium, or write .html."
         ) from error
-    return path
 
 
 def _panel(result: TraceResult, kind: str) -> SelectionPanel:

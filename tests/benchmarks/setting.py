@@ -1,0 +1,170 @@
+"""What the benchmarks run on: models of GPT-2's sizes, real text, and the naive floor.
+
+The floor is what a step costs that does nothing but the model's own work, and shares nothing: the
+plain Hugging Face model with frozen weights, forward and backward over padded rows (one for each
+continuation), and the log-softmax with its backward at the scored positions only.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import tracekit as tk
+from tracekit.metrics import resolve
+from tracekit.prompts import GaussianNoise, PromptPairs
+from tracekit.runs import Engine
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+METRICS = {"facts": "probability-ratio"}
+NOISE = GaussianNoise(std=3 * 0.2015)
+SIZES: Mapping[str, dict[str, int]] = {
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The same random weights twice: traced, and bare for the floor."""
+
+    traced: Any
+    bare: Any
+    device: torch.device
+
+    @classmethod
+    def make(cls, device: torch.device, size: str = "gpt2", **changes: int) -> Model:
+        """A GPT-2 of a size, with the real tokenizer."""
+        built = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            config = transformers.GPT2Config(**{**SIZES[size], **changes})
+            built.append(transformers.AutoModelForCausalLM.from_config(config).eval().to(device))
+            for parameter in built[-1].parameters():
+                parameter.requires_grad_(False)
+        return cls(tk.load_model(built[0], tokenizer=tokenizer()), built[1], device)
+
+    def engine(self, pairs: PromptPairs, kinds: str = "heads", **options: Any) -> Engine:
+        """An engine as a tracer would build it."""
+        names = {key: options.pop(key) for key in ("layers", "indices") if key in options}
+        registry = tk.ComponentRegistry.build(self.traced.cfg, kinds, **names)
+        metric = resolve(METRICS.get(pairs.name, "odds-ratio"))
+        return Engine(self.traced, pairs, registry, metric, **options)
+
+    def pairs(self, name: str) -> PromptPairs:
+        """A data set of the paper."""
+        if name == "facts":
+            records = json.loads((DATA / "known_facts" / "known_1000.json").read_text())
+            rows = [{"prompt": r["prompt"], "x": " " + r["attribute"]} for r in records]
+            return PromptPairs.from_text(rows, self.traced, noise=NOISE, name=name)
+        return tk.load_dataset(name, self.traced, data_dir=DATA / name)
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Examples as a straightforward implementation would run them."""
+
+    tokens: Tensor
+    row: Tensor
+    pos: Tensor
+    target: Tensor
+
+    @classmethod
+    def of(cls, pairs: PromptPairs, examples: Sequence[int], device: torch.device) -> Padded:
+        """One row for each continuation (one for both if they are single tokens), padded."""
+        rows: dict[tuple[int, ...], int] = {}
+        places = []
+        for number, pair in ((n, pairs[n]) for n in examples):
+            for side in (pair.x_ids, pair.y_ids):
+                if side is not None:
+                    key = (number, *pair.prompt_ids, *side[:-1])
+                    row = rows.setdefault(key, len(rows))
+                    first = len(pair.prompt_ids) - 1
+                    places += [(row, first + step, token) for step, token in enumerate(side)]
+        width = max(map(len, rows)) - 1
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        for key, row in rows.items():
+            tokens[row, : len(key) - 1] = torch.tensor(key[1:])
+        row, pos, target = torch.tensor(places).T
+        return cls(*(value.to(device) for value in (tokens, row, pos, target)))
+
+    def forward(self, bare: Any, embedded: Tensor | None = None) -> Tensor:
+        """Log-probabilities of the scored tokens."""
+        given = {"input_ids": self.tokens} if embedded is None else {"inputs_embeds": embedded}
+        hidden = bare.transformer(**given, use_cache=False).last_hidden_state
+        logits = bare.lm_head(hidden[self.row, self.pos])
+        return logits.log_softmax(-1).gather(-1, self.target[:, None])
+
+    def plain(self, bare: Any) -> None:
+        """One plain forward."""
+        with torch.no_grad():
+            self.forward(bare)
+
+    def floor(self, bare: Any) -> None:
+        """The naive floor: forward and backward."""
+        embedded = bare.transformer.wte(self.tokens).requires_grad_(True)
+        torch.autograd.grad(self.forward(bare, embedded).sum(), embedded)
+
+
+def tokenizer() -> Any:
+    """GPT-2's own."""
+    folder = DATA / "gpt2_tokenizer"
+    return transformers.GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+def some(pairs: PromptPairs, count: int, seed: int = 0) -> list[int]:
+    """Numbers of random examples: what one step of PGB-CT takes."""
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))
+    return order[:count].tolist()
+
+
+def medians(
+    tasks: Mapping[str, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[str, float]:
+    """Median seconds of each task; they take turns, after a warm-up each."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for turn in range(repeats + 1):
+        for name, task in tasks.items():
+            wait(device)
+            start = time.perf_counter()
+            task()
+            wait(device)
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_bytes(task: Callable[[], object], device: torch.device) -> int:
+    """Most memory that a task holds at once, beyond what was held before."""
+    if device.type == "cuda":
+        wait(device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        task()
+        wait(device)
+        return torch.cuda.max_memory_allocated() - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        task()
+    events = profile.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
