@@ -11,36 +11,34 @@ from tracekit.batches import Layout, bucket_sizes
 from tracekit.errors import PositionError
 
 PROMPT = {"prompt_ids": [1, 2, 3], "counterfactual_ids": [4, 2, 3]}
-ALWAYS = 1 << 30
 
 
-def layout(rows, positions="prompt", pack_up_to=0):
-    return Layout.build(tk.PromptPairs.from_ids(rows), positions, pack_up_to=pack_up_to)
+def layout(rows, positions="prompt", packed=False):
+    return Layout.build(tk.PromptPairs.from_ids(rows), positions, packed=packed)
 
 
 def batch(built, examples):
-    return built.batch(torch.tensor(examples), torch.float32)
+    return built.batch(torch.tensor(examples))
 
 
-@pytest.mark.parametrize("pack_up_to", [0, ALWAYS])
-def test_continuations_of_one_token_share_a_row(pack_up_to):
-    built = layout([{**PROMPT, "x_ids": [5], "y_ids": [6]}], pack_up_to=pack_up_to)
+@pytest.mark.parametrize("packed", [False, True])
+def test_continuations_of_one_token_share_a_row(packed):
+    built = layout([{**PROMPT, "x_ids": [5], "y_ids": [6]}], packed=packed)
     assert built.sequences.tokens.tolist() == [[1, 2, 3]]
     one = batch(built, [0])
     assert (one.place[0].tolist(), one.place[1].tolist()) == ([0], [2])
     assert one.scored_token.tolist() == [5, 6]
-    assert one.inputs == {}
+    assert bool(one.sequences.inputs(torch.float32)) == packed
 
 
-@pytest.mark.parametrize("pack_up_to", [0, 4])
-def test_the_last_token_of_a_continuation_is_not_read(pack_up_to):
-    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8]}], pack_up_to=pack_up_to)
+def test_the_last_token_of_a_continuation_is_not_read():
+    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8]}])
     assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6], [1, 2, 3, 0, 0]]
     assert built.lengths.tolist() == [5, 3]
 
 
 def test_x_and_y_are_branches_of_one_row():
-    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8, 9]}], pack_up_to=ALWAYS)
+    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8, 9]}], packed=True)
     assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6, 8]]
     assert built.sequences.branches.tolist() == [[0, 0, 0, 1, 1, 2]]
     assert built.sequences.depths.tolist() == [[0, 1, 2, 3, 4, 3]]
@@ -49,7 +47,8 @@ def test_x_and_y_are_branches_of_one_row():
     assert one.place[1].tolist() == [2, 3, 4, 5]
     assert one.place[1][one.scored_place].tolist() == [2, 3, 4, 2, 5]
     assert one.scored_token.tolist() == [5, 6, 7, 8, 9]
-    seen = one.inputs["attention_mask"][0, 0] == 0
+    inputs = one.sequences.inputs(torch.float32)
+    seen = inputs["attention_mask"][0, 0] == 0
     assert seen.int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -58,25 +57,15 @@ def test_x_and_y_are_branches_of_one_row():
         [1, 1, 1, 1, 1, 0],
         [1, 1, 1, 0, 0, 1],
     ]
-    assert one.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 3]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 3]]
 
 
 def test_continuations_that_read_the_same_share_a_branch():
-    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [5, 6, 8]}], pack_up_to=ALWAYS)
+    built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [5, 6, 8]}], packed=True)
     assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6]]
     one = batch(built, [0])
     assert one.scored_place.tolist() == [0, 1, 2, 0, 1, 2]
-    assert one.inputs == {}
-
-
-def test_a_row_that_would_be_too_long_is_not_packed():
-    rows = [{**PROMPT, "x_ids": [5, 6, 7], "y_ids": y} for y in ([8, 9], [8, 9, 8])]
-    built = layout(rows, pack_up_to=6)
-    assert built.sequences.tokens.tolist() == [
-        [1, 2, 3, 5, 6, 8],
-        [1, 2, 3, 5, 6, 0],
-        [1, 2, 3, 8, 9, 0],
-    ]
+    assert not one.sequences.forks
 
 
 def test_equal_counterfactual_prompts_are_run_once():
@@ -107,11 +96,11 @@ def test_position_scopes(positions, expected):
 
 
 @pytest.mark.parametrize(
-    ("pack_up_to", "tokens", "sources"),
-    [(0, [[4, 2, 3, 5], [4, 2, 3, 7]], [0, 1]), (ALWAYS, [[4, 2, 3, 5, 7]], [0])],
+    ("packed", "tokens", "sources"),
+    [(False, [[4, 2, 3, 5], [4, 2, 3, 7]], [0, 1]), (True, [[4, 2, 3, 5, 7]], [0])],
 )
-def test_the_scope_all_continues_the_counterfactual_too(pack_up_to, tokens, sources):
-    built = layout([{**PROMPT, "x_ids": [5, 6], "y_ids": [7, 8]}], "all", pack_up_to)
+def test_the_scope_all_continues_the_counterfactual_too(packed, tokens, sources):
+    built = layout([{**PROMPT, "x_ids": [5, 6], "y_ids": [7, 8]}], "all", packed)
     assert built.sources.tokens.tolist() == tokens
     assert built.row_sources.tolist() == sources
 
@@ -133,11 +122,11 @@ def test_bad_positions(positions, text, unchecked):
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("pack_up_to", [0, ALWAYS])
-def test_batches_hold_every_example_once_and_read_it_where_it_is(pack_up_to):
-    built = Layout.build(tiny.pairs(11), "prompt", pack_up_to=pack_up_to)
+@pytest.mark.parametrize("packed", [False, True])
+def test_batches_hold_every_example_once_and_read_it_where_it_is(packed):
+    built = Layout.build(tiny.pairs(11), "prompt", packed=packed)
     cpu = torch.device("cpu")
-    batches = list(built.batches(4, device=cpu, dtype=torch.float32))
+    batches = list(built.batches(4, device=cpu))
     seen = torch.cat([part.examples for part in batches])
     assert sorted(seen.tolist()) == list(range(11))
     assert max(len(part.examples) for part in batches) <= 4

@@ -262,7 +262,7 @@ def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):
     with torch.no_grad():
         engine.passes.scores(batch, [hook])
     assert widths == [len(batch.place[0])]
-    assert widths[0] < batch.tokens.numel()
+    assert widths[0] < batch.sequences.tokens.numel()
 
 
 def test_a_metric_that_is_not_finite_names_the_example(model, pairs):

@@ -12,8 +12,11 @@ N_LAYERS = 3
 N_HEADS = 4
 
 
-def hf_model(architecture: str, seed: int = 0, scale: float = 1.5):
-    """A Hugging Face model with random weights; grouped queries where the class has them."""
+def hf_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes):
+    """A Hugging Face model with random weights; grouped queries where the class has them.
+
+    `changes` go into its configuration.
+    """
     import transformers
 
     shared = {
@@ -47,12 +50,23 @@ def hf_model(architecture: str, seed: int = 0, scale: float = 1.5):
             max_position_embeddings=64,
             word_embed_proj_dim=D_MODEL,
         ),
+        "mistral": lambda: transformers.MistralConfig(**shared),
+        "gpt_neo": lambda: transformers.GPTNeoConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=D_MODEL,
+            intermediate_size=40,
+            max_position_embeddings=64,
+            **changes,
+        ),
         "mixtral": lambda: transformers.MixtralConfig(
             **shared, num_local_experts=2, num_experts_per_tok=1
         ),
     }
     generator = torch.Generator().manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(configs[architecture]())
+    config = configs[architecture]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             if parameter.ndim > 1:
@@ -100,5 +114,6 @@ def engine(model, data: tk.PromptPairs, kinds="heads", metric="odds-ratio", **op
     from tracekit.metrics import resolve
     from tracekit.runs import Engine
 
-    registry = tk.ComponentRegistry.build(model.cfg, kinds)
+    chosen = {key: options.pop(key) for key in ("layers", "indices") if key in options}
+    registry = tk.ComponentRegistry.build(model.cfg, kinds, **chosen)
     return Engine(model, data, registry, resolve(metric), **options)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from tracekit.errors import PositionError
 from tracekit.metrics import Mean, Scores, continuation_log_prob
+from tracekit.models import sent
 from tracekit.prompts import PromptPair, PromptPairs
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
@@ -53,44 +54,62 @@ class Sequences:
     tokens: Int[Tensor, "row pos"]
     """Token ids."""
     depths: Int[Tensor, "row pos"]
-    """Position ids: the number of tokens that a token sees."""
+    """Position ids: the number of earlier tokens that a token sees."""
     branches: Int[Tensor, "row pos"]
     """0 in the trunk, 1 and 2 in its branches."""
+    told: bool = False
+    """Whether the model is told depths and which tokens see which. It must be where rows fork."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def build(cls, trees: Sequence[tuple[_Ids, tuple[_Ids, ...]]]) -> Sequences:
+    def build(
+        cls, trees: Sequence[tuple[_Ids, tuple[_Ids, ...]]], *, told: bool = False
+    ) -> Sequences:
         """Lays out trunks with their branches."""
         tokens, depths, branches = [], [], []
         for trunk, limbs in trees:
             parts = [trunk, *limbs]
             tokens.append([token for part in parts for token in part])
             branches.append([number for number, part in enumerate(parts) for _ in part])
-            depths.append([*range(len(trunk)), *(len(trunk) + i for p in limbs for i in _upto(p))])
-        return cls(_pad(tokens), _pad(depths), _pad(branches))
+            below = [len(trunk) + step for limb in limbs for step in range(len(limb))]
+            depths.append([*range(len(trunk)), *below])
+        return cls(_pad(tokens), _pad(depths), _pad(branches), told)
+
+    @property
+    def forks(self) -> bool:
+        """Whether a row has two branches."""
+        return bool((self.branches > 1).any())
 
     def rows(self, index: Any, width: int) -> Sequences:
         """Some of the sequences, cut to a width."""
-        return Sequences(
-            self.tokens[index, :width], self.depths[index, :width], self.branches[index, :width]
-        )
+        cut = (value[index, :width] for value in (self.tokens, self.depths, self.branches))
+        return Sequences(*cut, told=self.told)
+
+    def repeat(self, copies: int) -> Sequences:
+        """The sequences `copies` times over."""
+        parts = (value.repeat(copies, 1) for value in (self.tokens, self.depths, self.branches))
+        return Sequences(*parts, told=self.told)
 
     def to(self, device: torch.device) -> Sequences:
         """The sequences on a device."""
         return replace(self, **_all_sent(vars(self), device))
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What the model must be told besides the tokens; nothing where no sequence forks."""
-        if not (self.branches > 1).any():
+        """What the model is told besides the tokens, made where they are.
+
+        Args:
+            dtype: The model's.
+        """
+        if not self.told:
             return {}
-        width = self.tokens.shape[1]
-        earlier = torch.ones(width, width, dtype=torch.bool).tril()
+        device, width = self.branches.device, self.tokens.shape[1]
+        earlier = torch.ones(width, width, dtype=torch.bool, device=device).tril()
         query, key = self.branches[:, :, None], self.branches[:, None, :]
         seen = earlier & ((key == 0) | (key == query))
-        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype)
-        mask = torch.where(seen, torch.zeros((), dtype=dtype), hidden)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill(~seen, torch.finfo(dtype).min)
         return {"attention_mask": mask[:, None], "position_ids": self.depths}
 
 
@@ -100,10 +119,8 @@ class Batch:
 
     examples: Int[Tensor, " example"]
     """Numbers of the examples in the data set."""
-    tokens: Int[Tensor, "row pos"]
-    """Token ids, padded on the right."""
-    inputs: dict[str, Tensor]
-    """Attention mask and position ids where rows fork; both start with the axis of rows."""
+    sequences: Sequences
+    """The rows."""
     sources: Int[Tensor, " row"]
     """The counterfactual sequence of each row; always on the CPU."""
     positions: Bool[Tensor, "row pos"]
@@ -125,22 +142,20 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device, but for `sources`."""
-        return replace(self, **{**_all_sent(vars(self), device), "sources": self.sources})
+        kept = {"sources": self.sources}
+        moved = {name: value for name, value in vars(self).items() if name not in kept}
+        return replace(self, **_all_sent(moved, device))
 
     def repeat(self, copies: int) -> Batch:
         """The batch `copies` times over, one after the other."""
         if copies == 1:
             return self
-        rows, places, slots = len(self.tokens), len(self.place[0]), self.valid.numel()
-        shift = torch.arange(copies, device=self.tokens.device)[:, None]
+        rows, places, slots = len(self.sequences), len(self.place[0]), self.valid.numel()
+        shift = torch.arange(copies, device=self.positions.device)[:, None]
         return replace(
             self,
             examples=self.examples.repeat(copies),
-            tokens=self.tokens.repeat(copies, 1),
-            inputs={
-                name: value.repeat(copies, *[1] * (value.ndim - 1))
-                for name, value in self.inputs.items()
-            },
+            sequences=self.sequences.repeat(copies),
             sources=self.sources.repeat(copies),
             positions=self.positions.repeat(copies, 1),
             place=((self.place[0] + shift * rows).flatten(), self.place[1].repeat(copies)),
@@ -206,14 +221,14 @@ class Layout:
 
     @classmethod
     def build(
-        cls, pairs: PromptPairs, positions: Positions = "prompt", *, pack_up_to: int = 0
+        cls, pairs: PromptPairs, positions: Positions = "prompt", *, packed: bool = False
     ) -> Layout:
         """Works out rows and sources.
 
         Args:
             pairs: The data set.
             positions: Where to intervene.
-            pack_up_to: Longest row in which x and y may share their prompt; 0 packs none.
+            packed: Whether x and y share a row, which the model must then be told.
 
         Raises:
             PositionError: A scope that is unknown, or an index outside a prompt.
@@ -226,7 +241,7 @@ class Layout:
         for number, pair in enumerate(pairs):
             noise_of = None if pair.noise is None else number
             per_side, forks_of = [], []
-            for limbs, read in _limbs(pair, pack_up_to):
+            for limbs, read in _limbs(pair, packed):
                 also = limbs if scope == "all" else ()
                 source = sources.setdefault((pair.source_ids, also, noise_of), len(sources))
                 key = (pair.prompt_ids, limbs, source)
@@ -235,8 +250,8 @@ class Layout:
                 forks_of.append(len(pair.prompt_ids) + sum(map(len, before)))
             row_of.append(per_side)
             forks.append(forks_of)
-        sequences = Sequences.build([key[:2] for key in rows])
-        source_sequences = Sequences.build([key[:2] for key in sources])
+        sequences = Sequences.build([key[:2] for key in rows], told=packed)
+        source_sequences = Sequences.build([key[:2] for key in sources], told=packed)
         lengths, source_lengths = _lengths(rows), _lengths(sources)
         targets, valid = _targets(pairs)
         trunks = torch.tensor([len(key[0]) for key in rows])
@@ -263,19 +278,18 @@ class Layout:
         """Number of examples."""
         return len(self.starts)
 
-    def batch(self, examples: Int[Tensor, " example"], dtype: torch.dtype) -> Batch:
-        """The batch of some examples, in the given order.
+    @property
+    def longest(self) -> int:
+        """Length of the longest row."""
+        return int(torch.cat([self.lengths, self.source_lengths]).max())
 
-        Args:
-            examples: Their numbers.
-            dtype: The model's, for its attention mask.
-        """
+    def batch(self, examples: Int[Tensor, " example"]) -> Batch:
+        """The batch of some examples, in the given order."""
         rows, local = self.rows[examples].unique(return_inverse=True)
         longest = int(self.lengths[rows].max())
-        sequences = self.sequences.rows(rows, longest)
         positions = self.positions[rows, :longest]
         valid = self.valid[examples]
-        valid = valid[..., : int(valid.sum(-1).max())]
+        valid = valid[..., : int(valid.sum(-1).max())].contiguous()
         example, side, step = valid.nonzero(as_tuple=True)
         row = local[example, side]
         pos = torch.where(
@@ -286,8 +300,7 @@ class Layout:
         place, scored_place = (row * longest + pos).unique(return_inverse=True)
         return Batch(
             examples=examples,
-            tokens=sequences.tokens,
-            inputs=sequences.inputs(dtype),
+            sequences=self.sequences.rows(rows, longest),
             sources=self.row_sources[rows],
             positions=positions,
             span=int(positions.any(0).nonzero().max()) + 1,
@@ -304,7 +317,6 @@ class Layout:
         batch_size: int,
         *,
         device: torch.device,
-        dtype: torch.dtype,
         examples: Int[Tensor, " example"] | None = None,
     ) -> Iterator[Batch]:
         """Batches of at most `batch_size` examples, similar lengths together."""
@@ -314,7 +326,7 @@ class Layout:
         order = lengths.argsort(stable=True)
         sizes = bucket_sizes(lengths[order].tolist(), batch_size, _PASS_CHARGE.get(device.type, 64))
         for part in examples[order].split(sizes):
-            yield self.batch(part, dtype).to(device)
+            yield self.batch(part).to(device)
 
     def source_batches(self, batch_size: int, device: torch.device) -> Iterator[Tensor]:
         """Numbers of the sources to run together."""
@@ -352,11 +364,11 @@ def bucket_sizes(lengths: Sequence[int], batch_size: int, charge: int) -> list[i
     return sizes
 
 
-def _limbs(pair: PromptPair, pack_up_to: int) -> list[tuple[tuple[_Ids, ...], _Ids]]:
+def _limbs(pair: PromptPair, packed: bool) -> list[tuple[tuple[_Ids, ...], _Ids]]:
     """For x and y, the branches of the row that holds it, and the tokens of it that are read."""
     reads = [side[:-1] for side in (pair.x_ids, pair.x_ids if pair.y_ids is None else pair.y_ids)]
-    together = tuple(read for read in dict.fromkeys(reads) if read)
-    if len(pair.prompt_ids) + sum(map(len, together)) <= pack_up_to:
+    if packed:
+        together = tuple(read for read in dict.fromkeys(reads) if read)
         return [(together, read) for read in reads]
     return [((read,) if read else (), read) for read in reads]
 
@@ -398,10 +410,6 @@ def _position_mask(
     return mask
 
 
-def _upto(part: _Ids) -> range:
-    return range(len(part))
-
-
 def _pad(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
     padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
     for row, sequence in enumerate(sequences):
@@ -437,17 +445,11 @@ def _source_noise(pairs: Sequence[PromptPair], sources: Sequence[Any], width: in
     return padded
 
 
-def sent(value: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, without waiting for the copy."""
-    if value.device == device:
-        return value
-    pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
-    return pinned.to(device, non_blocking=True)
-
-
 def _all_sent(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return sent(value, device)
+    if isinstance(value, Sequences):
+        return value.to(device)
     if isinstance(value, dict):
         return {key: _all_sent(entry, device) for key, entry in value.items()}
     return tuple(_all_sent(e, device) for e in value) if isinstance(value, tuple) else value

@@ -89,7 +89,7 @@ def demo(
 ) -> None:
     """Traces the embedded model: four methods, a heatmap, an effect curve and a pairwise map.
 
-    Which attention heads decide, in the demo model, whom a pronoun refers to? Takes about a
+    Which attention heads decide, in the demo model, whom a pronoun refers to? Takes about half a
     minute on two processor cores, and no network.
     """
     import tracekit as tk
@@ -178,6 +178,10 @@ def trace(
     device: Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per pass.")] = 64,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(min=0, help="MiB that counterfactual activations may take on the device."),
+    ] = None,
     output: Output = Path("run"),
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -215,6 +219,7 @@ def trace(
         positions=_parse_positions(positions or usual.positions),
         mean=mean,  # type: ignore[arg-type]
         batch_size=batch_size,
+        max_memory=None if max_memory is None else max_memory * 2**20,
         progress=_bars(quiet),
     )
     _describe(tracer)

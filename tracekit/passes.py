@@ -7,7 +7,7 @@ only at the places where a continuation's token is predicted. It may begin and e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -91,26 +91,43 @@ class Passes:
             yield
 
     def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
-        return self.model.run_with_hooks(batch.tokens, fwd_hooks=list(hooks), **batch.inputs)
+        inputs = batch.sequences.inputs(self.dtype)
+        return self.model.run_with_hooks(batch.sequences.tokens, fwd_hooks=list(hooks), **inputs)
 
 
-@contextmanager
-def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Within, matrix products are computed in a precision; weights and results keep theirs.
-
-    `bfloat16` is autocast. `tf32` rounds the factors of float32 products to 10 bits on CUDA
-    devices that can, and is float32 elsewhere.
+def check_precision(precision: str) -> None:
+    """Refuses an unknown precision.
 
     Raises:
-        ConfigError: An unknown precision.
+        ConfigError: It is none of `PRECISIONS`.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"Unknown precision {precision!r}. Use one of {', '.join(PRECISIONS)}.")
-    before = torch.get_float32_matmul_precision()
+
+
+@contextmanager
+def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Within, float32 matrix products on CUDA are TensorFloat-32 if `precision` is `tf32`.
+
+    A setting of the whole process, read when a product is computed: it must span the backward
+    pass too, and is put back afterwards.
+    """
+    if precision != "tf32" or device.type != "cuda":
+        yield
+        return
+    products = torch.backends.cuda.matmul
+    # Reading the older of the two settings fails where the newer one was used.
+    name, value = (
+        ("fp32_precision", "tf32") if hasattr(products, "fp32_precision") else ("allow_tf32", True)
+    )
+    before = getattr(products, name)
+    setattr(products, name, value)
     try:
-        if precision == "tf32":
-            torch.set_float32_matmul_precision("high")
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        setattr(products, name, before)
+
+
+def autocast(precision: Precision, device: torch.device) -> Any:
+    """Context for a forward pass: matrix products in bfloat16 if `precision` says so."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

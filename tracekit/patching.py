@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Site
+from tracekit.models import sent
 
 Hook = tuple[str, Callable[..., Tensor]]
 Activations = Mapping[str, Tensor]
@@ -85,7 +86,7 @@ def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
     entries = mask[..., site.start : site.stop]
     if not site.complete:
         full = entries.new_zeros(*entries.shape[:-1], site.width)
-        indices = torch.tensor(site.indices).to(entries.device, non_blocking=True)
+        indices = sent(torch.tensor(site.indices), entries.device)
         entries = full.index_copy(-1, indices, entries)
     shape = [entries.shape[0] if entries.ndim == 2 else 1] + [1] * ndim
     if site.kind.axis is not None:

@@ -28,20 +28,21 @@ from tqdm.auto import tqdm
 
 from tracekit import masks as masks_module
 from tracekit import sharing
-from tracekit.batches import Batch, Layout, Positions, sent
+from tracekit.batches import Batch, Layout, Positions
 from tracekit.blocks import States
 from tracekit.components import ComponentRegistry
 from tracekit.errors import (
     ConfigError,
     EngineFixedError,
     MissingContinuationError,
+    NonFiniteMetricError,
     NotDifferentiableError,
     PairsError,
 )
 from tracekit.masks import Mask
 from tracekit.metrics import Effects, Mean, Metric, Scores, check_finite
-from tracekit.models import HookedModel, frozen, model_name
-from tracekit.passes import Passes, Precision, precision_of
+from tracekit.models import HookedModel, frozen, model_name, sent
+from tracekit.passes import Passes, Precision, autocast, check_precision, products_in
 from tracekit.patching import Activations, Hook, MaskedPatch
 from tracekit.prompts import PromptPairs
 from tracekit.sources import Sources
@@ -121,7 +122,7 @@ class Engine:
         self.progress = progress
         self._forwards = self._backwards = 0
         self.passes = Passes(model, mean, choices=metric.reads_choices)
-        self.layout = Layout.build(pairs, positions, pack_up_to=self.passes.abilities.pack_up_to)
+        self.layout = self._lay_out()
         self.sources = Sources(
             model,
             self.layout,
@@ -174,6 +175,16 @@ class Engine:
             progress=self.progress,
         )
 
+    def _lay_out(self) -> Layout:
+        """X and y in one row where the model heeds it at the length needed, else in two."""
+        layout = Layout.build(self.pairs, self.positions, packed=True)
+        abilities, longest = self.passes.abilities, layout.longest
+        if abilities.pack(self.model, longest):
+            return layout
+        if layout.sequences.forks:
+            abilities.warn_of_packing(self.model, longest)
+        return Layout.build(self.pairs, self.positions)
+
     # ---- computed once --------------------------------------------------------------------
 
     @cached_property
@@ -196,9 +207,7 @@ class Engine:
         return list(self._split(None))
 
     def _split(self, examples: Int[Tensor, " example"] | None) -> Any:
-        return self.layout.batches(
-            self.batch_size, device=self.device, dtype=self.passes.dtype, examples=examples
-        )
+        return self.layout.batches(self.batch_size, device=self.device, examples=examples)
 
     @cached_property
     def _layer_of(self) -> list[int]:
@@ -292,13 +301,14 @@ class Engine:
         if examples is None:
             examples = torch.arange(self.n_examples)
         _ = self.clean  # Not inside, where it would be computed in another precision.
+        check_precision(precision)
         leaf = mask.detach().float().to(self.device).requires_grad_(True)
         total = torch.zeros_like(leaf)
         effects = torch.zeros(self.n_examples, device=self.device)
-        with frozen(self.model), torch.enable_grad():
+        with frozen(self.model), torch.enable_grad(), products_in(precision, self.device):
             for batch in self._split(examples):
                 source = self.sources.of(batch)
-                with precision_of(precision, self.device):
+                with autocast(precision, self.device):
                     values = self._effects_of_batch(batch, source, leaf[None])[0]
                 if not values.requires_grad:
                     raise NotDifferentiableError(
@@ -347,8 +357,12 @@ class Engine:
                 self._walk(tree, None, sets, batch, self.sources.of(batch), sums, bar)
         self._forwards += len(sets) * self.n_examples
         means = sums.cpu() / self.n_examples
-        for number in (~torch.isfinite(means)).nonzero()[:1, 0].tolist():
+        for number in (~torch.isfinite(means)).nonzero()[:, 0].tolist():
             self.effects(masks_module.from_indices(sets[number], self.n_components))
+            raise NonFiniteMetricError(
+                f"The mean of the metric {self.metric.name!r} is not finite although its effects "
+                "are. Use a bounded metric such as probability-drop."
+            )
         return means
 
     def _walk(
@@ -367,6 +381,7 @@ class Engine:
             some = node.leaves[first : first + per_pass]
             stack = self._stack([sets[number] for number in some])
             layers = {self._layer_of[i] for number in some for i in sets[number]}
+            layers = {layer for layer in layers if layer >= node.layer}
             effects = self._effects_of_batch(
                 batch, source, stack, layers=layers, start=node.layer, states=states
             )
@@ -406,10 +421,9 @@ class Engine:
         """
         hooks = self._hooks(batch, source, stack, layers)
         repeated = batch.repeat(len(stack))
-        if start:
-            assert states is not None
+        if states is not None:
             states = states.repeat(len(stack), 1, 1)
-        scores = self.passes.scores(repeated, hooks, start=start, states=states if start else None)
+        scores = self.passes.scores(repeated, hooks, start=start, states=states)
         return self.metric(_take(self.clean, repeated.examples), scores).reshape(len(stack), -1)
 
     def _hooks(

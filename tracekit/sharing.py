@@ -55,10 +55,10 @@ def plan(sets: Sequence[Set], layer_of: Sequence[int], n_layers: int) -> Node:
     """
     contents: list[dict[int, Set]] = []
     for one in sets:
-        by_layer: dict[int, Set] = {}
+        by_layer: dict[int, list[int]] = {}
         for index in sorted(one):
-            by_layer[layer_of[index]] = (*by_layer.get(layer_of[index], ()), index)
-        contents.append(by_layer)
+            by_layer.setdefault(layer_of[index], []).append(index)
+        contents.append({layer: tuple(held) for layer, held in by_layer.items()})
     return _grow(list(range(len(sets))), contents, 0, n_layers, ())
 
 

@@ -8,7 +8,7 @@ for every batch (model on the CPU, where there is no other memory to go to).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit.batches import Batch, Layout, sent
+from tracekit.batches import Batch, Layout
 from tracekit.components import ComponentRegistry
-from tracekit.models import HookedModel, device_of, dtype_of, frozen, residual_hook
+from tracekit.models import HookedModel, device_of, dtype_of, frozen, residual_hook, sent
 from tracekit.patching import Hook, position_axis
 
 Kept = Literal["device", "host", "recomputed"]
@@ -76,10 +76,11 @@ class Sources:
         self.kept: Kept | None = None
         """Where the activations are; known once a batch has asked for them."""
 
-    def of(self, batch: Batch, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Activations for the rows of a batch at some hook points, by default all.
+    def of(self, batch: Batch) -> dict[str, Tensor]:
+        """Activations for the rows of a batch, by hook point.
 
-        They cover positions 0 to `batch.span - 1`, with zeros where nothing is intervened on.
+        They cover positions 0 to `batch.span - 1`; where nothing is intervened on, they hold
+        nothing of meaning.
         """
         if self.kept is None:
             self._keep()
@@ -89,8 +90,7 @@ class Sources:
             rows = torch.isin(batch.sources, chunk.numbers).nonzero()[:, 0]
             if len(rows):
                 parts.append((chunk, rows, torch.searchsorted(chunk.numbers, batch.sources[rows])))
-        chosen = self._axes if names is None else names
-        return {name: self._assemble(name, parts, batch) for name in chosen}
+        return {name: self._assemble(name, parts, batch) for name in self._axes}
 
     def _assemble(
         self, name: str, parts: Sequence[tuple[_Chunk, Tensor, Tensor]], batch: Batch
@@ -128,18 +128,19 @@ class Sources:
             for numbers in self._layout.source_batches(self._batch_size, device)
         ]
         # The longest chunk first: it shows whether a pass fits at all.
-        chunks = []
+        chunks: list[_Chunk] = []
+        kept: Kept | None = None
         for numbers in self._bar(order[::-1], "counterfactual run"):
             chunk = self._run(numbers)
-            if self.kept is None:
-                self.kept = self._where(chunk, order, device)
-                if self.kept == "recomputed":
-                    return
-            if self.kept == "host":
+            kept = kept or self._where(chunk, order, device)
+            if kept == "recomputed":
+                break
+            if kept == "host":
                 values = {name: value.cpu() for name, value in chunk.values.items()}
                 chunk = _Chunk(numbers, values)
             chunks.append(chunk)
-        self._chunks = chunks
+        # Together and last: a run that was interrupted begins again.
+        self._chunks, self.kept = chunks, kept
 
     def _where(self, chunk: _Chunk, order: Sequence[Tensor], device: torch.device) -> Kept:
         needed = sum(
@@ -165,7 +166,7 @@ class Sources:
     def _run(self, numbers: Int[Tensor, " source"]) -> _Chunk:
         layout, device = self._layout, device_of(self._model)
         width = int(layout.source_lengths[numbers].max())
-        sequences = layout.sources.rows(numbers, width)
+        sequences = layout.sources.rows(numbers, width).to(device)
         span = self._span(numbers)
         count = int(self._counts[numbers].max())
         slots = self._slots[numbers, :count].clamp(max=span - 1)
@@ -185,9 +186,9 @@ class Sources:
             else [_add_noise(layout.source_noise[numbers, :width])]
         )
         hooks += [(name, _named(catch, name)) for name in self._axes]
-        inputs = {k: v.to(device) for k, v in sequences.inputs(dtype_of(self._model)).items()}
+        inputs = sequences.inputs(dtype_of(self._model))
         with frozen(self._model), torch.no_grad():
-            self._model.run_with_hooks(sequences.tokens.to(device), fwd_hooks=hooks, **inputs)
+            self._model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
         return _Chunk(numbers, caught)
 
 

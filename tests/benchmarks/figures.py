@@ -141,7 +141,8 @@ def searches(plan: Plan) -> Iterator[Figure]:
     rng = torch.Generator().manual_seed(0)
     drawn = [tuple(torch.randperm(144, generator=rng)[:14].tolist()) for _ in range(24)]
     heads = [i for layer in (6, 8, 9) for i in range(12 * layer, 12 * layer + 12)]
-    grid = list(combinations(heads[:: 4 if plan.quick else 1], 2))
+    paired = heads[:: 4 if plan.quick else 1]
+    grid = [(i,) for i in paired] + list(combinations(paired, 2))
     plain = medians({"plain": lambda: padded.plain(model.bare)}, plan.device, plan.repeats)["plain"]
     engine.mean_effects(singles[:1])
     for name, sets, bound in (
@@ -150,7 +151,8 @@ def searches(plan: Plan) -> Iterator[Figure]:
         ("interaction grid", grid, 0.7),
         ("random sets", drawn, None),
     ):
-        (took,) = medians({name: lambda s=sets: engine.mean_effects(s)}, plan.device, 1).values()
+        task = {name: lambda s=sets: engine.mean_effects(s)}
+        took = medians(task, plan.device, 1, warm_up=False)[name]
         yield Figure(f"{name}, {len(sets)} sets", took / len(sets) / plain, bound, "plain forwards")
 
 
@@ -205,9 +207,6 @@ def share(plan: Plan) -> Iterator[Figure]:
 def bare_pass(engine) -> Callable[[], object]:
     """The model's own work in a step: the same rows and scored places, no intervention."""
     batches = list(engine._split(torch.arange(engine.n_examples)))
-
-    def lead(activation, hook=None):
-        return activation.detach().requires_grad_(True)
 
     def run() -> None:
         with torch.enable_grad():

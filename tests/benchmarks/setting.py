@@ -128,17 +128,21 @@ def some(pairs: PromptPairs, count: int, seed: int = 0) -> list[int]:
 
 
 def medians(
-    tasks: Mapping[str, Callable[[], object]], device: torch.device, repeats: int
+    tasks: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    repeats: int,
+    *,
+    warm_up: bool = True,
 ) -> dict[str, float]:
-    """Median seconds of each task; they take turns, after a warm-up each."""
+    """Median seconds of each task; they take turns, after a warm-up each unless told otherwise."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
-    for turn in range(repeats + 1):
+    for turn in range(repeats + warm_up):
         for name, task in tasks.items():
             wait(device)
             start = time.perf_counter()
             task()
             wait(device)
-            if turn:
+            if turn >= warm_up:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(taken) for name, taken in times.items()}
 

@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from tracekit import masks, schedules
 from tracekit.errors import ConfigError, NotDifferentiableError
 from tracekit.masks import Mask
-from tracekit.passes import PRECISIONS, Precision
+from tracekit.passes import Precision, check_precision
 from tracekit.runs import Engine
 from tracekit.search.base import Found, Goal
 from tracekit.search.reward import Reward, RewardGradient
@@ -96,10 +96,7 @@ class PGBCT:
             raise ConfigError(f"learning_rate is {self.learning_rate}. It must be positive.")
         if self.reward not in ("dataset", "per-example"):
             raise ConfigError(f"Unknown reward {self.reward!r}. Use 'dataset' or 'per-example'.")
-        if self.precision not in PRECISIONS:
-            raise ConfigError(
-                f"Unknown precision {self.precision!r}. Use one of {', '.join(PRECISIONS)}."
-            )
+        check_precision(self.precision)
         if self.penalty_reduction not in ("sum", "mean"):
             raise ConfigError(
                 f"Unknown penalty_reduction {self.penalty_reduction!r}. Use 'sum' or 'mean'."

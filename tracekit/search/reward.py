@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.batches import sent
 from tracekit.errors import NonFiniteMetricError
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
+from tracekit.models import sent
 from tracekit.passes import Precision
 from tracekit.runs import Engine
 
@@ -72,9 +72,10 @@ class RewardGradient:
         if not self._failed:
             return
         self._engine.effects(self._suspect)
+        also = "" if self._precision == "float32" else ", or precision='float32'"
         raise NonFiniteMetricError(
             f"The gradient of the metric {self._engine.metric.name!r} is not finite although its "
-            "effects are. Use a bounded metric such as probability-drop."
+            f"effects are. Use a bounded metric such as probability-drop{also}."
         )
 
     def value(self) -> float:
