@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from tracekit.prompts import GaussianNoise, PromptPair, PromptPairs
     from tracekit.results import TraceCurve, TraceResult
     from tracekit.runs import Cost
-    from tracekit.search import PGBCT, Exhaustive, Greedy, Random, TopK
+    from tracekit.search import PGBCT, Climb, Exhaustive, Greedy, Random, TopK
     from tracekit.tracer import Tracer
 
 _HOMES = {
+    "Climb": "search",
     "Component": "components",
     "ComponentRegistry": "components",
     "Cost": "runs",
@@ -57,6 +58,7 @@ _HOMES = {
 
 __all__ = [
     "PGBCT",
+    "Climb",
     "Component",
     "ComponentRegistry",
     "Cost",

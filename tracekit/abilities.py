@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tracekit.batches import Sequences
 from tracekit.blocks import Blocks
 from tracekit.errors import SlowPathWarning
 from tracekit.models import HookedModel, device_of, dtype_of, frozen, model_name, random_tokens
+from tracekit.sequences import Sequences
 
 _SHORTEST = 8
 _PACKAGE = str(Path(__file__).parent)

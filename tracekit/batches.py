@@ -1,19 +1,12 @@
 """Batches: which token sequences are run, and where in them the continuations are scored.
 
 Each example asks for the log-probabilities of its continuations x and y after its prompt. A *row*
-is one sequence the model reads: a prompt (the trunk), then all but the last token of a
-continuation (a branch; its last token is only predicted, never read). Where the model can be told
-which tokens see which, x and y are two branches of one row, so that their prompt is computed once:
-
-    position in the row    0     1     2    3     4     5    6
-    token                  The   nurse said her   turn  his  turn
-    depth (position id)    0     1     2    3     4     3    4
-    branch                 0     0     0    1     1     2    2
-
-A token sees the earlier ones of its own branch and of the trunk. Rows that would be the same are
-run once. A *source* is one sequence of the counterfactual run; examples with the same
-counterfactual prompt share it. All of this is worked out once per data set, in `Layout`; a `Batch`
-is then a few index operations on the CPU, and is moved to the model's device as a whole.
+is one sequence the model reads: the prompt, then all but the last token of a continuation (the
+last one is only predicted, never read). Where the model heeds it, x and y are two branches of one
+row (see `sequences.py`). Rows that would be the same are run once. A *source* is one sequence of
+the counterfactual run; examples with the same counterfactual prompt share it. All of this is
+worked out once per data set, in `Layout`; a `Batch` is then a few index operations on the CPU, and
+is moved to the model's device as a whole.
 
 Rows are padded on the right, which is exact for causal models, and batches hold rows of similar
 length.
@@ -23,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -34,83 +26,13 @@ from tracekit.errors import PositionError
 from tracekit.metrics import Mean, Scores, continuation_log_prob
 from tracekit.models import sent
 from tracekit.prompts import PromptPair, PromptPairs
+from tracekit.sequences import PASS_CHARGE, Ids, Sequences, bucket_sizes
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
 continuation, or explicit prompt positions (negative ones count from the prompt's end)."""
 
 _SCOPES = ("prompt", "last", "all")
-
-_PASS_CHARGE = {"cpu": 64, "cuda": 4096}
-"""What one more pass costs, in tokens: weights are read again, kernels launched again."""
-
-_Ids = tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Sequences:
-    """Token sequences that are run together, padded on the right. Each is a trunk with branches."""
-
-    tokens: Int[Tensor, "row pos"]
-    """Token ids."""
-    depths: Int[Tensor, "row pos"]
-    """Position ids: the number of earlier tokens that a token sees."""
-    branches: Int[Tensor, "row pos"]
-    """0 in the trunk, 1 and 2 in its branches."""
-    told: bool = False
-    """Whether the model is told depths and which tokens see which. It must be where rows fork."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @classmethod
-    def build(
-        cls, trees: Sequence[tuple[_Ids, tuple[_Ids, ...]]], *, told: bool = False
-    ) -> Sequences:
-        """Lays out trunks with their branches."""
-        tokens, depths, branches = [], [], []
-        for trunk, limbs in trees:
-            parts = [trunk, *limbs]
-            tokens.append([token for part in parts for token in part])
-            branches.append([number for number, part in enumerate(parts) for _ in part])
-            below = [len(trunk) + step for limb in limbs for step in range(len(limb))]
-            depths.append([*range(len(trunk)), *below])
-        return cls(_pad(tokens), _pad(depths), _pad(branches), told)
-
-    @property
-    def forks(self) -> bool:
-        """Whether a row has two branches."""
-        return bool((self.branches > 1).any())
-
-    def rows(self, index: Any, width: int) -> Sequences:
-        """Some of the sequences, cut to a width."""
-        cut = (value[index, :width] for value in (self.tokens, self.depths, self.branches))
-        return Sequences(*cut, told=self.told)
-
-    def repeat(self, copies: int) -> Sequences:
-        """The sequences `copies` times over."""
-        parts = (value.repeat(copies, 1) for value in (self.tokens, self.depths, self.branches))
-        return Sequences(*parts, told=self.told)
-
-    def to(self, device: torch.device) -> Sequences:
-        """The sequences on a device."""
-        return replace(self, **_all_sent(vars(self), device))
-
-    def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What the model is told besides the tokens, made where they are.
-
-        Args:
-            dtype: The model's.
-        """
-        if not self.told:
-            return {}
-        device, width = self.branches.device, self.tokens.shape[1]
-        earlier = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        query, key = self.branches[:, :, None], self.branches[:, None, :]
-        seen = earlier & ((key == 0) | (key == query))
-        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-        mask = mask.masked_fill(~seen, torch.finfo(dtype).min)
-        return {"attention_mask": mask[:, None], "position_ids": self.depths}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +64,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device, but for `sources`."""
-        kept = {"sources": self.sources}
-        moved = {name: value for name, value in vars(self).items() if name not in kept}
-        return replace(self, **_all_sent(moved, device))
+        tensors = {
+            name: sent(value, device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and name != "sources"
+        }
+        row, pos = self.place
+        place = (sent(row, device), sent(pos, device))
+        return replace(self, **tensors, sequences=self.sequences.to(device), place=place)
 
     def repeat(self, copies: int) -> Batch:
         """The batch `copies` times over, one after the other."""
@@ -234,8 +161,8 @@ class Layout:
             PositionError: A scope that is unknown, or an index outside a prompt.
         """
         scope = _check_positions(positions, pairs)
-        rows: dict[tuple[_Ids, tuple[_Ids, ...], int], int] = {}
-        sources: dict[tuple[_Ids, tuple[_Ids, ...], int | None], int] = {}
+        rows: dict[tuple[Ids, tuple[Ids, ...], int], int] = {}
+        sources: dict[tuple[Ids, tuple[Ids, ...], int | None], int] = {}
         row_of: list[list[int]] = []
         forks: list[list[int]] = []
         for number, pair in enumerate(pairs):
@@ -324,7 +251,7 @@ class Layout:
             examples = torch.arange(self.n_examples)
         lengths = self.lengths[self.rows[examples]].amax(1)
         order = lengths.argsort(stable=True)
-        sizes = bucket_sizes(lengths[order].tolist(), batch_size, _PASS_CHARGE.get(device.type, 64))
+        sizes = bucket_sizes(lengths[order].tolist(), batch_size, PASS_CHARGE.get(device.type, 64))
         for part in examples[order].split(sizes):
             yield self.batch(part).to(device)
 
@@ -332,39 +259,10 @@ class Layout:
         """Numbers of the sources to run together."""
         order = self.source_lengths.argsort(stable=True)
         lengths = self.source_lengths[order].tolist()
-        yield from order.split(bucket_sizes(lengths, batch_size, _PASS_CHARGE.get(device.type, 64)))
+        yield from order.split(bucket_sizes(lengths, batch_size, PASS_CHARGE.get(device.type, 64)))
 
 
-def bucket_sizes(lengths: Sequence[int], batch_size: int, charge: int) -> list[int]:
-    """How many of some rows, sorted by length, to run in each pass.
-
-    Every row of a pass costs the length of its longest one, and every pass costs `charge` tokens
-    besides. The cuts between lengths that cost least in all are found by dynamic programming.
-    """
-    counts = [(length, len(list(same))) for length, same in groupby(lengths)]
-    best: list[tuple[int, int]] = [(0, 0)]
-    for end in range(1, len(counts) + 1):
-        options = []
-        rows = 0
-        for start in range(end - 1, -1, -1):
-            rows += counts[start][1]
-            passes = -(-rows // batch_size)
-            cost = best[start][0] + rows * counts[end - 1][0] + passes * charge
-            options.append((cost, start))
-        best.append(min(options))
-    cuts = [len(counts)]
-    while cuts[-1]:
-        cuts.append(best[cuts[-1]][1])
-    sizes = []
-    for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True):
-        rows = sum(count for _, count in counts[start:end])
-        passes = -(-rows // batch_size)
-        # Even parts: a last one of a few rows would cost a pass of its own.
-        sizes += [rows // passes + (number < rows % passes) for number in range(passes)]
-    return sizes
-
-
-def _limbs(pair: PromptPair, packed: bool) -> list[tuple[tuple[_Ids, ...], _Ids]]:
+def _limbs(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, ...], Ids]]:
     """For x and y, the branches of the row that holds it, and the tokens of it that are read."""
     reads = [side[:-1] for side in (pair.x_ids, pair.x_ids if pair.y_ids is None else pair.y_ids)]
     if packed:
@@ -410,13 +308,6 @@ def _position_mask(
     return mask
 
 
-def _pad(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
-    padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = torch.tensor(sequence)
-    return padded
-
-
 def _lengths(trees: Any) -> Int[Tensor, " row"]:
     return torch.tensor([len(key[0]) + sum(map(len, key[1])) for key in trees])
 
@@ -443,13 +334,3 @@ def _source_noise(pairs: Sequence[PromptPair], sources: Sequence[Any], width: in
         if noise is not None:
             padded[row, : noise.shape[0]] = noise
     return padded
-
-
-def _all_sent(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return sent(value, device)
-    if isinstance(value, Sequences):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _all_sent(entry, device) for key, entry in value.items()}
-    return tuple(_all_sent(e, device) for e in value) if isinstance(value, tuple) else value

@@ -149,7 +149,7 @@ def trace(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="pgb-ct, top-k, greedy, random, exhaustive; may be given several times. "
+            help="pgb-ct, climb, top-k, greedy, random, exhaustive; may be given several times. "
             "Default: pgb-ct."
         ),
     ] = None,

@@ -39,9 +39,9 @@ _STYLES = {
     "top-k": ("#009E73", "diamond", "dot"),
     "random": ("#7F7F7F", "x", "dashdot"),
     "exhaustive": ("#000000", "star", "longdash"),
+    "climb": ("#CC79A7", "triangle-up", "solid"),
 }
 _SPARE_STYLES = (
-    ("#CC79A7", "triangle-up", "solid"),
     ("#E69F00", "triangle-down", "dash"),
     ("#56B4E9", "cross", "dot"),
 )

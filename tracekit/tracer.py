@@ -165,8 +165,8 @@ class Tracer:
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such as
-                `PGBCT(epochs=30)`, of tracekit or of your own.
+            method: `pgb-ct`, `climb`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such
+                as `PGBCT(epochs=30)`, of tracekit or of your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components

@@ -34,6 +34,10 @@ def main(
     """Measures speed and memory."""
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     plan = Plan(torch.device(name), min(repeats, 3) if quick else repeats, quick)
+    if unknown := set(only.split(",") if only else ()) - set(FIGURES):
+        raise typer.BadParameter(
+            f"Unknown: {', '.join(sorted(unknown))}. Use {', '.join(FIGURES)}."
+        )
     sections = only.split(",") if only else [n for n in FIGURES if not quick or n in QUICK]
     console = Console()
     figures: list[Figure] = []

@@ -201,7 +201,8 @@ def share(plan: Plan) -> Iterator[Figure]:
             0.10,
             "step",
         )
-        yield Figure(f"step, {kinds}: in matrix products", in_products(run), None, "step")
+        if plan.device.type == "cpu":
+            yield Figure(f"step, {kinds}: in matrix products", in_products(run), None, "step")
 
 
 def bare_pass(engine) -> Callable[[], object]:
@@ -251,8 +252,7 @@ def memory(plan: Plan) -> Iterator[Figure]:
     if plan.quick:
         return
     del model, engine, run
-    large = Model.make(plan.device, "gpt2-xl")
-    object.__setattr__(large, "bare", None)
+    large = Model.make(plan.device, "gpt2-xl", bare=False)
     pairs = large.pairs("facts")[:200]
 
     def trace() -> None:

@@ -42,16 +42,19 @@ class Model:
     device: torch.device
 
     @classmethod
-    def make(cls, device: torch.device, size: str = "gpt2", **changes: int) -> Model:
+    def make(
+        cls, device: torch.device, size: str = "gpt2", *, bare: bool = True, **changes: int
+    ) -> Model:
         """A GPT-2 of a size, with the real tokenizer."""
         built = []
-        for _ in range(2):
+        for _ in range(1 + bare):
             torch.manual_seed(0)
             config = transformers.GPT2Config(**{**SIZES[size], **changes})
             built.append(transformers.AutoModelForCausalLM.from_config(config).eval().to(device))
             for parameter in built[-1].parameters():
                 parameter.requires_grad_(False)
-        return cls(tk.load_model(built[0], tokenizer=tokenizer()), built[1], device)
+        traced = tk.load_model(built[0], tokenizer=tokenizer())
+        return cls(traced, built[1] if bare else None, device)
 
     def engine(self, pairs: PromptPairs, kinds: str = "heads", **options: Any) -> Engine:
         """An engine as a tracer would build it."""

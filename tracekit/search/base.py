@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Protocol, runtime_checkable
 
-from tracekit.errors import BudgetError, TargetNotReachedError
+from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
 from tracekit.masks import BinaryMask, Mask, from_indices
-from tracekit.metrics import Effects
+from tracekit.metrics import Effects, Metric
 from tracekit.runs import Engine
 
 _SCANNED = 512
@@ -98,6 +98,20 @@ class Search(Protocol):
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
         """Answers the goal: one set per budget, ascending, or one for a target."""
         ...
+
+
+def require_gradient(metric: Metric, method: str) -> None:
+    """Refuses a metric without a gradient.
+
+    Raises:
+        NotDifferentiableError: It has none.
+    """
+    if not metric.differentiable:
+        raise NotDifferentiableError(
+            f"The metric {metric.name!r} has no gradient for {method} to follow. "
+            "Search with logit-difference or odds-ratio and evaluate the set it finds, "
+            "or use another method."
+        )
 
 
 def as_count(budget: int | float, n_components: int) -> int:

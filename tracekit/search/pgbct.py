@@ -28,11 +28,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tracekit import masks, schedules
-from tracekit.errors import ConfigError, NotDifferentiableError
+from tracekit.errors import ConfigError
 from tracekit.masks import Mask
 from tracekit.passes import Precision, check_precision
 from tracekit.runs import Engine
-from tracekit.search.base import Found, Goal
+from tracekit.search.base import Found, Goal, require_gradient
 from tracekit.search.reward import Reward, RewardGradient
 from tracekit.search.trials import Bracket, Trial, best_within, found_last, smallest_reaching
 
@@ -115,12 +115,7 @@ class PGBCT:
             NotDifferentiableError: The metric has no gradient.
             BudgetError: lambda is to be searched, and there is neither a budget nor a target.
         """
-        if not engine.metric.differentiable:
-            raise NotDifferentiableError(
-                f"The metric {engine.metric.name!r} has no gradient for PGB-CT to follow. "
-                "Search with logit-difference or odds-ratio and evaluate the set it finds, "
-                "or use another method."
-            )
+        require_gradient(engine.metric, "PGB-CT")
         if self.lambda1 is None:
             goal.require(self.name)
             if goal.target is not None:
