@@ -192,6 +192,9 @@ def test_many_sets_equal_one_at_a_time(any_model, kinds):
     fast, plain = engines(any_model, tiny.pairs(5, seed=1), kinds, batch_size=11)
     sets = [*random_sets(fast, 30), (), (0,), (0,), (fast.n_components - 1,)]
     sets += [(0, i) for i in range(1, min(fast.n_components, 9))]
+    # A whole set that others go on from, with several components in a layer.
+    start = random_sets(fast, 40, seed=3)[-1][:4]
+    sets += [tuple({*start, i}) for i in range(0, fast.n_components, 1 + fast.n_components // 12)]
     masks = torch.stack([from_indices(one, fast.n_components) for one in sets])
     close(fast.mean_effects(sets), plain.effects(masks).mean(1))
     close(plain.mean_effects(sets), plain.effects(masks).mean(1))
@@ -343,6 +346,22 @@ def test_recomputed_sources_equal_kept_ones(any_model, kinds, positions):
     gradients = [engine.gradient(mask, torch.ones_like)[1] for engine in (kept, recomputed)]
     close(gradients[1], gradients[0])
     assert (kept.sources.kept, recomputed.sources.kept) == ("device", "recomputed")
+
+
+@pytest.mark.parametrize("positions", SCOPES, ids=str)
+def test_sources_are_the_activations_of_the_counterfactual_run(any_model, positions):
+    pairs = tiny.pairs(7, seed=6, longest=1)
+    engine = tiny.engine(any_model, pairs, "heads+neurons", positions=positions, batch_size=3)
+    for batch in engine._batches:
+        found = engine.sources.of(batch)
+        for row, number in enumerate(batch.examples.tolist()):
+            tokens = torch.tensor([pairs[number].counterfactual_ids])
+            _, cache = any_model.run_with_cache(tokens)
+            for at in batch.positions[row].nonzero()[:, 0].tolist():
+                pattern = found["blocks.1.attn.hook_pattern"][row, :, at, : at + 1]
+                close(pattern, cache["blocks.1.attn.hook_pattern"][0, :, at, : at + 1])
+                output = found["blocks.2.hook_mlp_out"][row, at]
+                close(output, cache["blocks.2.hook_mlp_out"][0, at])
 
 
 def stored(engine):

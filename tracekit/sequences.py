@@ -27,7 +27,8 @@ from tracekit.models import sent
 Ids = tuple[int, ...]
 
 PASS_CHARGE = {"cpu": 64, "cuda": 4096}
-"""What one more pass costs, in tokens: weights are read again, kernels launched again."""
+"""What one more pass costs, in tokens: weights are read again, kernels launched again. Measured
+with GPT-2's sizes on a CPU; an estimate for CUDA. It decides how rows are grouped, nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
