@@ -22,6 +22,7 @@ from tracekit.errors import (
 from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.base import as_count
+from tracekit.search.frontier import Frontier
 from tracekit.search.trials import Bracket, Trial, best_within
 
 METHODS = {
@@ -143,6 +144,42 @@ def test_climb_measures_each_set_once_and_says_the_best_of_every_size(tracer, mo
     for record in result.history:
         assert record["effect"] == pytest.approx(best[record["n_selected"]], rel=1e-4)
     assert result.cost.forward == len(asked) + result.cost.backward + 1
+
+
+def test_climb_explores_where_the_gradient_points(tracer):
+    """To first order: the strongest outside comes in, the weakest inside goes out."""
+    engine = tracer.engine
+    frontier = Frontier(engine, 12)
+    start = (1, 4, 7, 9)
+    frontier.measure([start], "")
+    mask = from_indices(start, 12).float()
+    order = engine.gradient(mask, torch.ones_like)[1].argsort().tolist()
+    weakest = next(i for i in order if i in start)
+    strongest = next(i for i in reversed(order) if i not in start)
+    rest = {*start} - {weakest}
+    for moves, expected in (
+        ({"additions": 1, "removals": 0, "swaps": 0}, {*start, strongest}),
+        ({"additions": 0, "removals": 1, "swaps": 0}, rest),
+        ({"additions": 0, "removals": 0, "swaps": 1}, rest | {strongest}),
+    ):
+        fresh = Frontier(engine, 12)
+        fresh.measure([start], "")
+        fresh.explore(4, **moves)
+        assert set(fresh._effects) == {(), start, tuple(sorted(expected))}
+
+
+def test_climb_looks_at_smaller_sizes_again_from_above(tracer, monkeypatch):
+    asked = []
+    engine = tracer.engine
+    original = engine.mean_effects
+    monkeypatch.setitem(
+        vars(engine), "mean_effects", lambda s, label="": asked.extend(s) or original(s, label)
+    )
+    result = tracer.run("climb", budget=4, removals=2)
+    top = set(chosen(result))
+    assert len(top) == 4
+    # Two removals on the way up are from sizes below; from the top, three are tried.
+    assert sum(set(one) < top for one in asked if len(one) == 3) >= 3
 
 
 def test_climb_takes_back_what_it_added(model):

@@ -1,10 +1,10 @@
 """Searches against greedy: `python -m tests.benchmarks.solvers [--method climb] [--seeds 10]`.
 
-On the demo tasks, and on random GPT-2s with strong and mild interactions (8 layers of 8 heads, width
-64, vocabulary 600, weights by the recipe of the recorded numbers at scale 1.3 and 0.85; 64 pairs of
-9 + 3 random tokens with one prompt token changed, oriented so that the full intervention moves each
-towards y). Effects at 10, 20, 30 and 40 % of the heads as multiples of greedy's; cost in passes,
-forward and backward alike.
+On the demo tasks, and on random GPT-2s with strong and mild interactions (8 layers of 8 heads,
+width 64, vocabulary 600, weights by the recipe of the recorded numbers at scale 1.3 and 0.85; 64
+pairs of 9 + 3 random tokens with one prompt token changed, oriented so that the full intervention
+moves each towards y). Effects at 10, 20, 30 and 40 % of the heads as multiples of greedy's; cost
+in passes, forward and backward alike.
 """
 
 from __future__ import annotations
