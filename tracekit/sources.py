@@ -96,13 +96,15 @@ class Sources:
         self, name: str, parts: Sequence[tuple[_Chunk, Tensor, Tensor]], batch: Batch
     ) -> Tensor:
         """Activations of one hook point for every row of a batch, from the chunks they lie in."""
-        device = device_of(self._model)
+        like = parts[0][0].values[name]
+        # Where their layer lies, unless they were sent away.
+        device = device_of(self._model) if self.kept == "host" else like.device
         axis, span = self._axes[name], batch.span
-        shape = list(parts[0][0].values[name].shape)
+        shape = list(like.shape)
         shape[0], shape[axis] = len(batch.sources), span
         if axis == 2:
             shape[3] = span
-        whole = parts[0][0].values[name].new_zeros(shape, device=device)
+        whole = like.new_zeros(shape, device=device)
         for chunk, rows, picked in parts:
             values = chunk.values[name]
             values = values[sent(picked, values.device)]
