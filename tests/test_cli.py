@@ -71,6 +71,26 @@ def test_given_lambdas_need_no_budget(command, tmp_path):
     assert len(document["history"]) == 2
 
 
+def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
+    bounds = []
+    original = tk.Tracer.__init__
+
+    def note(self, *args, **options):
+        bounds.append((options["batch_size"], options["max_memory"]))
+        original(self, *args, **options)
+
+    monkeypatch.setattr(tk.Tracer, "__init__", note)
+    code, _, err = command(
+        *("trace", "--limit", 4, "--budget", 2, "--batch-size", 3, "--max-memory", 5),
+        *("--option", "trials=1", "--option", "epochs=2", "--option", "precision=bfloat16"),
+        *("--output", tmp_path, "--quiet"),
+    )
+    assert code == 0, err
+    assert bounds == [(3, 5 * 2**20)]
+    result = tk.TraceResult.load(next(tmp_path.glob("pgb-ct-*")))
+    assert result.config["precision"] == "bfloat16"
+
+
 def test_targets_and_positions(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),
