@@ -9,6 +9,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit import figures
 from tracekit.errors import FigureExportError
+from tracekit.search import Goal
 
 BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
 
@@ -76,6 +77,18 @@ def test_curve_data_has_every_measured_size(tracer):
     greedy = tracer.results[2]
     found = frame[frame["method"] == "greedy"]["effect"].tolist()
     assert found == pytest.approx([record["effect"] for record in greedy.history], rel=1e-4)
+
+
+def test_curve_data_has_every_size_of_a_climb(tracer):
+    search = tk.Climb(additions=2, swaps=1)
+    found = search.search(tracer.engine, Goal(budgets=(3,)), 0)[0]
+    assert [record["n_selected"] for record in found.history] == [1, 2, 3]
+    before = list(tracer.results)
+    result = tracer.run(search, budget=3)
+    tracer.results[:] = before
+    frame = figures.curve_data([result])
+    assert frame["n_selected"].tolist() == [1, 2, 3]
+    assert frame["effect"].tolist() == pytest.approx([r["effect"] for r in result.history])
 
 
 def test_curves_draw_their_data(tracer):

@@ -45,6 +45,8 @@ _SPARE_STYLES = (
     ("#E69F00", "triangle-down", "dash"),
     ("#56B4E9", "cross", "dot"),
 )
+_AT_EVERY_SIZE = ("greedy", "climb", "top-k")
+"""Methods whose history is an effect for each of several sizes."""
 _NAMES = {"pgb-ct": "PGB-CT", "top-k": "top-k"}
 
 
@@ -137,7 +139,7 @@ def heatmap(result: TraceResult) -> go.Figure:
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     """What an effect curve shows: a row per method and number of components.
 
-    Methods that record an effect at several sizes on their way (greedy, top-k) contribute each
+    Methods that record an effect at several sizes on their way (greedy, climb, top-k) contribute each
     of them; where two runs of a method measured the same size, the larger effect counts.
     """
     import pandas as pd
@@ -145,7 +147,7 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     rows = []
     for result in results:
         rows.append((result.method, result.n_selected, result.effect))
-        if result.method in ("greedy", "top-k"):
+        if result.method in _AT_EVERY_SIZE:
             rows += [
                 (result.method, int(record["n_selected"]), float(record["effect"]))
                 for record in result.history
