@@ -139,8 +139,8 @@ def heatmap(result: TraceResult) -> go.Figure:
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     """What an effect curve shows: a row per method and number of components.
 
-    Methods that record an effect at several sizes on their way (greedy, climb, top-k) contribute each
-    of them; where two runs of a method measured the same size, the larger effect counts.
+    Methods that record an effect at several sizes on their way (greedy, climb, top-k) contribute
+    each of them; where two runs of a method measured the same size, the larger effect counts.
     """
     import pandas as pd
 
