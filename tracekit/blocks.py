@@ -42,9 +42,6 @@ class Blocks:
         self._blocks: list[Any] = list(getattr(model, "blocks", ()))
         self._in_tuple: list[bool] = []
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     @contextmanager
     def leaving_out(
         self, start: int = 0, stop: int | None = None, states: States | None = None

@@ -34,10 +34,6 @@ class Frontier:
         self._best: dict[int, Set] = {0: ()}
         self._gradients: dict[Set, Mask] = {}
 
-    def best(self, size: int) -> Set | None:
-        """The best set of exactly a size; None if none of that size was measured."""
-        return self._best.get(size)
-
     def effect(self, size: int) -> float:
         """Mean effect of the best set of exactly a size; minus infinity if there is none."""
         return self._effects[self._best[size]] if size in self._best else -float("inf")
@@ -51,6 +47,8 @@ class Frontier:
         """Measures the sets that are new and not too large."""
         asked = dict.fromkeys(tuple(sorted(one)) for one in sets)
         new = [one for one in asked if one not in self._effects and len(one) <= self._largest]
+        if not new:
+            return
         for one, effect in zip(new, self._engine.mean_effects(new, label).tolist(), strict=True):
             self._effects[one] = effect
             if effect > self.effect(len(one)):
