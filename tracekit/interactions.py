@@ -39,7 +39,7 @@ class InteractionGrid:
     @property
     def interaction(self) -> Float[Tensor, "component component"]:
         """l({i, j}) - l({i}) - l({j}); NaN on the diagonal, where there is no pair."""
-        values = self.pairs - self.singles[:, None] - self.singles[None, :]
+        values = self.pairs - (self.singles[:, None] + self.singles[None, :])
         return values.fill_diagonal_(torch.nan)
 
     def to_frame(self) -> Any:
