@@ -91,6 +91,27 @@ def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     assert result.config["precision"] == "bfloat16"
 
 
+def test_paths(command, tmp_path):
+    code, out, err = command(
+        *("trace", "--path", "--limit", 6, "--budget", 4, "--max-forwards", 20),
+        *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
+    )
+    assert code == 0, err
+    path = tk.TracePath.load(tmp_path / "run" / "path")
+    assert path.largest == 4
+    assert (tmp_path / "run" / "path.html").exists()
+    assert (tmp_path / "kept").exists()
+    for text in ("held out", "stability", "Stopped by --max-forwards", "for the statistics"):
+        assert text in out
+    assert f"{path.statistics[0].held_out:.4g}" in out
+    again, out, _ = command(
+        *("trace", "--path", "--limit", 6, "--budget", 4, "--max-forwards", 20),
+        *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
+    )
+    assert again == 0
+    assert tk.TracePath.load(tmp_path / "run" / "path").to_frame().equals(path.to_frame())
+
+
 def test_targets_and_positions(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),
@@ -105,6 +126,9 @@ def test_targets_and_positions(command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["--path", "--method", "greedy"], "--path answers every budget by itself. Leave out"),
+        (["--path", "--budget", "2", "--budget", "3"], "give at most one --budget, the largest."),
+        (["--max-seconds", "3"], "--max-seconds is for paths. Add --path, or leave it out."),
         (["--dataset", "demo-bia"], "Unknown data set 'demo-bia'. Did you mean 'demo-bias'?"),
         (["--metric", "odds"], "Unknown metric 'odds'."),
         (["--components", "head"], "Unknown component kind 'head'. Did you mean 'heads'?"),

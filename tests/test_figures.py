@@ -79,8 +79,8 @@ def test_curve_data_has_every_measured_size(tracer):
     assert found == pytest.approx([record["effect"] for record in greedy.history], rel=1e-4)
 
 
-def test_curve_data_has_every_size_of_a_climb(tracer):
-    search = tk.Climb(additions=2, swaps=1)
+def test_curve_data_has_every_size_of_a_path(tracer):
+    search = tk.PathSearch(max_forwards=40)
     found = search.search(tracer.engine, Goal(budgets=(3,)), 0)[0]
     assert [record["n_selected"] for record in found.history] == [1, 2, 3]
     before = list(tracer.results)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import pytest
 import torch
@@ -22,13 +22,12 @@ from tracekit.errors import (
 from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.base import as_count
-from tracekit.search.frontier import Frontier
-from tracekit.search.trials import Bracket, Trial, best_within
+from tracekit.search.trials import Bracket, Trial, best_within, measured_by
 
 METHODS = {
     "pgb-ct": {"trials": 3, "epochs": 5},
     "top-k": {},
-    "climb": {},
+    "path": {},
     "greedy": {},
     "random": {"draws": 20},
     "exhaustive": {},
@@ -78,7 +77,7 @@ def test_exhaustive_is_the_best_of_all(tracer, all_sets):
     result = tracer.run("exhaustive", budget=3)
     assert result.effect == pytest.approx(max(all_sets.values()), rel=1e-4)
     assert result.cost.forward == 12 + 66 + 220 + 1
-    for method in ("pgb-ct", "climb", "top-k", "greedy", "random"):
+    for method in ("pgb-ct", "path", "top-k", "greedy", "random"):
         assert tracer.run(method, budget=3, **METHODS[method]).effect <= result.effect + 1e-6
 
 
@@ -108,113 +107,6 @@ def test_greedy_adds_the_best_next_component(tracer, all_sets):
     path = tracer.run("greedy", budget=1.0)
     assert [record["n_selected"] for record in path.history] == list(range(1, 13))
     assert path.effect == pytest.approx(tracer.full_effect, rel=1e-4)
-
-
-# ---- climb --------------------------------------------------------------------------------
-
-
-def test_climb_finds_the_optimum_where_it_measures_every_neighbour(tracer, all_sets):
-    """With every neighbour measured it can only stop where no single exchange helps."""
-    curve = tracer.run("climb", budgets=[1, 2, 3], additions=12, removals=3, swaps=27)
-    for result in curve:
-        best = max(v for s, v in all_sets.items() if len(s) <= result.budget)
-        assert result.effect == pytest.approx(best, rel=1e-4)
-
-
-def test_climb_is_no_worse_than_greedy_and_costs_less(model):
-    for seed in range(6):
-        tracer = tk.Tracer(model, tiny.pairs(16, seed=seed), metric="probability-ratio")
-        climb, greedy = (tracer.run(m, budgets=[2, 4, 6]) for m in ("climb", "greedy"))
-        for ours, theirs in zip(climb, greedy, strict=True):
-            assert ours.effect >= 0.98 * theirs.effect
-
-
-def test_climb_measures_each_set_once_and_says_the_best_of_every_size(tracer, monkeypatch):
-    asked = []
-    engine = tracer.engine
-    original = engine.mean_effects
-    monkeypatch.setitem(
-        vars(engine), "mean_effects", lambda s, label="": asked.extend(s) or original(s, label)
-    )
-    result = tracer.run("climb", budget=4)
-    assert len(asked) == len(set(asked))
-    assert max(map(len, asked)) == 4
-    best = {n: max(original([s for s in asked if len(s) == n])).item() for n in range(1, 5)}
-    assert [record["n_selected"] for record in result.history] == [1, 2, 3, 4]
-    for record in result.history:
-        assert record["effect"] == pytest.approx(best[record["n_selected"]], rel=1e-4)
-    assert result.cost.forward == len(asked) + result.cost.backward + 1
-
-
-def test_climb_explores_where_the_gradient_points(tracer):
-    """To first order: the strongest outside comes in, the weakest inside goes out."""
-    engine = tracer.engine
-    frontier = Frontier(engine, 12)
-    start = (1, 4, 7, 9)
-    frontier.measure([start], "")
-    mask = from_indices(start, 12).float()
-    order = engine.gradient(mask, torch.ones_like)[1].argsort().tolist()
-    weakest = next(i for i in order if i in start)
-    strongest = next(i for i in reversed(order) if i not in start)
-    rest = {*start} - {weakest}
-    for moves, expected in (
-        ({"additions": 1, "removals": 0, "swaps": 0}, {*start, strongest}),
-        ({"additions": 0, "removals": 1, "swaps": 0}, rest),
-        ({"additions": 0, "removals": 0, "swaps": 1}, rest | {strongest}),
-    ):
-        fresh = Frontier(engine, 12)
-        fresh.measure([start], "")
-        fresh.explore(4, **moves)
-        assert set(fresh._effects) == {(), start, tuple(sorted(expected))}
-
-
-def test_climb_looks_at_smaller_sizes_again_from_above(tracer, monkeypatch):
-    asked = []
-    engine = tracer.engine
-    original = engine.mean_effects
-    monkeypatch.setitem(
-        vars(engine), "mean_effects", lambda s, label="": asked.extend(s) or original(s, label)
-    )
-    result = tracer.run("climb", budget=4, removals=2)
-    top = set(chosen(result))
-    assert len(top) == 4
-    # Two removals on the way up are from sizes below; from the top, three are tried.
-    assert sum(set(one) < top for one in asked if len(one) == 3) >= 3
-
-
-def test_climb_takes_back_what_it_added(model):
-    """A greedy path cannot let go of its first component; climb answers small budgets anew."""
-    fell_back = 0
-    for seed in range(8):
-        tracer = tk.Tracer(model, tiny.pairs(10, seed=seed), metric="odds-ratio")
-        path = tracer.run("climb", budgets=[1, 2, 3, 4, 5])
-        sets = [set(chosen(result)) for result in path]
-        fell_back += any(not a <= b for a, b in pairwise(sets))
-    assert fell_back
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"additions": 0}, "additions is 0. It must be at least 1."),
-        ({"removals": -1}, "removals is -1. It must be at least 0."),
-        ({"swaps": -2}, "swaps is -2. It must be at least 0."),
-    ],
-)
-def test_bad_options_of_climb(options, text):
-    with pytest.raises(ConfigError) as caught:
-        tk.Climb(**options)
-    assert str(caught.value) == text
-
-
-def test_climb_refuses_what_it_cannot_follow(model, pairs):
-    def rooted(clean, intervened):
-        return (intervened.x - intervened.x.detach()).clamp(min=0).sqrt()
-
-    with pytest.raises(NonFiniteMetricError, match="'rooted' is not finite at 0 components"):
-        tk.Tracer(model, pairs, metric=rooted).run("climb", budget=2)
-    with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for climb to"):
-        tk.Tracer(model, pairs, metric="accuracy").run("climb", budget=2)
 
 
 def test_random_keeps_the_best_draw_and_its_spread(tracer):
@@ -521,7 +413,7 @@ def test_what_several_trials_propose_is_measured_once(model, monkeypatch):
     monkeypatch.setitem(
         vars(engine), "effects", lambda mask: seen.append(tuple(mask.tolist())) or original(mask)
     )
-    tk.PGBCT(trials=4, epochs=6).search(engine, Goal(budgets=(2, 4, 6)), 0)
+    tk.PGBCT(trials=4, epochs=6, refine=False).search(engine, Goal(budgets=(2, 4, 6)), 0)
     # A trial measures its own selections as it goes; proposals afterwards add only new ones.
     in_trials = [mask for mask in seen if sum(mask) not in (2, 4, 6)]
     afterwards = [mask for mask in seen if sum(mask) in (2, 4, 6)]
@@ -588,12 +480,12 @@ def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
         mask[soft] = above
         trial.add(engine, mask, torch.zeros(12), mask > 0.5)
     means = {size: [s.effect for s in trial.snapshots if s.n_selected == size] for size in (2, 3)}
-    two, three = best_within([trial], engine, [2, 3])
+    two, three = best_within([trial], engine, [2, 3], measured_by([trial]))
     proposals = [engine.mean_effect(from_indices(s.order()[:2], 12)) for s in trial.snapshots]
     assert two.effects.mean().item() == pytest.approx(max(means[2] + proposals))
     assert three.effects.mean().item() >= max(two.effects.mean().item(), means[3][0]) - 1e-6
     only = Trial(1.0, snapshots=trial.snapshots[1:3])
-    (found,) = best_within([only], engine, [2])
+    (found,) = best_within([only], engine, [2], measured_by([only]))
     assert found.soft_mask.max() == pytest.approx(0.6)
 
 

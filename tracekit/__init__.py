@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from tracekit.metrics import Metric, Scores
     from tracekit.models import load_model
     from tracekit.patching import MaskedPatch
+    from tracekit.paths import SizeStatistics, TracePath
     from tracekit.prompts import GaussianNoise, PromptPair, PromptPairs
     from tracekit.results import TraceCurve, TraceResult
     from tracekit.runs import Cost
-    from tracekit.search import PGBCT, Climb, Exhaustive, Greedy, Random, TopK
+    from tracekit.search import PGBCT, Exhaustive, Greedy, PathSearch, Random, TopK
     from tracekit.tracer import Tracer
 
 _HOMES = {
-    "Climb": "search",
     "Component": "components",
     "ComponentRegistry": "components",
     "Cost": "runs",
@@ -43,12 +43,15 @@ _HOMES = {
     "MaskedPatch": "patching",
     "Metric": "metrics",
     "PGBCT": "search",
+    "PathSearch": "search",
     "PromptPair": "prompts",
     "PromptPairs": "prompts",
     "Random": "search",
     "Scores": "metrics",
+    "SizeStatistics": "paths",
     "TopK": "search",
     "TraceCurve": "results",
+    "TracePath": "paths",
     "TraceResult": "results",
     "Tracer": "tracer",
     "TracekitError": "errors",
@@ -58,7 +61,6 @@ _HOMES = {
 
 __all__ = [
     "PGBCT",
-    "Climb",
     "Component",
     "ComponentRegistry",
     "Cost",
@@ -68,12 +70,15 @@ __all__ = [
     "InteractionGrid",
     "MaskedPatch",
     "Metric",
+    "PathSearch",
     "PromptPair",
     "PromptPairs",
     "Random",
     "Scores",
+    "SizeStatistics",
     "TopK",
     "TraceCurve",
+    "TracePath",
     "TraceResult",
     "TracekitError",
     "Tracer",

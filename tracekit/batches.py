@@ -92,6 +92,15 @@ class Batch:
             valid=self.valid.repeat(copies, 1, 1),
         )
 
+    @property
+    def readers(self) -> Bool[Tensor, "example row"]:
+        """Which rows the scores of each example are read from."""
+        found = torch.zeros(
+            len(self.examples), len(self.sequences), dtype=torch.bool, device=self.slot.device
+        )
+        found[self.slot // self.valid[0].numel(), self.place[0][self.scored_place]] = True
+        return found
+
     def read(
         self, logits: Float[Tensor, "place d_vocab"], mean: Mean, *, choices: bool = True
     ) -> Scores:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,6 @@ _errors = Console(stderr=True)
 
 _DEMO_BUDGETS = (0.1, 0.2, 0.3, 0.4)
 _DEMO_DRAWS = 100
-_DEMO_TRIALS = 4
 _DEMO_PAIR_LAYERS = (0, 1)
 
 Output = Annotated[
@@ -100,7 +100,7 @@ def demo(
     _describe(tracer)
     budgets = list(_DEMO_BUDGETS)
     for method, options in (
-        ("pgb-ct", {"trials": _DEMO_TRIALS}),
+        ("pgb-ct", {}),
         ("top-k", {}),
         ("greedy", {}),
         ("random", {"draws": _DEMO_DRAWS}),
@@ -149,7 +149,7 @@ def trace(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="pgb-ct, climb, top-k, greedy, random, exhaustive; may be given several times. "
+            help="pgb-ct, path, top-k, greedy, random, exhaustive; may be given several times. "
             "Default: pgb-ct."
         ),
     ] = None,
@@ -182,6 +182,24 @@ def trace(
         int | None,
         typer.Option(min=0, help="MiB that counterfactual activations may take on the device."),
     ] = None,
+    path: Annotated[
+        bool,
+        typer.Option(
+            "--path",
+            help="The best set of every size, up to --budget, with held-out effects, random "
+            "controls and stability, instead of --method.",
+        ),
+    ] = False,
+    max_forwards: Annotated[
+        int | None, typer.Option(min=1, help="With --path: passes over the data at most.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="With --path: wall time at most; the best so far is kept.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="With --path: file to keep measurements in, and to go on from."),
+    ] = None,
     output: Output = Path("run"),
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -194,8 +212,16 @@ def trace(
     # What can be checked of what was typed is checked before anything slow happens.
     if output.is_file():
         raise ConfigError(f"The output {output} is a file. Give a folder.")
-    methods = method or ["pgb-ct"]
+    limits = {
+        "max_forwards": max_forwards,
+        "max_seconds": max_seconds,
+        "checkpoint": checkpoint,
+    }
+    limits = {name: value for name, value in limits.items() if value is not None}
+    _check_path(path, bool(method), budget, target_effect, limits)
+    methods = ["path"] if path else method or ["pgb-ct"]
     by_method = _parse_options(option or [], methods)
+    by_method[methods[0]] |= limits
     goals = {name: _goal(budget, target_effect, by_method[name]) for name in methods}
     searches = {name: make(name, by_method[name]) for name in methods}
     chosen_layers = _parse_layers(layers)
@@ -223,10 +249,78 @@ def trace(
         progress=_bars(quiet),
     )
     _describe(tracer)
+    if path:
+        largest = _parse_budget(budget[0]) if budget else None
+        _trace_path(tracer, largest, seed, by_method["path"], output)
+        return
     for name in methods:
         _save(tracer.run(searches[name], seed=seed, **goals[name]), output)
     _print_table(tracer.results)
     _write_all(tracer, output, tracer.results[-1], {})
+
+
+def _check_path(
+    path: bool,
+    methods: bool,
+    budgets: list[str] | None,
+    target_effect: float | None,
+    limits: dict[str, Any],
+) -> None:
+    """Refuses options that do not go together with --path, or not without it."""
+    if path and (methods or target_effect is not None or len(budgets or []) > 1):
+        raise ConfigError(
+            "--path answers every budget by itself. Leave out --method and --target-effect, and "
+            "give at most one --budget, the largest."
+        )
+    if limits and not path:
+        name = next(iter(limits)).replace("_", "-")
+        raise ConfigError(f"--{name} is for paths. Add --path, or leave it out.")
+
+
+def _trace_path(
+    tracer: Tracer,
+    largest: int | float | None,
+    seed: int,
+    options: dict[str, Any],
+    output: Path,
+) -> None:
+    """Searches a path, prints what is known of it, and writes results and figures."""
+    import warnings
+
+    from tracekit.errors import SearchStoppedWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SearchStoppedWarning)
+        found = tracer.path(max_budget=largest, seed=seed, **options)
+    found.save(output / "path")
+    table = Table("size", "effect", "95 % interval", "held out", "random", "stability")
+    for column in table.columns:
+        column.justify = "right"
+    frame = found.to_frame()
+    taken = frame.dropna(subset=["control"])
+    for row in (frame if taken.empty else taken).itertuples():
+        table.add_row(
+            str(row.size),
+            f"{row.effect:.4g}",
+            f"{row.effect_low:.3g} to {row.effect_high:.3g}",
+            *("-" if isnan(v) else f"{v:.4g}" for v in (row.held_out, row.control)),
+            "-" if isnan(row.stability) else f"{row.stability:.2f}",
+        )
+    _console.print(table)
+    _console.print(
+        "Held out: chosen on one half of the examples, measured on the other. Random: as many "
+        "components of every kind in every layer. Stability: Jaccard similarity of what the "
+        "halves choose.",
+        style="dim",
+    )
+    passes = found[0].cost.forward_equivalents
+    extra = found.statistics_cost.forward_equivalents
+    _console.print(f"{passes:.0f} passes, and {extra:.0f} for the statistics.", highlight=False)
+    if found.stopped:
+        why = "Ctrl-C" if found.stopped == "interrupted" else f"--{found.stopped}"
+        why = why.replace("_", "-")
+        _console.print(f"Stopped by {why}: these are the best sets found so far.")
+    _write_figures({"path": found.curve(), "heatmap": tracer.heatmap(found[-1])}, output)
 
 
 @app.command()
@@ -337,9 +431,12 @@ def _save(run: TraceResult | TraceCurve, output: Path) -> None:
 
 def _write_all(tracer: Tracer, output: Path, shown: TraceResult, extra: dict[str, Any]) -> None:
     """Figures as HTML, and as PNG where a browser is at hand."""
+    _write_figures({"heatmap": tracer.heatmap(shown), "curve": tracer.curve(), **extra}, output)
+
+
+def _write_figures(drawn: dict[str, Any], output: Path) -> None:
     from tracekit import figures
 
-    drawn = {"heatmap": tracer.heatmap(shown), "curve": tracer.curve(), **extra}
     figures.write_all({output / f"{name}.html": figure for name, figure in drawn.items()})
     try:
         figures.write_all({output / f"{name}.png": figure for name, figure in drawn.items()})

@@ -22,6 +22,10 @@ class SlowPathWarning(UserWarning):
     """A model on which a shortcut does not serve, so that the plain way is taken."""
 
 
+class SearchStoppedWarning(UserWarning):
+    """A search that was interrupted, and returns the best found so far."""
+
+
 class _UnknownNameError(TracekitError, ValueError):
     """A name that no registry knows; the message lists the known ones."""
 
@@ -146,6 +150,14 @@ class SpaceTooLargeError(TracekitError, ValueError):
 
 class TargetNotReachedError(TracekitError, ValueError):
     """No set that the search saw reaches the wanted effect."""
+
+
+class NothingMeasuredError(TracekitError, RuntimeError):
+    """A search was stopped before it measured any set."""
+
+
+class CheckpointError(TracekitError, ValueError):
+    """A checkpoint that cannot be read, or that belongs to another search, model or data set."""
 
 
 class NoResultError(TracekitError, LookupError):

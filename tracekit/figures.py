@@ -33,19 +33,20 @@ _FONT = {"family": "Arial, Helvetica, sans-serif", "size": 15, "color": "black"}
 _GRID = "#d9d9d9"
 _MAX_COLUMNS = 64
 # Okabe and Ito's palette, in an order that also differs in lightness.
+_CONTROL = ("#7F7F7F", "x", "dashdot")
 _STYLES = {
+    "random": _CONTROL,
     "pgb-ct": ("#D55E00", "circle", "solid"),
     "greedy": ("#0072B2", "square", "dash"),
     "top-k": ("#009E73", "diamond", "dot"),
-    "random": ("#7F7F7F", "x", "dashdot"),
     "exhaustive": ("#000000", "star", "longdash"),
-    "climb": ("#CC79A7", "triangle-up", "solid"),
+    "path": ("#CC79A7", "triangle-up", "solid"),
 }
 _SPARE_STYLES = (
     ("#E69F00", "triangle-down", "dash"),
     ("#56B4E9", "cross", "dot"),
 )
-_AT_EVERY_SIZE = ("greedy", "climb", "top-k")
+_AT_EVERY_SIZE = ("greedy", "path", "top-k")
 """Methods whose history is an effect for each of several sizes."""
 _NAMES = {"pgb-ct": "PGB-CT", "top-k": "top-k"}
 
@@ -139,7 +140,7 @@ def heatmap(result: TraceResult) -> go.Figure:
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     """What an effect curve shows: a row per method and number of components.
 
-    Methods that record an effect at several sizes on their way (greedy, climb, top-k) contribute
+    Methods that record an effect at several sizes on their way (greedy, path, top-k) contribute
     each of them; where two runs of a method measured the same size, the larger effect counts.
     """
     import pandas as pd
@@ -181,15 +182,89 @@ def curve(results: Sequence[TraceResult]) -> go.Figure:
                 f"<br>{first.metric_axis}: %{{y:.4g}}<extra></extra>"
             ),
         )
+    _add_all_components_line(figure, first)
+    figure.update_layout(legend={"orientation": "h", "y": -0.28, "x": 0.5, "xanchor": "center"})
+    return _finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
+
+
+def _add_all_components_line(figure: go.Figure, first: TraceResult) -> None:
+    """The axes of an effect curve, and the effect of all components."""
     figure.add_hline(
         y=first.full_effect,
         line={"color": "black", "width": 1.5, "dash": "dot"},
-        annotation_text=f"all {n} components",
+        annotation_text=f"all {first.n_components} components",
         annotation_position="top left",
         annotation_font_size=13,
     )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=first.metric_axis, exponentformat="power", rangemode="tozero")
+
+
+def path_curve(frame: pd.DataFrame, first: TraceResult) -> go.Figure:
+    """Effect of the best sets against their size, with what it takes to believe them.
+
+    The band and the bars of held-out effects are 95 % bootstrap intervals over examples, the bars
+    of the control the range of its draws.
+
+    Args:
+        frame: A row per size, as `TracePath.to_frame` gives it.
+        first: Any result of the path, for titles and the effect of all components.
+    """
+    figure = go.Figure()
+    for name, columns, (color, symbol, dash) in (
+        ("best set", ("effect", "effect_low", "effect_high"), _STYLES["path"]),
+        ("held out", ("held_out", "held_out_low", "held_out_high"), _STYLES["greedy"]),
+        ("random, same layers", ("control", "control_low", "control_high"), _CONTROL),
+    ):
+        middle, low, high = columns
+        rows = frame.dropna(subset=[middle])
+        if rows.empty:
+            continue
+        spread = {
+            "array": rows[high] - rows[middle],
+            "arrayminus": rows[middle] - rows[low],
+            "color": color,
+            "thickness": 1,
+            "width": 3,
+        }
+        if middle == "effect":
+            figure.add_scatter(
+                x=[*rows["size"], *rows["size"][::-1]],
+                y=[*rows[high], *rows[low][::-1]],
+                fill="toself",
+                fillcolor=color,
+                opacity=0.2,
+                line={"width": 0},
+                mode="lines",
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        stable = rows["stability"] if middle == "held_out" else [None] * len(rows)
+        figure.add_scatter(
+            x=rows["size"],
+            y=rows[middle],
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "dash": dash, "width": 2},
+            marker={"color": color, "symbol": symbol, "size": 8 if len(rows) < 14 else 5},
+            error_y=None if middle == "effect" else spread,
+            customdata=[
+                (
+                    f"{100 * size / first.n_components:.1f} %",
+                    f"{bottom:.4g} to {top:.4g}",
+                    "" if same is None else f"<br>Jaccard similarity of the halves: {same:.2f}",
+                )
+                for size, bottom, top, same in zip(
+                    rows["size"], rows[low], rows[high], stable, strict=True
+                )
+            ],
+            hovertemplate=(
+                f"{name}<br>%{{x}} of {first.n_components} components (%{{customdata[0]}})"
+                f"<br>{first.metric_axis}: %{{y:.4g}} (%{{customdata[1]}})"
+                "%{customdata[2]}<extra></extra>"
+            ),
+        )
+    _add_all_components_line(figure, first)
     figure.update_layout(legend={"orientation": "h", "y": -0.28, "x": 0.5, "xanchor": "center"})
     return _finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
 

@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 from tracekit.errors import (
     ConfigError,
@@ -73,6 +74,22 @@ _NO_Y = (
 
 
 @dataclass(frozen=True)
+class Link:
+    """A metric seen as a curved function of a quantity that changes about linearly with the mask.
+
+    To first order in the *metric*, an example on which the model is certain says nothing about
+    any component, and one on which odds multiply says too little. To first order in log-odds both
+    are predicted well, as the curve from log-odds to the effect is known exactly.
+    """
+
+    read: Callable[[Scores], Float[Tensor, " example"]]
+    """The quantity, from the scores of the intervened run."""
+    effect: Callable[[Scores, Tensor], Tensor]
+    """Effects from the scores of the clean run and values of the quantity, whose first axis is
+    the example."""
+
+
+@dataclass(frozen=True)
 class Metric:
     """A named metric. Any callable of the form `MetricFunction` can be made one with `resolve`."""
 
@@ -88,6 +105,8 @@ class Metric:
     """Whether no effect can be below -1, so that the reward 1/(1 + effect) has no pole."""
     axis: str = "effect"
     """Axis title in figures, with the unit."""
+    link: Link | None = None
+    """How to look ahead from a gradient; None: the effect itself is taken to be linear."""
 
     def __call__(self, clean: Scores, intervened: Scores) -> Effects:
         """One effect per example.
@@ -134,16 +153,43 @@ def accuracy(clean: Scores, intervened: Scores) -> Effects:
     return intervened.y_chosen.float() - clean.y_chosen.float()
 
 
+def _log_odds(scores: Scores) -> Tensor:
+    return scores.require_y() - scores.x
+
+
+def _against(scores: Scores) -> Tensor:
+    """Log-odds against x: log (1 - P(x)) - log P(x)."""
+    # At P(x) = 1 the logarithm would be infinite, and its gradient not a number.
+    return torch.log(-torch.expm1(scores.x.clamp(max=_CERTAIN))) - scores.x
+
+
+def _like(clean: Tensor, values: Tensor) -> Tensor:
+    """One value per example, shaped to broadcast against several."""
+    return clean.reshape(-1, *[1] * (values.ndim - 1))
+
+
+_CERTAIN = -1e-7
+_ODDS = Link(_log_odds, lambda clean, u: torch.expm1(u - _like(_log_odds(clean), u)))
+_DROP = Link(_against, lambda clean, u: _like(clean.x.exp(), u) - torch.sigmoid(-u))
+_RATIO = Link(_against, lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u)))
+
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("odds-ratio", odds_ratio, above_minus_one=True, axis="effect (odds ratio - 1)"),
+        Metric(
+            "odds-ratio",
+            odds_ratio,
+            above_minus_one=True,
+            axis="effect (odds ratio - 1)",
+            link=_ODDS,
+        ),
         Metric(
             "probability-drop",
             probability_drop,
             needs_y=False,
             above_minus_one=True,
             axis="effect (drop of P(x))",
+            link=_DROP,
         ),
         Metric(
             "probability-ratio",
@@ -151,6 +197,7 @@ METRICS: Mapping[str, Metric] = {
             needs_y=False,
             above_minus_one=True,
             axis="effect (probability ratio - 1)",
+            link=_RATIO,
         ),
         Metric("logit-difference", logit_difference, axis="effect (logit difference, nats)"),
         Metric(

@@ -42,12 +42,15 @@ class MaskedPatch:
     positions: Bool[Tensor, "row pos"]
     """Where to intervene. For `heads`, the query positions whose attention is replaced."""
 
-    def hooks(self, mask: Float[Tensor, "*set component"]) -> list[Hook]:
+    def hooks(
+        self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
+    ) -> list[Hook]:
         """Hooks that apply a mask, or each of a stack of masks.
 
         Args:
             mask: In [0, 1], 1 takes the counterfactual value. With a stack, the run must have the
-                rows of `positions` once per mask, one mask after the other.
+                rows of `positions` once per mask, one mask after the other. With three axes,
+                every row has a mask of its own, whose gradient then tells rows apart.
         """
         by_name: dict[str, list[Site]] = {}
         for site in self.registry.sites:
@@ -88,7 +91,8 @@ def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
         full = entries.new_zeros(*entries.shape[:-1], site.width)
         indices = sent(torch.tensor(site.indices), entries.device)
         entries = full.index_copy(-1, indices, entries)
-    shape = [entries.shape[0] if entries.ndim == 2 else 1] + [1] * ndim
+    shape = [1] * (ndim + 1)
+    shape[: entries.ndim - 1] = entries.shape[:-1]
     if site.kind.axis is not None:
         shape[site.kind.axis + 1] = site.width
     return entries.reshape(shape)

@@ -67,6 +67,8 @@ class TraceResult:
     """Interventional passes over the data that the run took; budgets of one run share them."""
     seconds: float
     """Wall time of the run."""
+    stopped: str | None = None
+    """What cut the search short, if anything: `max_forwards`, `max_seconds` or `interrupted`."""
     metric: str
     metric_axis: str = "effect"
     """Axis title for the effect, with its unit."""
@@ -148,8 +150,7 @@ class TraceResult:
         entry["registry"] = self.registry.spec()
         entry["cost"] = asdict(self.cost)
         # Labels are for people who open the file; loading ignores them.
-        document = {"format_version": FORMAT_VERSION, "selected": self.labels, **entry}
-        (folder / _JSON).write_text(json.dumps(document, indent=1, default=str) + "\n")
+        write_document(folder / _JSON, {"selected": self.labels, **entry})
         return folder
 
     @classmethod
@@ -165,7 +166,7 @@ class TraceResult:
         from safetensors.torch import load_file
 
         folder = Path(folder)
-        document = _read_json(folder, _JSON)
+        document = read_document(folder, _JSON)
         try:
             del document["selected"]
             document["registry"] = ComponentRegistry.from_spec(document["registry"])
@@ -219,11 +220,11 @@ class TraceCurve(Sequence[TraceResult]):
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per budget; returns the folder that holds them."""
         folder = Path(folder)
-        names = [f"budget-{result.budget}" for result in self.results]
+        sizes = [r.n_selected if r.budget is None else r.budget for r in self.results]
+        names = [f"budget-{size}" for size in sizes]
         for name, result in zip(names, self.results, strict=True):
             result.save(folder / name)
-        document = {"format_version": FORMAT_VERSION, "runs": names}
-        (folder / _CURVE).write_text(json.dumps(document, indent=1) + "\n")
+        write_document(folder / _CURVE, {"runs": names})
         return folder
 
     @classmethod
@@ -233,7 +234,7 @@ class TraceCurve(Sequence[TraceResult]):
         Raises:
             ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
         """
-        document = _read_json(Path(folder), _CURVE)
+        document = read_document(Path(folder), _CURVE)
         return cls(tuple(TraceResult.load(Path(folder) / name) for name in document["runs"]))
 
 
@@ -266,7 +267,20 @@ def _damaged(folder: Path) -> ResultFormatError:
     )
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
+def write_document(path: Path, entries: Mapping[str, Any]) -> None:
+    """Writes a JSON file with the format version."""
+    document = {"format_version": FORMAT_VERSION, **entries}
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+
+
+def read_document(folder: Path, name: str) -> dict[str, Any]:
+    """Reads a JSON file of this format.
+
+    Raises:
+        ResultNotFoundError: The folder has no such file.
+        ResultFormatError: It is damaged.
+        FormatVersionError: It is of another format version.
+    """
     path = folder / name
     if not path.exists():
         raise ResultNotFoundError(

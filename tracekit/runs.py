@@ -60,6 +60,9 @@ class Cost:
     backward: float = 0.0
     """Backward passes to the mask."""
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.forward + other.forward, self.backward + other.backward)
+
     def __sub__(self, other: Cost) -> Cost:
         return Cost(self.forward - other.forward, self.backward - other.backward)
 
@@ -67,6 +70,18 @@ class Cost:
     def forward_equivalents(self) -> float:
         """Forward and backward together; with frozen weights a backward costs one forward."""
         return self.forward + self.backward
+
+
+@dataclass(frozen=True, eq=False)
+class FirstOrder:
+    """What changing single components of a set would bring, to first order."""
+
+    gains: Mask
+    """Predicted value of having a component in the set: for those outside what adding one would
+    bring, for those inside what removing one would cost. First order in the quantity of the
+    metric's link, example by example; the link itself is exact."""
+    gradient: Mask
+    """Gradient of the mean effect: first order in the effect itself."""
 
 
 class Engine:
@@ -311,11 +326,7 @@ class Engine:
                 with autocast(precision, self.device):
                     values = self._effects_of_batch(batch, source, leaf[None])[0]
                 if not values.requires_grad:
-                    raise NotDifferentiableError(
-                        f"No gradient reaches the mask through the metric {self.metric.name!r}. "
-                        "Compute it with differentiable torch operations, or use a search that "
-                        "needs no gradient, such as top-k."
-                    )
+                    raise self._no_gradient()
                 weights = weigh(values.detach())
                 total += torch.autograd.grad((weights * values).sum(), leaf)[0]
                 effects[batch.examples] = values.detach()
@@ -324,18 +335,84 @@ class Engine:
         picked = effects[sent(examples, self.device)]
         return picked.to(mask.device), total.to(mask.device)
 
+    def first_order(self, members: sharing.Set) -> FirstOrder:
+        """What adding or removing single components would bring, from one gradient.
+
+        The gradient is taken at the binary mask of a set, of the quantity u of the metric's link,
+        for every example by itself: with J its rows, the mean over examples of
+        `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves. Where
+        examples share a row of tokens, each is given an equal part of its gradient. It only
+        proposes; sets are compared by measured effects.
+
+        Returns:
+            The predictions, on the CPU. They may not be finite.
+
+        Raises:
+            NotDifferentiableError: The metric has no gradient.
+        """
+        _ = self.clean
+        mask = masks_module.from_indices(members, self.n_components).to(self.device).float()
+        gains, gradient = torch.zeros_like(mask), torch.zeros_like(mask)
+        joins = 1 - 2 * mask
+        with frozen(self.model), torch.enable_grad():
+            for batch in self._batches:
+                leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
+                scores = self.passes.scores(batch, self._hooks(batch, self.sources.of(batch), leaf))
+                gain, slope = self._look_ahead(batch, scores, leaf, joins)
+                gains += gain
+                gradient += slope
+        self._forwards += self.n_examples
+        self._backwards += self.n_examples
+        return FirstOrder(
+            (gains * joins / self.n_examples).cpu(), (gradient / self.n_examples).cpu()
+        )
+
+    def _look_ahead(
+        self, batch: Batch, scores: Scores, leaf: Tensor, joins: Mask
+    ) -> tuple[Mask, Mask]:
+        """Summed changes of the effects of a batch, predicted with and without the link."""
+        clean = _take(self.clean, batch.examples)
+        link = self.metric.link
+        values = self.metric(clean, scores) if link is None else link.read(scores)
+        if not values.requires_grad:
+            raise self._no_gradient()
+        slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
+        readers = batch.readers.float()
+        slopes = readers @ (slopes / readers.sum(0)[:, None])
+        if link is None:
+            return slopes.sum(0) * joins, slopes.sum(0)
+        values = values.detach().requires_grad_(True)
+        now = link.effect(clean, values)
+        (weights,) = torch.autograd.grad(now.sum(), values)
+        with torch.no_grad():
+            ahead = link.effect(clean, values[:, None] + slopes * joins) - now[:, None]
+        return ahead.sum(0), weights @ slopes
+
+    def _no_gradient(self) -> NotDifferentiableError:
+        return NotDifferentiableError(
+            f"No gradient reaches the mask through the metric {self.metric.name!r}. "
+            "Compute it with differentiable torch operations, or use a search that "
+            "needs no gradient, such as top-k."
+        )
+
     # ---- many sets ------------------------------------------------------------------------
 
     def mean_effects(
         self, sets: Sequence[Sequence[int]], label: str = "effects"
     ) -> Float[Tensor, " set"]:
-        """Mean effect of each of many sets of components, with a progress bar.
+        """Mean effect of each of many sets of components; see `effects_of_sets`."""
+        return self.effects_of_sets(sets, label).mean(1)
+
+    def effects_of_sets(
+        self, sets: Sequence[Sequence[int]], label: str = "effects"
+    ) -> Float[Tensor, "set example"]:
+        """Effects of each of many sets of components, with a progress bar.
 
         What sets share is computed once, hooks are only where a set has components, and several
         sets go through the model together where a batch leaves room. Equal to `effects` of each.
 
         Returns:
-            The means, on the CPU.
+            The effects, on the CPU.
 
         Raises:
             NonFiniteMetricError: Names the examples.
@@ -345,7 +422,7 @@ class Engine:
             tree = sharing.Node(0, leaves=list(range(len(sets))))
         else:
             tree = sharing.plan(sets, self._layer_of, int(self.model.cfg.n_layers))
-        sums = torch.zeros(len(sets), device=self.device)
+        found = torch.zeros(len(sets), self.n_examples, device=self.device)
         bar = tqdm(
             total=len(sets) * len(self._batches),
             desc=label,
@@ -354,16 +431,16 @@ class Engine:
         )
         with frozen(self.model), torch.no_grad(), bar:
             for batch in self._batches:
-                self._walk(tree, None, sets, batch, self.sources.of(batch), sums, bar)
+                self._walk(tree, None, sets, batch, self.sources.of(batch), found, bar)
         self._forwards += len(sets) * self.n_examples
-        means = sums.cpu() / self.n_examples
-        for number in (~torch.isfinite(means)).nonzero()[:, 0].tolist():
-            self.effects(masks_module.from_indices(sets[number], self.n_components))
+        effects = found.cpu()
+        for row in effects[~torch.isfinite(effects.mean(1))]:
+            check_finite(row, self.metric, lambda i: self.pairs[i].describe())
             raise NonFiniteMetricError(
                 f"The mean of the metric {self.metric.name!r} is not finite although its effects "
                 "are. Use a bounded metric such as probability-drop."
             )
-        return means
+        return effects
 
     def _walk(
         self,
@@ -372,10 +449,10 @@ class Engine:
         sets: Sequence[sharing.Set],
         batch: Batch,
         source: Activations,
-        sums: Float[Tensor, " set"],
+        found: Float[Tensor, "set example"],
         bar: Any,
     ) -> None:
-        """Adds the summed effects on a batch of all sets below a node; `states` enter there."""
+        """Puts down the effects on a batch of all sets below a node; `states` enter there."""
         per_pass = max(1, self.batch_size // len(batch.examples))
         for first in range(0, len(node.leaves), per_pass):
             some = node.leaves[first : first + per_pass]
@@ -385,13 +462,13 @@ class Engine:
             effects = self._effects_of_batch(
                 batch, source, stack, layers=layers, start=node.layer, states=states
             )
-            sums[sent(torch.tensor(some), self.device)] += effects.sum(1)
+            found[sent(torch.tensor(some), self.device)[:, None], batch.examples] = effects
             bar.update(len(some))
         for child in node.children:
             layers = {self._layer_of[i] for i in child.prefix}
             hooks = self._hooks(batch, source, self._stack([child.prefix]), layers)
             carried = self.passes.states(batch, hooks, child.layer, start=node.layer, states=states)
-            self._walk(child, carried, sets, batch, source, sums, bar)
+            self._walk(child, carried, sets, batch, source, found, bar)
 
     def _stack(self, sets: Sequence[sharing.Set]) -> Float[Tensor, "set component"]:
         masks = [masks_module.from_indices(one, self.n_components) for one in sets]
@@ -430,7 +507,7 @@ class Engine:
         self,
         batch: Batch,
         source: Activations,
-        mask: Float[Tensor, "*set component"],
+        mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
         layers: Container[int] | None = None,
     ) -> list[Hook]:
         sites = [s for s in self.registry.sites if layers is None or s.layer in layers]

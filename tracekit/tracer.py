@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks, interactions
+from tracekit import checks, interactions, paths
 from tracekit.batches import Positions
 from tracekit.components import Component, ComponentRegistry
-from tracekit.errors import ComponentError, MaskShapeError, NoResultError
+from tracekit.errors import (
+    ComponentError,
+    MaskShapeError,
+    NoResultError,
+    SearchStoppedWarning,
+)
 from tracekit.masks import Mask
 from tracekit.metrics import Mean, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
+from tracekit.paths import TracePath
 from tracekit.prompts import PromptPairs
 from tracekit.results import TraceCurve, TraceResult, versions
 from tracekit.runs import Cost, Engine
-from tracekit.search import Found, Goal, Search, make
+from tracekit.search import Found, Goal, PathSearch, Search, make
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -165,7 +172,7 @@ class Tracer:
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct`, `climb`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such
+            method: `pgb-ct`, `path`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such
                 as `PGBCT(epochs=30)`, of tracekit or of your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
@@ -199,6 +206,58 @@ class Tracer:
         self.results += results
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
+    def path(
+        self,
+        *,
+        max_budget: int | float | None = None,
+        statistics: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> TracePath:
+        """Searches the best set of every size in one run.
+
+        Ctrl-C, `max_seconds` and `max_forwards` end the search with the best found so far; with
+        `checkpoint`, a file, the same call goes on where it stopped.
+
+        Args:
+            max_budget: Largest size: a count (int) or a share (float). None: all components.
+            statistics: Whether to measure held-out effects, random controls and stability, at up
+                to 12 sizes. That takes two searches on half the examples each, about as long as
+                the path itself; their passes are in `statistics_cost`.
+            seed: Seed of the search, of the halves and of the controls.
+            **options: Fields of `PathSearch`, e.g. `max_forwards=300`.
+
+        Raises:
+            UnknownOptionError, ConfigError: About the options.
+            BudgetError: About `max_budget`.
+            NotDifferentiableError: The metric has no gradient.
+            NothingMeasuredError: A limit was reached before any set was measured.
+            CheckpointError: The checkpoint is damaged, or of another search, model or data set.
+        """
+        search = cast(PathSearch, make(PathSearch, options))
+        n = len(self.registry)
+        goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
+        full_effect = self.full_effect
+        checks.check_unchanged(self.engine)
+        cost, start = self.engine.cost, time.perf_counter()
+        walk = search.walk(self.engine, goal, seed)
+        spent, seconds = self.engine.cost - cost, time.perf_counter() - start
+        results = [
+            self._result(search, walk.found(size, size), goal, seed, spent, seconds, full_effect)
+            for size in walk.frontier.improving
+        ]
+        ranked = paths.ranking_of(walk)
+        if walk.stopped == "interrupted":
+            warnings.warn(
+                "Stopped by Ctrl-C: the path holds the best sets found so far, without statistics.",
+                SearchStoppedWarning,
+                stacklevel=2,
+            )
+        elif statistics:
+            taken, spent = paths.statistics_of(self.engine, search, walk, seed)
+            return TracePath(tuple(results), goal.budgets[-1], ranked, taken, spent)
+        return TracePath(tuple(results), goal.budgets[-1], ranked)
+
     def _result(
         self,
         search: Search,
@@ -224,8 +283,9 @@ class Tracer:
             target_effect=goal.target,
             history=found.history,
             seed=seed,
-            cost=cost,
+            cost=cost + found.saved,
             seconds=seconds,
+            stopped=found.stopped,
             metric=engine.metric.name,
             metric_axis=engine.metric.axis,
             mean=engine.mean,

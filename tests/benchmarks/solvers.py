@@ -1,19 +1,27 @@
-"""Searches against greedy: `python -m tests.benchmarks.solvers [--method climb] [--seeds 10]`.
+"""The tables of docs/solvers.md: `python -m tests.benchmarks.solvers TABLE [--family ...]`.
 
-On the demo tasks, and on random GPT-2s with strong and mild interactions (8 layers of 8 heads,
-width 64, vocabulary 600, weights by the recipe of the recorded numbers at scale 1.3 and 0.85; 64
-pairs of 9 + 3 random tokens with one prompt token changed, oriented so that the full intervention
-moves each towards y). Effects at 10, 20, 30 and 40 % of the heads as multiples of greedy's; cost
-in passes, forward and backward alike.
+- `greedy`: paths, and single budgets with refinement, against greedy at 10, 20, 30 and 40 % of the
+  heads, and the single best head against all single heads. On the demo tasks (`demo`), and on
+  random GPT-2s with strong and mild interactions (8 layers of 8 heads, width 64, vocabulary 600,
+  weights by the recipe of the recorded numbers at scale 1.3 and 0.85; 64 pairs of 9 + 3 random
+  tokens with one prompt token changed, oriented so that the full intervention moves each towards
+  y).
+- `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
+  lambda.
+- `optimum`: against exhaustive search over 9 to 14 heads of random GPT-2s.
+- `ablations`: neurons, without one part each.
+- `rewards`: PGB-CT with either reward on the random GPT-2s.
+
+Cost is in passes over the data, forward and backward alike.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import transformers
@@ -22,19 +30,24 @@ import typer
 import tracekit as tk
 from tests.benchmarks.setting import DATA
 from tracekit.datasets import DATASETS
+from tracekit.masks import ranking
 from tracekit.metrics import resolve
 from tracekit.runs import Engine
-from tracekit.search import Goal, make
+from tracekit.search import Goal, Search, make
+from tracekit.search.base import as_count
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
 SCALES = {"strong": 1.3, "mild": 0.85}
 VOCABULARY = 600
 
 
-def random_engine(seed: int, scale: float) -> Engine:
+def random_engine(
+    seed: int, scale: float, *, layers: int = 8, heads: int = 8, pairs: int = 64
+) -> Engine:
     """A random GPT-2 with random pairs."""
+    width = 64 - 64 % heads
     config = transformers.GPT2Config(
-        n_layer=8, n_head=8, n_embd=64, n_positions=64, vocab_size=VOCABULARY
+        n_layer=layers, n_head=heads, n_embd=width, n_positions=64, vocab_size=VOCABULARY
     )
     hf = transformers.AutoModelForCausalLM.from_config(config)
     model = tk.load_model(recipe().fill(hf, seed, scale))
@@ -44,7 +57,7 @@ def random_engine(seed: int, scale: float) -> Engine:
         return torch.randint(VOCABULARY, (count,), generator=generator).tolist()
 
     rows = []
-    for _ in range(64):
+    for _ in range(pairs):
         prompt = ids(9)
         other, (at,) = list(prompt), torch.randint(9, (1,), generator=generator).tolist()
         (other[at],) = ids(1)
@@ -72,47 +85,221 @@ def recipe():
     return module
 
 
-def engines(seeds: int) -> Iterator[tuple[str, str, Engine]]:
-    """Family, name and engine of every case."""
-    demo = tk.load_model("demo")
-    registry = tk.ComponentRegistry.build(demo.cfg, "heads")
-    for name, entry in DATASETS.items():
-        if name.startswith("demo-"):
-            pairs = tk.load_dataset(name, demo)
-            metric = resolve(entry.metric)
-            yield "demo", name, Engine(demo, pairs, registry, metric, positions=entry.positions)
-    for family, scale in SCALES.items():
-        for seed in range(seeds):
-            yield family, f"{family} {seed}", random_engine(seed, scale)
+def with_kind(case: Engine, kind: str) -> Engine:
+    """The same data set with other components."""
+    registry = tk.ComponentRegistry.build(case.model.cfg, kind)
+    return Engine(case.model, case.pairs, registry, case.metric, positions=case.positions)
+
+
+def cases(family: str, seeds: range) -> Iterator[tuple[str, Engine]]:
+    """Name and engine of every case of a family."""
+    if family == "demo":
+        demo = tk.load_model("demo")
+        registry = tk.ComponentRegistry.build(demo.cfg, "heads")
+        for name, entry in DATASETS.items():
+            if name.startswith("demo-"):
+                pairs = tk.load_dataset(name, demo)
+                metric = resolve(entry.metric)
+                yield name, Engine(demo, pairs, registry, metric, positions=entry.positions)
+        return
+    for seed in seeds:
+        yield f"{family} {seed}", random_engine(seed, SCALES[family])
+
+
+def searched(case: Engine, search: Search, budgets: Iterable[int | float]) -> Answer:
+    """Mean effects at budgets, and the passes they took together."""
+    before = case.cost
+    found = search.search(case, Goal.make(case.n_components, budgets=list(budgets)), 0)
+    passes = (case.cost - before).forward_equivalents
+    return Answer([one.effects.mean().item() for one in found], passes)
+
+
+class Answer(NamedTuple):
+    """What a search found, and what it took."""
+
+    effects: list[float]
+    passes: float
+
+
+def against(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Ratios of effects."""
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+def shown(values: Iterable[float]) -> str:
+    """Ratios in a row of a table."""
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+def table_greedy(family: str, seeds: range) -> None:
+    """Paths and single budgets against greedy."""
+    paths, singles, shares, costs, first = [], [], [], [], []
+    for name, case in cases(family, seeds):
+        greedy = searched(case, make("greedy", {}), SHARES)
+        path = searched(case, make("path", {}), SHARES)
+        one = [searched(case, make("pgb-ct", {}), [share]) for share in SHARES]
+        best = case.mean_effects([[i] for i in range(case.n_components)]).max().item()
+        top = searched(case, make("path", {}), [1, *SHARES]).effects[0] / best
+        paths += against(path.effects, greedy.effects)
+        singles += against([answer.effects[0] for answer in one], greedy.effects)
+        shares.append(path.passes / greedy.passes)
+        costs += [answer.passes for answer in one]
+        first.append(top)
+        say(
+            f"{name}: path {shown(paths[-4:])} at {path.passes:.0f} of {greedy.passes:.0f} passes;"
+            f" one budget {shown(singles[-4:])} at {' '.join(f'{c:.0f}' for c in costs[-4:])};"
+            f" first head {top:.3f} of the optimum"
+        )
+    for name, ratios in (("path", paths), ("one budget", singles)):
+        low = sum(ratio < 0.995 for ratio in ratios)
+        say(
+            f"{family}, {name}: mean {mean(ratios):.3f}, least {min(ratios):.3f}, below 0.995 in "
+            f"{low} of {len(ratios)}"
+        )
+    say(
+        f"{family}: path at {mean(shares):.2f} of greedy's passes, {max(shares):.2f} at most; one "
+        f"budget in {max(costs):.0f} passes at most; first head at least {min(first):.3f} of the "
+        "optimum"
+    )
+
+
+NEURON_BUDGETS = (1, 2, 5, 0.025, 0.05, 0.1, 0.15, 0.3)
+
+
+def neuron_cases(seeds: range) -> Iterator[tuple[str, Engine]]:
+    """Demo tasks and random GPT-2s, with neurons."""
+    for name, case in cases("demo", seeds):
+        yield name, with_kind(case, "neurons")
+    for family in SCALES:
+        for seed in seeds:
+            yield f"{family} {seed}", with_kind(random_engine(seed, SCALES[family]), "neurons")
+
+
+def mask_gradients(case: Engine, budgets: Iterable[int | float]) -> Answer:
+    """Integrated gradients over masks: the mean gradient at 0, 0.1, ..., 1 ranks."""
+    before, n = case.cost, case.n_components
+    total = sum(case.gradient(torch.full((n,), j / 10), torch.ones_like)[1] for j in range(11))
+    order = ranking(total)
+    effects = case.mean_effects([order[: as_count(budget, n)] for budget in budgets])
+    return Answer(effects.tolist(), (case.cost - before).forward_equivalents)
+
+
+def table_rivals(seeds: range) -> None:
+    """Neurons: paths against the cheap methods."""
+    every: list[float] = []
+    for name, case in neuron_cases(seeds):
+        path = searched(case, make("path", {}), [*NEURON_BUDGETS, 1.0])
+        rivals = {
+            "top-k": searched(case, make("top-k", {}), NEURON_BUDGETS),
+            "random": searched(case, make("random", {"draws": 20}), NEURON_BUDGETS),
+            "mask-IG": mask_gradients(case, NEURON_BUDGETS),
+            "pgb-ct": searched(case, make("pgb-ct", {"refine": False}), NEURON_BUDGETS),
+        }
+        best = [max(column) for column in zip(*(r.effects for r in rivals.values()), strict=True)]
+        ratios = against(path.effects[:-1], best)
+        every += ratios
+        taken = ", ".join(f"{rival} {answer.passes:.0f}" for rival, answer in rivals.items())
+        say(
+            f"{name}, {case.n_components}: {shown(ratios)} of the best rival's effect; passes: "
+            f"path {path.passes:.0f}, {taken}"
+        )
+    low = sum(ratio < 0.9999 for ratio in every)
+    say(
+        f"mean {mean(every):.3f}, least {min(every):.3f}, below the best rival in {low} of "
+        f"{len(every)}"
+    )
+
+
+SHAPES = ((3, 3, 90), (2, 5, 60), (3, 4, 40), (2, 7, 10))
+"""Layers, heads per layer, and how many random models of them."""
+
+
+def table_optimum() -> None:
+    """Every budget against exhaustive search."""
+    equal, least, total = 0, 1.0, 0
+    for layers, heads, count in SHAPES:
+        for seed in range(count):
+            scale = (0.85, 1.0, 1.3)[seed % 3]
+            case = random_engine(seed, scale, layers=layers, heads=heads, pairs=16)
+            n = case.n_components
+            budgets = range(1, n + 1)
+            path = searched(case, make("path", {}), budgets)
+            best = searched(case, make("exhaustive", {"max_sets": 2**n}), budgets)
+            ratios = against(path.effects, best.effects)
+            total += 1
+            equal += min(ratios) > 0.9999
+            least = min(least, min(ratios))
+            if min(ratios) <= 0.9999:
+                say(f"{layers} x {heads}, {seed}: {shown(ratios)} at {path.passes:.0f} passes")
+        say(f"so far: equal at every budget in {equal} of {total}; least {least:.4f}")
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "without refinement": {"refine": False},
+    "without soft top-k": {"soft_steps": 0},
+    "per-example reward": {"reward": "per-example"},
+    "uniform budgets": {"schedule": "uniform"},
+    "soft top-k alone, per-example": {"refine": False, "reward": "per-example"},
+    "soft top-k alone, uniform": {"refine": False, "schedule": "uniform"},
+}
+
+
+def table_ablations(seeds: range) -> None:
+    """Neurons, without one part each, as a share of the whole."""
+    ratios: dict[str, list[list[float]]] = {name: [] for name in ABLATIONS}
+    for name, case in neuron_cases(seeds):
+        answers = {
+            part: searched(case, make("path", options), [*NEURON_BUDGETS, 1.0]).effects[:-1]
+            for part, options in ABLATIONS.items()
+        }
+        for part, effects in answers.items():
+            ratios[part].append(against(effects, answers["as it is"]))
+            say(f"{name}, {part}: {shown(ratios[part][-1])}")
+    for part, rows in ratios.items():
+        say(f"{part}: {shown(map(mean, zip(*rows, strict=True)))}")
+
+
+def table_rewards(family: str, seeds: range) -> None:
+    """PGB-CT alone with either reward."""
+    for name, case in cases(family, seeds):
+        answers = [
+            searched(case, make("pgb-ct", {"refine": False, "reward": reward}), SHARES)
+            for reward in ("dataset", "per-example")
+        ]
+        say(f"{name}: " + "; ".join(f"{shown(a.effects)} at {a.passes:.0f}" for a in answers))
+
+
+def say(line: str) -> None:
+    """Prints a line at once."""
+    print(line, flush=True)  # noqa: T201
+
+
+Table = Literal["greedy", "rivals", "optimum", "ablations", "rewards"]
 
 
 def main(
-    method: Annotated[str, typer.Option(help="The search to compare.")] = "climb",
+    table: Annotated[Table, typer.Argument(help="What to compare.")],
+    family: Annotated[
+        str | None, typer.Option(help="demo, strong or mild. Default: all of them.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Random models of each kind.")] = 10,
 ) -> None:
-    """Compares a search with greedy."""
-    ratios: dict[str, list[float]] = {}
-    shares: dict[str, list[float]] = {}
-    for family, name, case in engines(seeds):
-        goal = Goal.make(case.n_components, budgets=SHARES)
-        effects, costs = [], []
-        for search in (make(method, {}), make("greedy", {})):
-            before = case.cost
-            found = search.search(case, goal, 0)
-            effects.append([one.effects.mean().item() for one in found])
-            costs.append((case.cost - before).forward_equivalents)
-        against = [ours / theirs for ours, theirs in zip(*effects, strict=True)]
-        ratios.setdefault(family, []).extend(against)
-        shares.setdefault(family, []).append(costs[0] / costs[1])
-        shown = " ".join(f"{ratio:.3f}" for ratio in against)
-        print(f"{name}: {shown} of greedy's effect at {costs[0]:.0f} of {costs[1]:.0f} passes")  # noqa: T201
-    for family, found in ratios.items():
-        low = sum(ratio < 0.995 for ratio in found)
-        print(  # noqa: T201
-            f"{family}: mean {mean(found):.3f}, least {min(found):.3f}, below 0.995 in {low} of "
-            f"{len(found)}; {mean(shares[family]):.2f} of the passes on average, "
-            f"{max(shares[family]):.2f} at most"
-        )
+    """Compares searches."""
+    families = [family] if family else ["demo", *SCALES]
+    numbers = range(seeds)
+    if table == "greedy":
+        for one in families:
+            table_greedy(one, numbers)
+    elif table == "rewards":
+        for one in [one for one in families if one in SCALES]:
+            table_rewards(one, numbers)
+    elif table == "rivals":
+        table_rivals(numbers)
+    elif table == "ablations":
+        table_ablations(numbers)
+    else:
+        table_optimum()
 
 
 if __name__ == "__main__":

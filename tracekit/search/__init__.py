@@ -14,25 +14,25 @@ from pydantic import TypeAdapter, ValidationError
 
 from tracekit.errors import ConfigError, UnknownMethodError, UnknownOptionError
 from tracekit.search.base import Found, Goal, Search
-from tracekit.search.climb import Climb
 from tracekit.search.exhaustive import Exhaustive
 from tracekit.search.greedy import Greedy
+from tracekit.search.path import PathSearch
 from tracekit.search.pgbct import PGBCT
 from tracekit.search.random import Random
 from tracekit.search.topk import TopK
 
 METHODS: Mapping[str, type[Search]] = {
-    method.name: method for method in (PGBCT, Climb, TopK, Greedy, Random, Exhaustive)
+    method.name: method for method in (PGBCT, PathSearch, TopK, Greedy, Random, Exhaustive)
 }
 
 __all__ = [
     "METHODS",
     "PGBCT",
-    "Climb",
     "Exhaustive",
     "Found",
     "Goal",
     "Greedy",
+    "PathSearch",
     "Random",
     "Search",
     "TopK",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar, Protocol, runtime_checkable
 
 from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
 from tracekit.masks import BinaryMask, Mask, from_indices
 from tracekit.metrics import Effects, Metric
-from tracekit.runs import Engine
+from tracekit.runs import Cost, Engine
 
 _SCANNED = 512
 
@@ -87,6 +87,10 @@ class Found:
     scores: Mask | None = None
     """What the components were ranked by, where the search ranks them."""
     budget: int | None = None
+    saved: Cost = field(default_factory=Cost)
+    """Work that a checkpoint saved."""
+    stopped: str | None = None
+    """What cut the search short: `max_forwards`, `max_seconds` or `interrupted`."""
 
 
 @runtime_checkable

@@ -13,6 +13,9 @@ is bracketed and the bracket halved on a logarithmic scale, all trials serving a
 truncated mask of every epoch, and the largest entries of its soft mask, are measured exactly, and
 the best set within each budget is returned.
 
+Unless `refine` is off, one trial is enough: what it measured is then improved by exact passes (see
+`path.py`), 250 passes in all for one budget. The paper's method is the one without.
+
 Where the paper and its published code differ, both can be had: `reward` and `inclusive` here,
 the mean over continuation tokens in the engine.
 """
@@ -20,7 +23,7 @@ the mean over continuation tokens in the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -31,13 +34,26 @@ from tracekit import masks, schedules
 from tracekit.errors import ConfigError
 from tracekit.masks import Mask
 from tracekit.passes import Precision, check_precision
-from tracekit.runs import Engine
+from tracekit.runs import Cost, Engine
 from tracekit.search.base import Found, Goal, require_gradient
+from tracekit.search.frontier import Frontier
+from tracekit.search.path import refined
 from tracekit.search.reward import Reward, RewardGradient
-from tracekit.search.trials import Bracket, Trial, best_within, found_last, smallest_reaching
+from tracekit.search.trials import (
+    Bracket,
+    Trial,
+    best_within,
+    found_last,
+    measured_by,
+    smallest_reaching,
+)
 
 _LEARNING_RATES = {"heads": 0.1, "head-outputs": 0.1, "neurons": 0.5, "mlp-hidden": 0.5}
 _JOINT_LEARNING_RATE = 0.01
+_TRIALS = 8
+_PASSES = 250
+_PASSES_MORE = 50
+"""Passes at most with refinement for one budget, and for each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +89,10 @@ class PGBCT:
     """`sum` over components as in the paper; `mean` makes lambdas comparable between models."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates."""
-    trials: int = 8
-    """Trials at most per budget when lambda is searched."""
+    trials: int | None = None
+    """Trials at most per budget when lambda is searched. None: 1 with refinement, 8 without."""
+    refine: bool = True
+    """Whether sets within a budget are improved by measuring their neighbours."""
     precision: Precision = "float32"
     """Of the matrix products while the mask is learned: `float32`, `tf32` or `bfloat16`. Selected
     sets are always measured in the model's own precision."""
@@ -87,8 +105,9 @@ class PGBCT:
             if value is not None and not value >= 0:
                 raise ConfigError(f"{name} is {value}. It must be at least 0.")
         for name in ("epochs", "batch_size", "trials"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1.")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}. It must be at least 1.")
         for name in ("init", "threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must lie in [0, 1].")
@@ -116,41 +135,61 @@ class PGBCT:
             BudgetError: lambda is to be searched, and there is neither a budget nor a target.
         """
         require_gradient(engine.metric, "PGB-CT")
+        before = engine.cost
         if self.lambda1 is None:
             goal.require(self.name)
             if goal.target is not None:
                 return [self._reach(engine, goal.target, seed)]
-            return self._fill(engine, goal.budgets, seed)
+            return self._best(engine, self._fill(engine, goal.budgets, seed), goal.budgets, before)
         trial = self._descend(engine, self.lambda1, seed, stop_at=min(goal.budgets, default=0))
         if goal.target is not None:
             return [smallest_reaching([trial], engine, goal.target)]
         if goal.budgets:
-            return best_within([trial], engine, goal.budgets)
+            return self._best(engine, [trial], goal.budgets, before)
         return [found_last(trial)]
+
+    def _best(
+        self, engine: Engine, trials: Sequence[Trial], budgets: Sequence[int], before: Cost
+    ) -> list[Found]:
+        """The best set within each budget, improved if that is wanted."""
+        measured = measured_by(trials)
+        found = best_within(trials, engine, budgets, measured)
+        passes = _PASSES + _PASSES_MORE * (len(budgets) - 1)
+        left = int(passes - (engine.cost - before).forward_equivalents)
+        if not self.refine or left < 1:
+            return found
+        frontier = refined(engine, measured, budgets, left)
+        return [_improved(one, frontier) for one in found]
 
     # ---- lambda searched ------------------------------------------------------------------
 
-    def _fill(self, engine: Engine, budgets: Sequence[int], seed: int) -> list[Found]:
-        """Best sets at several budgets; every trial serves all of them."""
+    def _fill(self, engine: Engine, budgets: Sequence[int], seed: int) -> list[Trial]:
+        """Trials for several budgets; every one serves all of them."""
         trials: list[Trial] = []
         for budget in budgets:
             bracket = Bracket(self._first_lambda(engine, budget) if not trials else 0.0)
             for trial in trials:
                 bracket.note(trial.lambda1, trial.last.n_selected > budget)
             # Later budgets start from the brackets that earlier ones left.
-            for _ in range(self.trials if not trials else (self.trials + 1) // 2):
+            for _ in range(self._trials if not trials else (self._trials + 1) // 2):
                 guess = bracket.guess()
                 if guess is None:
                     break
                 trials.append(self._descend(engine, guess, seed, stop_at=budgets[0]))
                 bracket.note(guess, trials[-1].last.n_selected > budget)
-        return best_within(trials, engine, budgets)
+        return trials
+
+    @property
+    def _trials(self) -> int:
+        if self.trials is not None:
+            return self.trials
+        return 1 if self.refine else _TRIALS
 
     def _reach(self, engine: Engine, target: float, seed: int) -> Found:
         """Smallest set with at least the target effect: the strongest penalty that allows it."""
         trials: list[Trial] = []
         bracket = Bracket(self._first_lambda(engine, max(1, engine.n_components // 10)))
-        for _ in range(self.trials):
+        for _ in range(_TRIALS if self.trials is None else self.trials):
             guess = bracket.guess()
             if guess is None:
                 break
@@ -241,3 +280,13 @@ class PGBCT:
             return self.learning_rate
         kinds = engine.registry.kinds
         return _LEARNING_RATES.get("+".join(kinds), _JOINT_LEARNING_RATE)
+
+
+def _improved(found: Found, frontier: Frontier) -> Found:
+    """What was found, or a better set within its budget."""
+    assert found.budget is not None
+    best = frontier.best_within(found.budget)
+    if frontier.effects(best).mean() <= found.effects.mean():
+        return found
+    mask = masks.from_indices(best, len(found.mask))
+    return replace(found, mask=mask, effects=frontier.effects(best))

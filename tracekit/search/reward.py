@@ -92,4 +92,14 @@ class RewardGradient:
         return torch.where(effect < at, tangent, 1 / (1 + effect.clamp(min=_TANGENT_AT)))
 
     def _slope(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
-        return -1 / (1 + effect.clamp(min=_NEAREST if self._bounded else _TANGENT_AT)) ** 2
+        return slope(effect, self._bounded)
+
+
+def slope(effect: Float[Tensor, "*example"], bounded: bool) -> Float[Tensor, "*example"]:
+    """Derivative of the reward, held away from the pole.
+
+    Args:
+        effect: Effects.
+        bounded: Whether none can be below -1.
+    """
+    return -1 / (1 + effect.clamp(min=_NEAREST if bounded else _TANGENT_AT)) ** 2

@@ -15,6 +15,7 @@ from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.runs import Engine
 from tracekit.search.base import Found, Record, smallest_prefix
+from tracekit.sharing import Set
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +98,27 @@ class Bracket:
         return sqrt(self._low * self._high) if self._high / self._low > self._CLOSE else None
 
 
-def best_within(trials: Sequence[Trial], engine: Engine, budgets: Sequence[int]) -> list[Found]:
-    """The best set for each budget; a set that several propose is measured once."""
-    measured = {
+def measured_by(trials: Sequence[Trial]) -> dict[Set, Effects]:
+    """The selections that the trials measured."""
+    return {
         tuple(shot.selected.nonzero()[:, 0].tolist()): shot.effects
         for trial in trials
         for shot in trial.snapshots
     }
+
+
+def best_within(
+    trials: Sequence[Trial],
+    engine: Engine,
+    budgets: Sequence[int],
+    measured: dict[Set, Effects],
+) -> list[Found]:
+    """The best set for each budget; what gets measured is added to `measured`."""
     return [_best_within(trials, engine, budget, measured) for budget in budgets]
 
 
 def _best_within(
-    trials: Sequence[Trial], engine: Engine, budget: int, measured: dict[tuple[int, ...], Effects]
+    trials: Sequence[Trial], engine: Engine, budget: int, measured: dict[Set, Effects]
 ) -> Found:
     """The best set of at most `budget` components that the trials propose.
 

@@ -1,0 +1,569 @@
+"""The best set of every size: proposals, soft top-k, the ledger, the search, and its statistics."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    BudgetError,
+    CheckpointError,
+    ConfigError,
+    NonFiniteMetricError,
+    NotDifferentiableError,
+    NothingMeasuredError,
+    SearchStoppedWarning,
+    TargetNotReachedError,
+)
+from tracekit.masks import from_indices
+from tracekit.metrics import METRICS, Scores
+from tracekit.paths import _control, jaccard
+from tracekit.search import Goal
+from tracekit.search.frontier import Frontier, Moves, in_turn, spread
+from tracekit.search.ledger import Ledger, LimitReachedError, Limits
+from tracekit.search.path import Plan, default_passes
+from tracekit.search.soft_topk import soft_mask, soft_topk_scores, through_threshold
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    """Twelve heads, with interactions: a probability ratio is far from additive."""
+    return tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+
+
+@pytest.fixture(scope="module")
+def every_set(tracer):
+    """Mean effect of every set of twelve heads."""
+    sets = [s for size in range(1, 13) for s in combinations(range(12), size)]
+    return dict(zip(sets, tracer.engine.mean_effects(sets).tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def path(tracer):
+    return tracer.path()
+
+
+def chosen(result):
+    return tuple(result.binary_mask.nonzero()[:, 0].tolist())
+
+
+# ---- looking ahead ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.link])
+def test_links_give_the_metric(name):
+    generator = torch.Generator().manual_seed(0)
+    clean, after = (
+        Scores(*(-3 * torch.rand(2, 9, generator=generator, dtype=torch.float64))) for _ in range(2)
+    )
+    metric = METRICS[name]
+    assert metric.link is not None
+    values = metric.link.read(after)
+    torch.testing.assert_close(metric.link.effect(clean, values), metric(clean, after))
+    several = metric.link.effect(clean, values[:, None].repeat(1, 3))
+    torch.testing.assert_close(several, metric(clean, after)[:, None].repeat(1, 3))
+
+
+def test_links_bear_certainty():
+    """P(x) = 1 in float32 must not make a gradient that is no number."""
+    certain = torch.zeros(2, requires_grad=True)
+    link = METRICS["probability-drop"].link
+    assert link is not None
+    values = link.read(Scores(certain))
+    (gradient,) = torch.autograd.grad(values.sum(), certain)
+    assert torch.isfinite(values).all()
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "logit-difference"])
+@pytest.mark.parametrize("members", [(), (1, 4, 7)])
+def test_gains_are_linear_in_the_link_and_exact_in_the_metric(model, metric, members):
+    """Against one gradient per example, taken apart with engines of single examples."""
+    data = tiny.pairs(7, seed=5)
+    engine = tiny.engine(model, data, metric=metric, batch_size=3)
+    found = engine.first_order(members)
+    mask = from_indices(members, 12).float()
+    _, total = engine.gradient(mask, torch.ones_like)
+    torch.testing.assert_close(found.gradient, total / 7, rtol=1e-4, atol=1e-6)
+    link = METRICS[metric].link
+    gains = torch.zeros(12)
+    for number in range(7):
+        alone = engine.restricted(data.subset([number]))
+        effects, slope = alone.gradient(mask, torch.ones_like)
+        if link is None:
+            gains += slope
+            continue
+        value = link.read(alone.intervened(mask)).detach().requires_grad_(True)
+        weight = torch.autograd.grad(link.effect(alone.clean, value).sum(), value)[0]
+        step = (slope / weight) * (1 - 2 * mask)
+        ahead = link.effect(alone.clean, value.detach()[:, None] + step)[0]
+        gains += (ahead - effects) * (1 - 2 * mask)
+    torch.testing.assert_close(found.gains, gains / 7, rtol=1e-3, atol=1e-5)
+
+
+def test_examples_that_share_a_row_share_its_gradient(model):
+    """Both continuations of one token: one row of tokens, two examples."""
+    row = tiny.rows(1, seed=2, longest=1)[0]
+    twins = tk.PromptPairs.from_ids([row, row | {"x_ids": row["y_ids"], "y_ids": row["x_ids"]}])
+    engine = tiny.engine(model, twins, metric="logit-difference")
+    found = engine.first_order(())
+    torch.testing.assert_close(found.gains, torch.zeros(12), rtol=0, atol=1e-5)
+    _, gradient = engine.gradient(torch.zeros(12), torch.ones_like)
+    torch.testing.assert_close(found.gradient, gradient / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_gains_foretell_better_than_the_gradient_where_the_model_is_certain(model):
+    data = tk.load_dataset("demo-facts", demo := tk.load_model("demo"))
+    registry = tk.ComponentRegistry.build(demo.cfg, "heads")
+    engine = tk.Tracer(demo, data, components=registry, metric="probability-drop").engine
+    singles = engine.mean_effects([[i] for i in range(32)])
+    ahead = engine.first_order(())
+
+    def agreement(score):
+        ranks = torch.stack([singles.argsort().argsort(), score.argsort().argsort()]).float()
+        return torch.corrcoef(ranks)[0, 1].item()
+
+    assert agreement(ahead.gains) > 0.85
+    assert agreement(ahead.gradient) < 0.6
+
+
+# ---- soft top-k ---------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scores=st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=40),
+    share=st.floats(0.01, 0.99),
+    temperature=st.floats(0.05, 3),
+)
+def test_soft_masks_sum_to_their_budget(scores, share, temperature):
+    budget = share * len(scores)
+    mask = soft_mask(torch.tensor(scores), budget, temperature)
+    assert mask.sum().item() == pytest.approx(budget, rel=1e-3, abs=1e-3)
+    order = torch.tensor(scores).argsort()
+    assert (mask[order].diff() >= 0).all()
+
+
+def test_gradients_pass_through_the_threshold():
+    """Against finite differences of the whole map from scores to masks."""
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(9, generator=generator, dtype=torch.float64)
+    weights = torch.randn(9, generator=generator)
+    found = through_threshold(soft_mask(scores, 3.3, 0.5), weights, 0.5)
+    for place in range(9):
+        step = torch.zeros(9, dtype=torch.float64)
+        step[place] = 1e-3
+        up, down = (soft_mask(scores + sign * step, 3.3, 0.5) for sign in (1, -1))
+        slope = ((up - down) * weights).sum().item() / 2e-3
+        assert found[place].item() == pytest.approx(slope, abs=2e-3)
+
+
+@pytest.mark.parametrize("schedule", ["log", "uniform"])
+def test_soft_top_k_puts_the_best_components_first(tracer, every_set, schedule):
+    ledger = Ledger(tracer.engine, Limits())
+    scores, total = soft_topk_scores(ledger, largest=12, steps=40, seed=0, schedule=schedule)
+    assert ledger.spent == 80
+    for size in (2, 4, 6):
+        best = max(every_set[s] for s in every_set if len(s) == size)
+        for score in (scores, total):
+            mine = tuple(sorted(score.argsort(descending=True)[:size].tolist()))
+            assert every_set[mine] > 0.5 * best
+        mine = tuple(sorted(scores.argsort(descending=True)[:size].tolist()))
+        assert every_set[mine] > 0.9 * best
+    rewarded, _ = soft_topk_scores(
+        Ledger(tracer.engine, Limits()), largest=12, steps=5, seed=0, reward="per-example"
+    )
+    plain, _ = soft_topk_scores(Ledger(tracer.engine, Limits()), largest=12, steps=5, seed=0)
+    shifted, _ = soft_topk_scores(Ledger(tracer.engine, Limits()), largest=12, steps=5, seed=1)
+    assert not torch.equal(plain, rewarded)
+    assert not torch.equal(plain, shifted)
+
+
+# ---- frontier -----------------------------------------------------------------------------
+
+
+def test_neighbours_are_those_that_look_best(tracer):
+    engine = tracer.engine
+    frontier = Frontier(Ledger(engine, Limits()), 12)
+    frontier.measure([(1, 5, 8)], "start")
+    ahead = engine.first_order((1, 5, 8))
+    inside, outside = [1, 5, 8], [i for i in range(12) if i not in (1, 5, 8)]
+    best = [max(outside, key=lambda i: s[i].item()) for s in (ahead.gains, ahead.gradient)]
+    worst = [min(inside, key=lambda i: s[i].item()) for s in (ahead.gains, ahead.gradient)]
+    for moves, up, down, expected in (
+        (Moves(additions=1, removals=0, swaps=0), 4, 2, {1, 5, 8, best[0]}),
+        (Moves(additions=0, removals=1, swaps=0), 4, 2, {1, 5, 8} - {worst[0]}),
+        (Moves(additions=0, removals=0, swaps=1), 4, 2, {1, 5, 8} - {worst[0]} | {best[0]}),
+    ):
+        before = set(frontier.ledger._effects)
+        frontier.explore((1, 5, 8), moves, up=up, down=down)
+        (new,) = set(frontier.ledger._effects) - before
+        assert new == tuple(sorted(expected))
+    assert frontier.unexplored(3, depth=1, within=0) in (None, *frontier._best[3])
+    frontier.explore((1, 5, 8), Moves(additions=0, removals=0, swaps=0), up=7, down=1)
+    assert {len(one) for one in frontier.ledger._effects} >= {7, 1}
+
+
+def test_the_frontier_knows_the_best_of_every_size(tracer, every_set):
+    frontier = Frontier(Ledger(tracer.engine, Limits()), 3)
+    sets = [s for s in every_set if len(s) <= 3][::3]
+    frontier.measure(sets, "some")
+    for size in (1, 2, 3):
+        best = max((s for s in sets if len(s) == size), key=every_set.__getitem__)
+        assert frontier.best(size) == best
+        assert frontier.effect(size) == pytest.approx(every_set[best], rel=1e-5)
+    frontier.measure([range(4)], "too large")
+    assert frontier.sizes == [1, 2, 3]
+    target = frontier.effect(2)
+    assert frontier.reaching(target) == (1 if frontier.effect(1) >= target else 2)
+
+
+def test_orders_are_taken_in_turn():
+    assert in_turn([3, 1, 2], [1, 2, 3]) == [3, 1, 2]
+    assert in_turn([0, 1, 2, 3], [3, 2, 1, 0]) == [0, 3, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(last=st.integers(1, 40_000), count=st.integers(2, 90))
+def test_sizes_are_spread_from_one_to_the_last(last, count):
+    sizes = spread(1, last, count)
+    assert (sizes[0], sizes[-1]) == (1, last)
+    assert all(a < b for a, b in pairwise(sizes))
+    assert len(sizes) <= max(count, 2)
+    if last <= count:
+        assert sizes == tuple(range(1, last + 1))
+
+
+def test_passes_do_not_grow_with_the_model():
+    assert default_passes(512, 512) == 512
+    assert default_passes(384, 150) == 384
+    assert default_passes(36_864, 36_864) == default_passes(300_000, 5) == 800
+    assert default_passes(64, 25) == int(0.4 * sum(64 - size for size in range(25)))
+    assert default_passes(144, 144) == 600
+    large = Plan.make(36_864, 36_864, (5, 921), 800)
+    assert {5, 921} <= set(large.sizes)
+    assert (large.dense, large.soft_steps) == (False, 100)
+    assert Plan.make(32, 12, (3, 12), 128).sizes == tuple(range(1, 13))
+
+
+# ---- the search ---------------------------------------------------------------------------
+
+
+def test_a_path_is_the_optimum_at_every_budget(tracer, every_set):
+    path = tracer.path(statistics=False)
+    for size in range(1, 13):
+        best = max(effect for one, effect in every_set.items() if len(one) <= size)
+        assert path.at(size).effect == pytest.approx(best, rel=1e-4)
+        assert tracer.evaluate(path.at(size)) == pytest.approx(path.at(size).effect, rel=1e-4)
+    assert path[0].cost.forward_equivalents <= 600
+
+
+def test_few_passes_still_beat_the_rankings(model):
+    """Forty passes for six of twelve: additions, exchanges and removals are all needed."""
+    tracer = tk.Tracer(model, tiny.pairs(10, seed=8), metric="odds-ratio")
+    for budgets in ([2, 4, 6],):
+        found = tracer.run("path", budgets=budgets, max_forwards=40)
+        for rival in ("top-k", "random"):
+            theirs = tracer.run(rival, budgets=budgets)
+            for ours, other in zip(found, theirs, strict=True):
+                assert ours.effect >= other.effect - 1e-6
+        assert found[0].cost.forward_equivalents <= 40
+
+
+def test_many_components_are_ranked_first(model):
+    """Neurons: sizes are spread, soft top-k ranks, and the passes stay below top-k's."""
+    tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="neurons")
+    n = len(tracer.registry)
+    search = tk.PathSearch(max_forwards=n // 2)
+    curve = tracer.run(search, budgets=[3, 0.1, 0.3])
+    rivals = [tracer.run(method, budgets=[3, 0.1, 0.3]) for method in ("top-k", "random")]
+    for rival in rivals:
+        for ours, theirs in zip(curve, rival, strict=True):
+            assert ours.effect >= theirs.effect
+    assert curve[0].cost.forward_equivalents <= n // 2
+    assert curve[0].scores is not None
+    plain = tracer.run(
+        "path", budgets=[3, 0.1, 0.3], max_forwards=n // 2, refine=False, soft_steps=10
+    )
+    assert all(ours.effect >= other.effect for ours, other in zip(curve, plain, strict=True))
+    assert plain[0].cost.forward_equivalents <= n // 2
+
+
+def test_targets_are_reached_by_few(tracer, every_set):
+    goal = 0.6 * max(every_set.values())
+    found = tracer.run("path", target_effect=goal)
+    assert found.effect >= goal
+    assert found.n_selected == min(len(s) for s, effect in every_set.items() if effect >= goal)
+    with pytest.raises(TargetNotReachedError, match="No set that was tried reaches an effect of"):
+        tracer.run("path", target_effect=1e6)
+
+
+def test_refinement_never_loses_and_keeps_to_its_passes(model):
+    tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+    gained = 0
+    for budget in (2, 4, 6):
+        plain = tracer.run(budget=budget, refine=False, trials=1, epochs=6)
+        polished = tracer.run(budget=budget, epochs=6)
+        assert polished.effect >= plain.effect
+        assert polished.n_selected <= budget
+        assert polished.cost.forward_equivalents <= 250
+        assert torch.equal(polished.soft_mask, plain.soft_mask)
+        assert tracer.evaluate(polished) == pytest.approx(polished.effect, rel=1e-4)
+        gained += polished.effect > plain.effect * 1.001
+    assert gained
+
+
+def test_given_lambdas_without_a_budget_are_left_alone(tracer):
+    plain, same = (tracer.run(lambda1=0.02, epochs=4, refine=r) for r in (False, True))
+    assert torch.equal(plain.binary_mask, same.binary_mask)
+    assert plain.cost == same.cost
+
+
+def test_the_same_seed_gives_the_same_path(model):
+    runs = []
+    for seed in (0, 0, 1):
+        tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="neurons")
+        runs.append(tracer.path(max_budget=30, seed=seed, max_forwards=60))
+    same, again, other = (run.to_frame() for run in runs)
+    assert same.equals(again)
+    assert not same.equals(other)
+
+
+# ---- limits and checkpoints ---------------------------------------------------------------
+
+
+def test_a_limit_gives_the_best_so_far(tracer):
+    short = tracer.run("path", budget=6, max_forwards=25)
+    assert (short.stopped, short.n_selected <= 6) == ("max_forwards", True)
+    assert short.cost.forward_equivalents <= 25
+    hasty = tracer.run("path", budget=6, max_seconds=0.2)
+    assert hasty.stopped == "max_seconds"
+    assert tracer.run("path", budget=6).stopped is None
+    with pytest.raises(NothingMeasuredError, match="was stopped \\(max_forwards\\) before it meas"):
+        tracer.run("path", budget=6, max_forwards=2)
+
+
+def interrupted_after(engine, calls, monkeypatch):
+    """Ctrl-C in the middle of a measurement."""
+    left = iter(range(calls))
+    original = engine.effects_of_sets
+
+    def measure(sets, label="effects"):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return original(sets, label)
+
+    monkeypatch.setitem(vars(engine), "effects_of_sets", measure)
+
+
+def test_ctrl_c_gives_the_best_so_far_and_says_so(model, monkeypatch):
+    tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+    interrupted_after(tracer.engine, 5, monkeypatch)
+    with pytest.warns(SearchStoppedWarning, match="Stopped by Ctrl-C: the path holds the best"):
+        path = tracer.path()
+    monkeypatch.undo()
+    assert path.stopped == "interrupted"
+    assert path.statistics == ()
+    assert "stopped by interrupted" in repr(path)
+    assert tracer.evaluate(path[-1]) == pytest.approx(path[-1].effect, rel=1e-4)
+
+
+@pytest.mark.parametrize("components", ["heads", "neurons"])
+def test_a_checkpoint_goes_on_where_the_search_stopped(model, monkeypatch, tmp_path, components):
+    def fresh():
+        return tk.Tracer(model, tiny.pairs(6, seed=3), components=components)
+
+    options = {"max_budget": 10, "statistics": False, "max_forwards": 90}
+    whole = fresh().path(**options)
+    file = tmp_path / "path.ckpt"
+    first = fresh()
+    interrupted_after(first.engine, 6, monkeypatch)
+    with pytest.warns(SearchStoppedWarning):
+        part = first.path(checkpoint=file, **options)
+    monkeypatch.undo()
+    second = fresh()
+    full = second.full_effect
+    before = second.engine.cost
+    resumed = second.path(checkpoint=file, **options)
+    assert full == second.full_effect
+    assert resumed.to_frame().equals(whole.to_frame())
+    assert resumed[0].cost == whole[0].cost
+    done = (second.engine.cost - before).forward_equivalents
+    assert 0 < done <= whole[0].cost.forward_equivalents - 10
+    assert part[0].cost.forward_equivalents + done == whole[0].cost.forward_equivalents
+    third = fresh()
+    assert third.path(checkpoint=file, **options).to_frame().equals(whole.to_frame())
+    assert (third.engine.cost.forward_equivalents) <= 1
+
+
+def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
+    file = tmp_path / "path.ckpt"
+    data = tiny.pairs(6, seed=3)
+    tk.Tracer(model, data).path(statistics=False, max_forwards=40, checkpoint=file)
+    text = "is of another search, model or data set. Name another file, or delete it"
+    other_model = tk.load_model(tiny.hf_model("gpt2", seed=9))
+    for tracer, options in (
+        (tk.Tracer(model, tiny.pairs(6, seed=4)), {}),
+        (tk.Tracer(model, data, metric="probability-drop"), {}),
+        (tk.Tracer(model, data), {"additions": 2}),
+        (tk.Tracer(other_model, data), {}),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            tracer.path(statistics=False, max_forwards=40, checkpoint=file, **options)
+    file.write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match="cannot be read. Delete it to start afresh"):
+        tk.Tracer(model, data).path(statistics=False, max_forwards=40, checkpoint=file)
+
+
+def test_the_ledger_measures_once_and_within_its_limits(tracer, monkeypatch):
+    seen = []
+    original = tracer.engine.effects_of_sets
+    monkeypatch.setitem(
+        vars(tracer.engine),
+        "effects_of_sets",
+        lambda sets, label="": seen.extend(sets) or original(sets, label),
+    )
+    ledger = Ledger(tracer.engine, Limits(max_forwards=5))
+    assert ledger.measure([(0,), (1,), (0,)], "") == [(0,), (1,)]
+    assert ledger.measure([(1,), (2,), (3,), (4,), (5,)], "") == [(2,), (3,), (4,)]
+    assert (seen, ledger.room) == ([(0,), (1,), (2,), (3,), (4,)], 0)
+    assert ledger.measure([(3,)], "") == []
+    with pytest.raises(LimitReachedError):
+        ledger.measure([(6,)], "")
+    with pytest.raises(LimitReachedError):
+        ledger.first_order(())
+    torch.testing.assert_close(
+        ledger.effects((2,)), tracer.engine.effects(from_indices([2], 12)), rtol=1e-4, atol=1e-6
+    )
+
+
+# ---- what people get ----------------------------------------------------------------------
+
+
+def test_a_path_answers_every_budget(path, tracer, every_set):
+    assert path.effects.shape == (12,)
+    assert (path.effects.diff() >= 0).all()
+    assert path.at(0.5).budget == 6
+    assert path.at(6).effect == pytest.approx(path.effects[5].item())
+    assert sorted(path.ranking) == list(range(12))
+    assert set(path.ranking[:1]) == set(chosen(path.at(1))) or len(path.sizes) > 1
+    goal = 0.9 * max(every_set.values())
+    small = path.smallest(effect=goal)
+    assert small.effect >= goal
+    assert small.target_effect == goal
+    assert all(r.effect < goal for r in path if r.n_selected < small.n_selected)
+    with pytest.raises(TargetNotReachedError):
+        path.smallest(effect=1e9)
+    with pytest.raises(BudgetError, match="The path goes up to 3 components, and 4 were asked"):
+        tracer.path(max_budget=3, statistics=False).at(4)
+    assert repr(path).startswith("TracePath(")
+
+
+def test_statistics_are_what_they_say(path, tracer):
+    """Held-out effects by hand: search on each half, measure on the other."""
+    engine = tracer.engine
+    assert [one.size for one in path.statistics] == sorted({one.size for one in path.statistics})
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0)).tolist()
+    halves = [sorted(order[:6]), sorted(order[6:])]
+    sizes = tuple(one.size for one in path.statistics)
+    sets = []
+    for half in halves:
+        part = engine.restricted(engine.pairs.subset(half))
+        walk = tk.PathSearch().walk(part, Goal(budgets=sizes), 0)
+        sets.append([walk.frontier.best_within(size) for size in sizes])
+    for place, one in enumerate(path.statistics):
+        mine, theirs = sets[0][place], sets[1][place]
+        assert one.stability == pytest.approx(jaccard(mine, theirs))
+        first = engine.effects(from_indices(mine, 12))[halves[1]].sum()
+        second = engine.effects(from_indices(theirs, 12))[halves[0]].sum()
+        assert one.held_out == pytest.approx(((first + second) / 12).item(), rel=1e-4)
+        assert one.held_out_low <= one.held_out <= one.held_out_high
+        assert one.control_low <= one.control <= one.control_high
+    assert path.statistics_cost.forward_equivalents > 0
+    assert path[0].cost == tracer.path(statistics=False)[0].cost
+
+
+def test_controls_have_the_same_layers(tracer):
+    registry = tk.ComponentRegistry.build(tracer.model.cfg, "heads+mlp-blocks")
+    engine = tk.Tracer(tracer.model, tracer.pairs, components=registry).engine
+    members = (0, 1, 6, 12, 14)
+    draws = {_control(engine, members, torch.Generator().manual_seed(s)) for s in range(20)}
+    assert len(draws) > 5
+
+    def profile(one):
+        return sorted((registry[i].kind, registry[i].layer) for i in one)
+
+    assert all(profile(one) == profile(members) for one in draws)
+
+
+def test_too_few_examples_for_halves(model):
+    path = tk.Tracer(model, tiny.pairs(3, seed=3)).path(max_budget=2)
+    assert path.statistics[0].held_out is None
+    assert path.statistics[0].stability is None
+    assert path.statistics[0].control is not None
+    path.to_frame()
+    path.curve()
+
+
+def test_paths_are_saved_and_loaded(path, tmp_path):
+    loaded = tk.TracePath.load(path.save(tmp_path / "path"))
+    assert loaded.to_frame().equals(path.to_frame())
+    assert (loaded.ranking, loaded.largest) == (path.ranking, path.largest)
+    assert (loaded.statistics, loaded.statistics_cost) == (path.statistics, path.statistics_cost)
+    assert torch.equal(loaded.effects, path.effects)
+
+
+def test_curves_of_paths_draw_their_data(path):
+    frame = path.to_frame()
+    figure = path.curve()
+    named = {trace.name: trace for trace in figure.data if trace.name}
+    assert list(named) == ["best set", "held out", "random, same layers"]
+    assert list(named["best set"].y) == frame["effect"].tolist()
+    taken = frame.dropna(subset=["held_out"])
+    assert list(named["held out"].y) == taken["held_out"].tolist()
+    bars = named["held out"].error_y
+    assert list(bars.array) == pytest.approx((taken["held_out_high"] - taken["held_out"]).tolist())
+    band = figure.data[0]
+    assert list(band.y) == [*frame["effect_high"], *frame["effect_low"][::-1]]
+    assert figure.layout.shapes[0].y0 == pytest.approx(path[0].full_effect)
+    assert "Jaccard" in named["held out"].customdata[0][2]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_forwards": 0}, "max_forwards is 0. It must be positive."),
+        ({"max_seconds": -1.0}, "max_seconds is -1.0. It must be positive."),
+        ({"temperature": 0.0}, "temperature is 0.0. It must be positive."),
+        ({"additions": 0}, "additions is 0. It must be positive."),
+        ({"soft_steps": -1}, "soft_steps is -1. It must be at least 0."),
+        ({"schedule": "cubic"}, "Unknown schedule 'cubic'. Use 'log' or 'uniform'."),
+        ({"reward": "each"}, "Unknown reward 'each'. Use 'dataset' or 'per-example'."),
+        ({"refine": False, "soft_steps": 0}, "Neither refinement nor soft top-k is left."),
+    ],
+)
+def test_bad_options(options, text, unchecked):
+    with pytest.raises(ConfigError) as caught:
+        tk.PathSearch(**options)
+    assert text in str(caught.value)
+
+
+def test_what_cannot_be_followed_is_refused(model):
+    def rooted(clean, intervened):
+        return (intervened.x - intervened.x.detach()).clamp(min=0).sqrt()
+
+    data = tiny.pairs(6)
+    with pytest.raises(NonFiniteMetricError, match="The gradient of the metric 'rooted' is not"):
+        tk.Tracer(model, data, metric=rooted).path()
+    with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for path to"):
+        tk.Tracer(model, data, metric="accuracy").path()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tk.Tracer(model, data).path(max_budget=2)
