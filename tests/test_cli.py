@@ -112,6 +112,16 @@ def test_paths(command, tmp_path):
     assert tk.TracePath.load(tmp_path / "run" / "path").to_frame().equals(path.to_frame())
 
 
+def test_paths_of_few_examples_and_whole_blocks(command, tmp_path):
+    """No halves, and no other set of the same layers: dashes."""
+    code, out, err = command(
+        *("trace", "--path", "--limit", 3, "--components", "mlp-blocks"),
+        *("--output", tmp_path, "--quiet"),
+    )
+    assert code == 0, err
+    assert out.count(" - ") >= 3
+
+
 def test_targets_and_positions(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),

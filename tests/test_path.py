@@ -54,6 +54,12 @@ def chosen(result):
     return tuple(result.binary_mask.nonzero()[:, 0].tolist())
 
 
+def twins():
+    """Continuations of one token after the same prompt, x and y exchanged: rows are shared."""
+    row = tiny.rows(1, seed=2, longest=1)[0]
+    return tk.PromptPairs.from_ids([row, row | {"x_ids": row["y_ids"], "y_ids": row["x_ids"]}])
+
+
 # ---- looking ahead ------------------------------------------------------------------------
 
 
@@ -84,17 +90,18 @@ def test_links_bear_certainty():
 
 @pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "logit-difference"])
 @pytest.mark.parametrize("members", [(), (1, 4, 7)])
-def test_gains_are_linear_in_the_link_and_exact_in_the_metric(model, metric, members):
+@pytest.mark.parametrize("data", [tiny.pairs(7, seed=5), twins()], ids=["ragged", "shared"])
+def test_gains_are_linear_in_the_link_and_exact_in_the_metric(model, data, metric, members):
     """Against one gradient per example, taken apart with engines of single examples."""
-    data = tiny.pairs(7, seed=5)
     engine = tiny.engine(model, data, metric=metric, batch_size=3)
+    count = len(data)
     found = engine.first_order(members)
     mask = from_indices(members, 12).float()
     _, total = engine.gradient(mask, torch.ones_like)
-    torch.testing.assert_close(found.gradient, total / 7, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.gradient, total / count, rtol=1e-4, atol=1e-6)
     link = METRICS[metric].link
     gains = torch.zeros(12)
-    for number in range(7):
+    for number in range(count):
         alone = engine.restricted(data.subset([number]))
         effects, slope = alone.gradient(mask, torch.ones_like)
         if link is None:
@@ -105,20 +112,7 @@ def test_gains_are_linear_in_the_link_and_exact_in_the_metric(model, metric, mem
         step = (slope / weight) * (1 - 2 * mask)
         ahead = link.effect(alone.clean, value.detach()[:, None] + step)[0]
         gains += (ahead - effects) * (1 - 2 * mask)
-    torch.testing.assert_close(found.gains, gains / 7, rtol=1e-3, atol=1e-5)
-
-
-def test_examples_that_share_a_row_share_its_gradient(model):
-    """Both continuations of one token: one row of tokens, two examples."""
-    row = tiny.rows(1, seed=2, longest=1)[0]
-    twins = tk.PromptPairs.from_ids([row, row | {"y_ids": [(row["y_ids"][0] + 7) % 61]}])
-    engine = tiny.engine(model, twins, metric="logit-difference")
-    assert len(engine.first_batch.sequences) < 4
-    found = engine.first_order(())
-    _, gradient = engine.gradient(torch.zeros(12), torch.ones_like)
-    assert gradient.abs().max() > 1e-3
-    for score in (found.gains, found.gradient):
-        torch.testing.assert_close(score, gradient / 2, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.gains, gains / count, rtol=1e-3, atol=1e-5)
 
 
 def test_gains_foretell_better_than_the_gradient_where_the_model_is_certain(model):
@@ -283,7 +277,7 @@ def test_many_components_are_ranked_first(model):
     """Neurons: sizes are spread, soft top-k ranks, and the passes stay below top-k's."""
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="neurons")
     n = len(tracer.registry)
-    search = tk.PathSearch(max_forwards=n // 2)
+    search = tk.PathSearch(max_forwards=n // 2, soft_steps=4)
     curve = tracer.run(search, budgets=[3, 0.1, 0.3])
     rivals = [tracer.run(method, budgets=[3, 0.1, 0.3]) for method in ("top-k", "random")]
     for rival in rivals:
@@ -368,7 +362,7 @@ def interrupted_after(engine, calls, monkeypatch):
 def test_ctrl_c_gives_the_best_so_far_and_says_so(model, monkeypatch):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
     interrupted_after(tracer.engine, 5, monkeypatch)
-    with pytest.warns(SearchStoppedWarning, match="Stopped by Ctrl-C: the path holds the best"):
+    with pytest.warns(SearchStoppedWarning, match="Ctrl-C: the path holds the best sets"):
         path = tracer.path()
     monkeypatch.undo()
     assert path.stopped == "interrupted"
@@ -422,6 +416,60 @@ def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     file.write_bytes(b"cut short")
     with pytest.raises(CheckpointError, match="cannot be read. Delete it to start afresh"):
         tk.Tracer(model, data).path(statistics=False, max_forwards=40, checkpoint=file)
+    with pytest.raises(CheckpointError, match="cannot be written. Name a file in a folder of"):
+        tk.Tracer(model, data).path(checkpoint=tmp_path)
+
+
+def test_a_metric_of_the_same_name_does_not_pass_for_another(model, tmp_path):
+    def tracer(sign):
+        metric = tk.Metric("mine", lambda clean, after: sign * (clean.x - after.x))
+        return tk.Tracer(model, tiny.pairs(6, seed=3), metric=metric)
+
+    options = {"statistics": False, "max_forwards": 40, "checkpoint": tmp_path / "kept"}
+    tracer(1).path(**options)
+    with pytest.raises(CheckpointError):
+        tracer(2).path(**options)
+
+
+def test_ctrl_c_in_the_statistics_keeps_the_path_only(model, monkeypatch):
+    tracer = tk.Tracer(model, tiny.pairs(8, seed=3), metric="probability-ratio")
+    whole = tracer.path(max_budget=3, statistics=False)
+    original = tk.PathSearch.walk
+    for when in (2, 3):
+        calls = []
+
+        def walk(self, engine, goal, seed, calls=calls, when=when):
+            calls.append(engine)
+            if len(calls) == when:
+                interrupted_after(engine, 1, monkeypatch)
+            return original(self, engine, goal, seed)
+
+        monkeypatch.setattr(tk.PathSearch, "walk", walk)
+        with pytest.warns(SearchStoppedWarning, match="the path is complete, but has no statis"):
+            path = tracer.path(max_budget=3)
+        monkeypatch.undo()
+        assert len(calls) == when
+        assert (path.statistics, path.stopped) == ((), None)
+        assert path.to_frame().equals(whole.to_frame())
+
+
+def test_an_interrupted_run_says_so(model, monkeypatch):
+    tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+    interrupted_after(tracer.engine, 3, monkeypatch)
+    with pytest.warns(SearchStoppedWarning, match="the result is the best found so far"):
+        assert tracer.run("path", budget=6).stopped == "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        tracer.run("path", target_effect=1e9)
+
+
+def test_few_passes_are_spread_over_the_sizes(tracer):
+    found = tk.Tracer(tracer.model, tracer.pairs, components="neurons").path(
+        max_forwards=40, statistics=False
+    )
+    assert len(found) > 3
+    soft = tracer.path(max_forwards=60, soft_steps=300, statistics=False)
+    assert len(soft) > 3
+    assert soft[0].cost.backward <= 31
 
 
 def test_the_ledger_measures_once_and_within_its_limits(tracer, monkeypatch):
@@ -503,6 +551,12 @@ def test_controls_have_the_same_layers(tracer):
         return sorted((registry[i].kind, registry[i].layer) for i in one)
 
     assert all(profile(one) == profile(members) for one in draws)
+
+
+def test_no_control_where_there_is_one_set_only(model):
+    path = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-blocks").path()
+    assert all(one.control is None and one.held_out is not None for one in path.statistics)
+    path.curve()
 
 
 def test_too_few_examples_for_halves(model):

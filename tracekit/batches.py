@@ -157,7 +157,12 @@ class Layout:
 
     @classmethod
     def build(
-        cls, pairs: PromptPairs, positions: Positions = "prompt", *, packed: bool = False
+        cls,
+        pairs: PromptPairs,
+        positions: Positions = "prompt",
+        *,
+        packed: bool = False,
+        shared: bool = True,
     ) -> Layout:
         """Works out rows and sources.
 
@@ -165,12 +170,14 @@ class Layout:
             pairs: The data set.
             positions: Where to intervene.
             packed: Whether x and y share a row, which the model must then be told.
+            shared: Whether examples with equal rows share one. The sources are the same in
+                either case.
 
         Raises:
             PositionError: A scope that is unknown, or an index outside a prompt.
         """
         scope = _check_positions(positions, pairs)
-        rows: dict[tuple[Ids, tuple[Ids, ...], int], int] = {}
+        rows: dict[tuple[Ids, tuple[Ids, ...], int, int], int] = {}
         sources: dict[tuple[Ids, tuple[Ids, ...], int | None], int] = {}
         row_of: list[list[int]] = []
         forks: list[list[int]] = []
@@ -180,7 +187,7 @@ class Layout:
             for limbs, read in _limbs(pair, packed):
                 also = limbs if scope == "all" else ()
                 source = sources.setdefault((pair.source_ids, also, noise_of), len(sources))
-                key = (pair.prompt_ids, limbs, source)
+                key = (pair.prompt_ids, limbs, source, 0 if shared else number)
                 per_side.append(rows.setdefault(key, len(rows)))
                 before = limbs[: limbs.index(read)] if read else ()
                 forks_of.append(len(pair.prompt_ids) + sum(map(len, before)))

@@ -255,6 +255,8 @@ def trace(
         return
     for name in methods:
         _save(tracer.run(searches[name], seed=seed, **goals[name]), output)
+        if tracer.results[-1].stopped == "interrupted":
+            break
     _print_table(tracer.results)
     _write_all(tracer, output, tracer.results[-1], {})
 
@@ -297,8 +299,8 @@ def _trace_path(
     for column in table.columns:
         column.justify = "right"
     frame = found.to_frame()
-    taken = frame.dropna(subset=["control"])
-    for row in (frame if taken.empty else taken).itertuples():
+    taken = frame[frame["size"].isin([one.size for one in found.statistics])]
+    for row in (taken if found.statistics else frame).itertuples():
         table.add_row(
             str(row.size),
             f"{row.effect:.4g}",

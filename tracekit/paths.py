@@ -53,10 +53,11 @@ class SizeStatistics:
     held_out_low: float | None
     held_out_high: float | None
     """Its 95 % bootstrap interval over examples."""
-    control: float
-    """Mean effect of random sets with as many components of every kind in every layer."""
-    control_low: float
-    control_high: float
+    control: float | None
+    """Mean effect of random sets with as many components of every kind in every layer; None if
+    there is only one such set."""
+    control_low: float | None
+    control_high: float | None
     """Least and greatest of them."""
     stability: float | None
     """Jaccard similarity, in [0, 1], of the sets that the two halves chose."""
@@ -147,7 +148,7 @@ class TracePath(TraceCurve):
         )
         columns = list(SizeStatistics.__annotations__)
         taken = pd.DataFrame([asdict(one) for one in self.statistics], columns=columns)
-        return frame.merge(taken.astype({"size": "int64"}), on="size", how="left")
+        return frame.merge(taken.astype(float), on="size", how="left")
 
     def __repr__(self) -> str:
         last = self.results[-1]
@@ -198,7 +199,7 @@ def ranking_of(walk: Walk) -> tuple[int, ...]:
     frontier = walk.frontier
     sizes = frontier.sizes
     held = torch.zeros(frontier.ledger.engine.n_components)
-    for size, following in zip(sizes, [*sizes[1:], sizes[-1] + 1], strict=True):
+    for size, following in zip(sizes, [*sizes[1:], frontier.largest + 1], strict=True):
         held[list(frontier.best_within(size))] += following - size
     rest = list(walk.order)
     return tuple(sorted(rest, key=lambda i: -held[i].item()))
@@ -225,8 +226,11 @@ def statistics_of(
     taken = []
     for place, size in enumerate(sizes):
         chosen = walk.frontier.best_within(size)
-        draws = [_control(engine, chosen, generator) for _ in range(_DRAWS)]
-        controls = engine.mean_effects(draws, f"controls of {size}")
+        controls = torch.zeros(0)
+        if _has_others(engine, chosen):
+            draws = [_control(engine, chosen, generator) for _ in range(_DRAWS)]
+            controls = engine.mean_effects(draws, f"controls of {size}")
+        drawn = len(controls) > 0
         outside = None if held_out is None else held_out[place]
         low, high = (None, None) if outside is None else effect_interval(outside)
         taken.append(
@@ -235,9 +239,9 @@ def statistics_of(
                 held_out=None if outside is None else outside.mean().item(),
                 held_out_low=low,
                 held_out_high=high,
-                control=controls.mean().item(),
-                control_low=controls.min().item(),
-                control_high=controls.max().item(),
+                control=controls.mean().item() if drawn else None,
+                control_low=controls.min().item() if drawn else None,
+                control_high=controls.max().item() if drawn else None,
                 stability=None if stability is None else stability[place],
             )
         )
@@ -253,25 +257,31 @@ def _halves(
         return None, None, Cost()
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
     parts = [sorted(order[: n // 2]), sorted(order[n // 2 :])]
-    engines = [engine.restricted(engine.pairs.subset(part)) for part in parts]
     goal = Goal(budgets=tuple(sizes))
     again = replace(search, checkpoint=None)
-    walks = [again.walk(one, goal, seed) for one in engines]
-    chosen = [[walk.frontier.best_within(size) for size in sizes] for walk in walks]
-    effects = torch.zeros(len(sizes), n)
-    # What one half chose is measured on the other.
-    for part, there, sets in zip(parts, engines, reversed(chosen), strict=True):
-        effects[:, part] = there.effects_of_sets(sets, "held-out effects")
-    cost = Cost()
-    for one in engines:
-        share = one.n_examples / n
-        cost += Cost(one.cost.forward * share, one.cost.backward * share)
+    effects, cost = torch.zeros(len(sizes), n), Cost()
+    chosen: list[list[Set]] = []
+    for here, there in (parts, reversed(parts)):
+        half = engine.restricted(engine.pairs.subset(here))
+        walk = again.walk(half, goal, seed)
+        if walk.stopped == "interrupted":
+            raise KeyboardInterrupt
+        chosen.append([walk.frontier.best_within(size) for size in sizes])
+        effects[:, there] = engine.effects_of_sets(chosen[-1], "held-out effects")[:, there]
+        share = len(here) / n
+        cost += Cost(half.cost.forward * share, half.cost.backward * share)
     return effects, [jaccard(*pair) for pair in zip(*chosen, strict=True)], cost
 
 
 def jaccard(one: Sequence[int], other: Sequence[int]) -> float:
     """Size of the intersection of two sets over that of their union, in [0, 1]."""
     return len({*one} & {*other}) / len({*one} | {*other})
+
+
+def _has_others(engine: Engine, chosen: Set) -> bool:
+    """Whether another set has as many components of every kind in every layer."""
+    sites = [range(site.start, site.stop) for site in engine.registry.sites]
+    return any(0 < sum(i in there for i in chosen) < len(there) for there in sites)
 
 
 def _control(engine: Engine, chosen: Set, generator: torch.Generator) -> Set:

@@ -47,7 +47,8 @@ class TraceResult:
     binary_mask: BinaryMask
     """The selection: True takes the counterfactual value."""
     soft_mask: Mask
-    """The relaxed mask it was cut from, in [0, 1]; the selection itself for methods without."""
+    """The relaxed mask it was cut from, or that refinement started from, in [0, 1]; the selection
+    itself for methods without."""
     scores: Mask | None = None
     """What the components were ranked by (for top-k, their single effects)."""
     effect: float

@@ -225,6 +225,14 @@ class Engine:
         return self.layout.batches(self.batch_size, device=self.device, examples=examples)
 
     @cached_property
+    def _own_rows(self) -> Layout:
+        """A layout in which no row serves two examples, so that gradients tell them apart."""
+        alone = Layout.build(
+            self.pairs, self.positions, packed=self.layout.sequences.told, shared=False
+        )
+        return self.layout if len(alone.sequences) == len(self.layout.sequences) else alone
+
+    @cached_property
     def _layer_of(self) -> list[int]:
         return [site.layer for site in self.registry.sites for _ in site.indices]
 
@@ -340,9 +348,8 @@ class Engine:
 
         The gradient is taken at the binary mask of a set, of the quantity u of the metric's link,
         for every example by itself: with J its rows, the mean over examples of
-        `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves. Where
-        examples share a row of tokens, each is given an equal part of its gradient. It only
-        proposes; sets are compared by measured effects.
+        `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves. It
+        only proposes; sets are compared by measured effects.
 
         Returns:
             The predictions, on the CPU. They may not be finite.
@@ -355,7 +362,7 @@ class Engine:
         gains, gradient = torch.zeros_like(mask), torch.zeros_like(mask)
         joins = 1 - 2 * mask
         with frozen(self.model), torch.enable_grad():
-            for batch in self._batches:
+            for batch in self._own_rows.batches(self.batch_size, device=self.device):
                 leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
                 scores = self.passes.scores(batch, self._hooks(batch, self.sources.of(batch), leaf))
                 gain, slope = self._look_ahead(batch, scores, leaf, joins)
@@ -377,8 +384,7 @@ class Engine:
         if not values.requires_grad:
             raise self._no_gradient()
         slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
-        readers = batch.readers.float()
-        slopes = readers @ (slopes / readers.sum(0)[:, None])
+        slopes = batch.readers.to(slopes.dtype) @ slopes
         if link is None:
             return slopes.sum(0) * joins, slopes.sum(0)
         values = values.detach().requires_grad_(True)

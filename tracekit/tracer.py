@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -20,6 +20,7 @@ from tracekit.errors import (
     ComponentError,
     MaskShapeError,
     NoResultError,
+    NothingMeasuredError,
     SearchStoppedWarning,
 )
 from tracekit.masks import Mask
@@ -204,6 +205,8 @@ class Tracer:
             self._result(search, one, goal, seed, spent, seconds, full_effect) for one in found
         ]
         self.results += results
+        if any(result.stopped == "interrupted" for result in results):
+            _warn("Stopped by Ctrl-C: the result is the best found so far.")
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def path(
@@ -223,7 +226,8 @@ class Tracer:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
-                the path itself; their passes are in `statistics_cost`.
+                the path itself; their passes are in `statistics_cost`, and limits apply to each
+                of the three searches.
             seed: Seed of the search, of the halves and of the controls.
             **options: Fields of `PathSearch`, e.g. `max_forwards=300`.
 
@@ -247,16 +251,20 @@ class Tracer:
             for size in walk.frontier.improving
         ]
         ranked = paths.ranking_of(walk)
+        path = TracePath(tuple(results), goal.budgets[-1], ranked)
         if walk.stopped == "interrupted":
-            warnings.warn(
-                "Stopped by Ctrl-C: the path holds the best sets found so far, without statistics.",
-                SearchStoppedWarning,
-                stacklevel=2,
-            )
+            _warn("Stopped by Ctrl-C: the path holds the best sets found so far, no statistics.")
         elif statistics:
-            taken, spent = paths.statistics_of(self.engine, search, walk, seed)
-            return TracePath(tuple(results), goal.budgets[-1], ranked, taken, spent)
-        return TracePath(tuple(results), goal.budgets[-1], ranked)
+            # What was searched is not lost for what could not be added to it.
+            try:
+                taken, spent = paths.statistics_of(self.engine, search, walk, seed)
+            except KeyboardInterrupt:
+                _warn("Stopped by Ctrl-C: the path is complete, but has no statistics.")
+            except NothingMeasuredError:
+                _warn("The limits left no room for statistics: the path has none.")
+            else:
+                return replace(path, statistics=taken, statistics_cost=spent)
+        return path
 
     def _result(
         self,
@@ -399,6 +407,10 @@ class Tracer:
         if not self.results:
             raise NoResultError("There is no result to draw yet. Call run() first.")
         return self.results
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SearchStoppedWarning, stacklevel=3)
 
 
 def config_of(search: Search) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class Found:
     """Measured with the binary mask, one per example of the data set."""
     history: tuple[Record, ...] = ()
     soft_mask: Mask | None = None
-    """The relaxed mask that the set was cut from, where there is one."""
+    """The relaxed mask that the set was cut from, or that refinement started from, where there is
+    one."""
     scores: Mask | None = None
     """What the components were ranked by, where the search ranks them."""
     budget: int | None = None

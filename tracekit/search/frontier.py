@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from tracekit.masks import Mask, ranking
 from tracekit.metrics import Effects
-from tracekit.search.ledger import Ledger, LimitReachedError
+from tracekit.search.ledger import Ledger
 from tracekit.sharing import Set
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Frontier:
         fitting = [one for one in asked if 0 < len(one) <= self.largest]
         self._note(self.ledger.measure(fitting, label))
         if any(one not in self.ledger for one in fitting):
-            raise LimitReachedError("max_forwards")
+            raise self.ledger.cut_short()
 
     def adopt(self, known: Mapping[Set, Effects]) -> None:
         """Takes over sets that were measured elsewhere."""

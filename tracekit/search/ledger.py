@@ -28,6 +28,7 @@ from tracekit.sharing import Set
 Stop = Literal["max_forwards", "max_seconds", "interrupted"]
 
 _SAVED_EVERY = 60.0
+_TOGETHER = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,8 @@ class Ledger:
             config: What must be the same for the checkpoint to be of use, beside model and data.
 
         Raises:
-            CheckpointError: The file belongs to another search, model or data set.
+            CheckpointError: The file belongs to another search, model or data set, or cannot be
+                written.
         """
         self.engine = engine
         self.spent = 0.0
@@ -89,8 +91,10 @@ class Ledger:
         self._checkpoint = checkpoint
         self._key = _key(engine, config or {})
         self._start = self._written = time.monotonic()
-        if checkpoint is not None and checkpoint.exists():
-            self._load(checkpoint)
+        if checkpoint is not None:
+            _check_writable(checkpoint)
+            if checkpoint.exists():
+                self._load(checkpoint)
 
     # ---- measuring ------------------------------------------------------------------------
 
@@ -116,13 +120,22 @@ class Ledger:
             return []
         self._allow(1)
         asked = asked[: int(self._limits.max_forwards - self.spent)] if self._bounded else asked
-        missing = [one for one in asked if one not in self._effects]
-        if missing:
-            rows = self.engine.effects_of_sets(missing, label)
-            self._effects.update(zip(missing, rows, strict=True))
-        self._count(Cost(len(missing), 0), Cost(len(asked) - len(missing), 0))
-        self._unread["effects"] -= set(asked)
-        return asked
+        # Measured together, sets share more; but the clock and the checkpoint want their turn.
+        timed = self._limits.max_seconds < float("inf") or self._checkpoint is not None
+        size = _TOGETHER if timed else len(asked)
+        done: list[Set] = []
+        for first in range(0, len(asked), size):
+            if first and self._late:
+                break
+            some = asked[first : first + size]
+            missing = [one for one in some if one not in self._effects]
+            if missing:
+                rows = self.engine.effects_of_sets(missing, label)
+                self._effects.update(zip(missing, rows, strict=True))
+            self._unread["effects"] -= set(some)
+            self._count(Cost(len(missing), 0), Cost(len(some) - len(missing), 0))
+            done += some
+        return done
 
     def first_order(self, one: Set) -> FirstOrder:
         """What changing a component of a set would bring, to first order.
@@ -175,8 +188,16 @@ class Ledger:
     def _allow(self, passes: int) -> None:
         if self.room < passes:
             raise LimitReachedError("max_forwards")
-        if time.monotonic() - self._start > self._limits.max_seconds:
+        if self._late:
             raise LimitReachedError("max_seconds")
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() - self._start > self._limits.max_seconds
+
+    def cut_short(self) -> LimitReachedError:
+        """The limit that keeps sets from being measured."""
+        return LimitReachedError("max_seconds" if self._late else "max_forwards")
 
     def _count(self, done: Cost, read: Cost) -> None:
         self.spent += done.forward_equivalents + read.forward_equivalents
@@ -195,7 +216,7 @@ class Ledger:
             return
         measured, foretold = list(self._effects), list(self._ahead)
         tensors = {
-            "clean": self.engine.clean.x.cpu(),
+            "proof": _proof(self.engine),
             **_ragged("measured", measured),
             **_ragged("foretold", foretold),
             "effects": _stack([self._effects[one] for one in measured]),
@@ -203,8 +224,7 @@ class Ledger:
             "gradients": _stack([self._ahead[one].gradient for one in foretold]),
             "soft": _stack(self._soft),
         }
-        self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._checkpoint.with_name(self._checkpoint.name + ".part")
+        draft = _draft(self._checkpoint)
         save_file(tensors, draft, metadata={"key": self._key})
         os.replace(draft, self._checkpoint)
 
@@ -219,9 +239,9 @@ class Ledger:
             raise CheckpointError(
                 f"The checkpoint {path} cannot be read. Delete it to start afresh."
             ) from error
-        same = key == self._key and held["clean"].shape == self.engine.clean.x.shape
-        # Another machine may round differently; another model differs by far more.
-        if not same or not torch.allclose(held["clean"], self.engine.clean.x.cpu(), atol=1e-3):
+        proof = _proof(self.engine)
+        # Another machine may round differently; another model or metric differs by far more.
+        if key != self._key or not torch.allclose(held["proof"], proof, rtol=1e-3, atol=1e-4):
             raise CheckpointError(
                 f"The checkpoint {path} is of another search, model or data set. "
                 "Name another file, or delete it to start afresh."
@@ -232,6 +252,34 @@ class Ledger:
             self._ahead[one] = FirstOrder(held["gains"][place], held["gradients"][place])
         self._soft = list(held["soft"]) if held["soft"].numel() else []
         self._unread = {"effects": set(self._effects) - {()}, "ahead": set(self._ahead)}
+
+
+def _draft(checkpoint: Path) -> Path:
+    return checkpoint.with_name(checkpoint.name + ".part")
+
+
+def _check_writable(checkpoint: Path) -> None:
+    """Refuses a file that cannot be written, before hours are spent.
+
+    Raises:
+        CheckpointError: Its folder cannot be made, or nothing can be written there.
+    """
+    try:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        if checkpoint.is_dir():
+            raise IsADirectoryError
+        _draft(checkpoint).touch()
+        _draft(checkpoint).unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint {checkpoint} cannot be written. Name a file in a folder of yours."
+        ) from error
+
+
+def _proof(engine: Engine) -> Tensor:
+    """Numbers that tell models and metrics apart: clean scores, and effects of all components."""
+    scores = [engine.clean.x] if engine.clean.y is None else [engine.clean.x, engine.clean.y]
+    return torch.stack([*(one.cpu() for one in scores), engine.full_effects])
 
 
 def _key(engine: Engine, config: Mapping[str, Any]) -> str:

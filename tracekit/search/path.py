@@ -43,6 +43,8 @@ _MANY = 384
 _CAPS = (600, 800)
 """Passes at most, below and above."""
 _OF_GREEDY = 0.4
+_FOR_SOFT_TOPK = 100
+"""Passes below which soft top-k learns nothing worth its steps."""
 _PER_DENSE_SIZE = 6
 _PER_SPREAD_SIZE = 18
 
@@ -57,8 +59,8 @@ class PathSearch:
     """Whether gradients at binary masks propose neighbours. Without, the path is the best
     prefixes of the rankings."""
     soft_steps: int | None = None
-    """Steps of soft top-k. None: an eighth of the passes where not even half the sizes can be
-    visited, else none."""
+    """Steps of soft top-k, at most a quarter of the passes. None: an eighth of the passes where
+    not even half the sizes can be visited, else none."""
     schedule: BudgetSchedule = "log"
     """How soft top-k draws budgets: `log` or `uniform`."""
     temperature: float = 0.25
@@ -71,9 +73,9 @@ class PathSearch:
     additions: int = 3
     """Sets with one component more that are measured on the first way up, at each size."""
     max_forwards: int | None = None
-    """Passes at most, forward and backward alike. None: 0.4 of greedy's and at most 600 (for up
-    to 16 components always 600); from 384 components on, as many as there are components and at
-    most 800."""
+    """Passes at most, forward and backward alike. None: 0.4 of greedy's (or N + 2k for k of N
+    components, if that is more) and at most 600; always 600 for up to 16 components; from 384 on,
+    as many as there are components and at most 800."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
@@ -110,6 +112,8 @@ class PathSearch:
         if goal.target is None:
             return [path.found(budget, budget) for budget in goal.budgets]
         size = path.frontier.reaching(goal.target)
+        if size is None and path.stopped == "interrupted":
+            raise KeyboardInterrupt
         if size is None:
             best = max(map(path.frontier.effect, path.frontier.sizes))
             raise not_reached(goal.target, best)
@@ -117,6 +121,8 @@ class PathSearch:
 
     def walk(self, engine: Engine, goal: Goal, seed: int) -> Walk:
         """Searches up to the largest budget; Ctrl-C, or a limit, ends it with the best so far.
+
+        Ctrl-C before anything was measured is handed on.
 
         Raises:
             NotDifferentiableError: The metric has no gradient.
@@ -138,8 +144,11 @@ class PathSearch:
             walk.stopped = reached.limit
         except KeyboardInterrupt:
             walk.stopped = "interrupted"
-        ledger.save()
+        finally:
+            ledger.save()
         if not frontier.sizes:
+            if walk.stopped == "interrupted":
+                raise KeyboardInterrupt
             raise NothingMeasuredError(
                 f"The search was stopped ({walk.stopped}) before it measured anything. "
                 "Allow it more."
@@ -152,7 +161,8 @@ class PathSearch:
         passes = default_passes(n, last) if self.max_forwards is None else self.max_forwards
         plan = Plan.make(n, last, budgets, passes, every=self.refine)
         steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
-        return replace(plan, soft_steps=steps)
+        # Half of the passes are left for measuring.
+        return replace(plan, soft_steps=min(steps, passes // 4))
 
     def _walk(self, walk: Walk, plan: Plan, target: float | None, seed: int) -> None:
         frontier = walk.frontier
@@ -172,8 +182,7 @@ class PathSearch:
             )
             orders = [ranking(walk.scores), ranking(total), *looks]
         if not plan.dense:
-            tops = [order[:size] for size in plan.sizes for order in orders]
-            frontier.measure(tops, "rankings")
+            frontier.measure(plan.prefixes(orders), "rankings")
         if self.refine:
             first = Moves(additions=self.additions, removals=0, swaps=1)
             _waves(frontier, plan, first, orders, target)
@@ -192,6 +201,12 @@ class Plan:
     dense: bool
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
+
+    def prefixes(self, orders: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """What is measured of rankings: the sizes to visit, and with few passes more of them."""
+        few = spread(1, self.sizes[-1], max(2, min(16, int(self.passes) // 8)))
+        sizes = sorted({*self.sizes, *few})
+        return [order[:size] for size in sizes for order in orders]
 
     @classmethod
     def make(
@@ -212,14 +227,14 @@ class Plan:
             passes: Passes at most.
             every: Whether to visit most sizes if possible.
         """
-        singles = min(n_components, max(16, passes // 8))
+        singles = min(n_components, max(min(16, passes // 3), passes // 8))
         affordable = int((passes - singles) / _PER_DENSE_SIZE)
         dense = every and last <= 2 * affordable
         count = affordable if dense else passes // _PER_SPREAD_SIZE
         # A path of every budget asks for none in particular.
         asked = budgets if len(budgets) < last else ()
         sizes = tuple(sorted({*spread(1, last, max(2, count)), *asked}))
-        steps = 0 if dense else passes // 8
+        steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
         return cls(passes=passes, singles=singles, sizes=sizes, dense=dense, soft_steps=steps)
 
 
@@ -293,8 +308,7 @@ def refined(
         looks = frontier.orders()
         frontier.measure([[i] for i in in_turn(*looks)[: plan.singles]], "single components")
         if not plan.dense:
-            tops = [order[:size] for size in plan.sizes for order in looks]
-            frontier.measure(tops, "rankings")
+            frontier.measure(plan.prefixes(looks), "rankings")
         _waves(frontier, plan, Moves(additions=3, removals=0, swaps=1), looks, None)
     return frontier
 
