@@ -25,7 +25,7 @@ _KEPT = 8
 """Sets kept of each size."""
 _BISECTIONS = 40
 _SCREENED = 3
-"""Components on either side that exchanges are made of."""
+"""Components on either side that exchanges are made of, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Frontier:
         self.largest = largest
         self._means: dict[Set, float] = {(): 0.0}
         self._best: dict[int, list[Set]] = {0: [()]}
-        self._explored: set[Set] = set()
+        self._explored: dict[Set, int] = {}
 
     @property
     def sizes(self) -> list[int]:
@@ -114,18 +114,19 @@ class Frontier:
             kept.sort(key=lambda s: -self._means[s])
             del kept[_KEPT:]
 
-    def unexplored(self, size: int, *, depth: int, within: float) -> Set | None:
-        """The best set of a size whose neighbours were not measured.
+    def unexplored(self, size: int, *, depth: int, within: float, effort: int = 0) -> Set | None:
+        """The best set of a size whose neighbours were not measured, or with less effort only.
 
         Args:
             size: The size.
             depth: How many of the best sets to look at.
             within: How far behind the best one, as a share of its effect, a set may be.
+            effort: What `explore` will be told.
         """
         for one in self._best.get(size, [])[:depth]:
             if self._means[one] < self.effect(size) - within * abs(self.effect(size)):
                 return None
-            if one not in self._explored:
+            if self._explored.get(one, -1) < effort:
                 return one
         return None
 
@@ -142,6 +143,7 @@ class Frontier:
         up: int | None,
         down: int | None,
         orders: Sequence[Sequence[int]] = (),
+        effort: int = 0,
     ) -> None:
         """Measures the most promising neighbours of a set.
 
@@ -152,8 +154,9 @@ class Frontier:
                 set is made for each prediction and for each order.
             down: The next smaller one.
             orders: Rankings of all components to fill up from.
+            effort: Noted, so that the set is taken up again only with more.
         """
-        self._explored.add(one)
+        self._explored[one] = effort
         ahead = self.ledger.first_order(one)
         held, size = set(one), len(one)
         scores = (ahead.gains, ahead.gradient)
@@ -170,7 +173,13 @@ class Frontier:
             proposed += [held - {old} for old in in_turn(*inside)[: moves.removals]]
         elif down:
             proposed += [held.difference(order[: size - down]) for order in inside]
-        swaps = in_turn(*map(_exchanges, scores, inside, outside))
+        screened = max(_SCREENED, moves.swaps)
+        swaps = in_turn(
+            *(
+                _exchanges(score, old[:screened], new[:screened])
+                for score, old, new in zip(scores, inside, outside, strict=True)
+            )
+        )
         proposed += [held - {old} | {new} for old, new in swaps[: moves.swaps]]
         for share in moves.shares:
             count = min(round(share * size), len(outside[0]))
@@ -184,8 +193,9 @@ class Frontier:
 
 def _exchanges(score: Mask, inside: list[int], outside: list[int]) -> list[tuple[int, int]]:
     """Pairs of one component to remove and one to add, the most promising first."""
-    pairs = product(inside[:_SCREENED], outside[:_SCREENED])
-    return sorted(pairs, key=lambda pair: (score[pair[0]] - score[pair[1]]).item())
+    return sorted(
+        product(inside, outside), key=lambda pair: (score[pair[0]] - score[pair[1]]).item()
+    )
 
 
 def in_turn(*orders: Sequence[T]) -> list[T]:

@@ -43,6 +43,9 @@ _MANY = 384
 _CAPS = (600, 800)
 """Passes at most, below and above."""
 _OF_GREEDY = 0.4
+_EFFORTS = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
+"""Where a walk finds nothing left to try it tries harder: how many of the best sets of a size are
+taken up, how far behind the best they may be, and how many times as many moves are tried."""
 _FOR_SOFT_TOPK = 100
 """Passes below which soft top-k learns nothing worth its steps."""
 _PER_DENSE_SIZE = 6
@@ -321,7 +324,7 @@ def _waves(
     target: float | None,
 ) -> None:
     """Goes up and down the sizes until there is nothing left to try."""
-    upwards, wave, sizes = True, 0, list(plan.sizes)
+    upwards, wave, sizes, effort = True, 0, list(plan.sizes), 0
     bar = tqdm(desc="path", leave=False, disable=not frontier.ledger.engine.progress)
     with bar:
         while True:
@@ -337,23 +340,27 @@ def _waves(
                 if wave == 0 and plan.dense:
                     one, moves = frontier.unexplored(size, depth=1, within=0), first
                 else:
-                    one = frontier.unexplored(size, depth=4, within=0.3)
-                    moves = _later(plan.dense, first, upwards)
+                    depth, within, times = _EFFORTS[effort]
+                    one = frontier.unexplored(size, depth=depth, within=within, effort=effort)
+                    moves = _later(plan.dense, first, upwards, times)
                 if one is None or size == frontier.ledger.engine.n_components:
                     continue
                 place = plan.sizes.index(size)
                 up = next(iter(plan.sizes[place + 1 :]), None)
                 down = plan.sizes[place - 1] if place else None
-                frontier.explore(one, moves, up=up, down=down, orders=orders)
+                frontier.explore(one, moves, up=up, down=down, orders=orders, effort=effort)
                 tried = True
                 bar.update()
                 bar.set_postfix(size=size, effect=f"{frontier.effect(size):.3g}")
             upwards, wave = not upwards, wave + 1
             if not tried:
+                effort += 1
+            if effort == len(_EFFORTS):
                 return
 
 
-def _later(dense: bool, first: Moves, upwards: bool) -> Moves:
+def _later(dense: bool, first: Moves, upwards: bool, times: int) -> Moves:
     if dense:
-        return Moves(additions=2, removals=1 if upwards else 2, swaps=2)
-    return replace(first, removals=2, swaps=2, shares=(1 / 16, 1 / 4))
+        removals = 1 if upwards else 2
+        return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
+    return replace(first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))
