@@ -286,7 +286,7 @@ def test_many_components_are_ranked_first(model):
     assert curve[0].cost.forward_equivalents <= n // 2
     assert curve[0].scores is not None
     plain = tracer.run(
-        "path", budgets=[3, 0.1, 0.3], max_forwards=n // 2, refine=False, soft_steps=10
+        "path", budgets=[3, 0.1, 0.3], max_forwards=n // 2, refine=False, soft_steps=4
     )
     assert all(ours.effect >= other.effect for ours, other in zip(curve, plain, strict=True))
     assert plain[0].cost.forward_equivalents <= n // 2
