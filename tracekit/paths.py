@@ -201,8 +201,7 @@ def ranking_of(walk: Walk) -> tuple[int, ...]:
     held = torch.zeros(frontier.ledger.engine.n_components)
     for size, following in zip(sizes, [*sizes[1:], frontier.largest + 1], strict=True):
         held[list(frontier.best_within(size))] += following - size
-    rest = list(walk.order)
-    return tuple(sorted(rest, key=lambda i: -held[i].item()))
+    return tuple(sorted(walk.order, key=lambda i: -held[i].item()))
 
 
 def statistics_of(

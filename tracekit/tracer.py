@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _MAX_PAIRED = 256
+_T = TypeVar("_T")
+
+
+class _Spent(NamedTuple):
+    """What a search took."""
+
+    cost: Cost
+    seconds: float
 
 
 class Tracer:
@@ -195,15 +203,8 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        # Shared by all methods, so it counts for none.
-        full_effect = self.full_effect
-        checks.check_unchanged(self.engine)
-        cost, start = self.engine.cost, time.perf_counter()
-        found = search.search(self.engine, goal, seed)
-        spent, seconds = self.engine.cost - cost, time.perf_counter() - start
-        results = [
-            self._result(search, one, goal, seed, spent, seconds, full_effect) for one in found
-        ]
+        found, spent = self._accounted(lambda: search.search(self.engine, goal, seed))
+        results = [self._result(search, one, goal, seed, spent) for one in found]
         self.results += results
         if any(result.stopped == "interrupted" for result in results):
             _warn("Stopped by Ctrl-C: the result is the best found so far.")
@@ -227,7 +228,8 @@ class Tracer:
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
                 the path itself; their passes are in `statistics_cost`, and limits apply to each
-                of the three searches.
+                of the three searches. `max_memory` bounds what each holds; while a half is
+                searched, two are held.
             seed: Seed of the search, of the halves and of the controls.
             **options: Fields of `PathSearch`, e.g. `max_forwards=300`.
 
@@ -241,40 +243,36 @@ class Tracer:
         search = cast(PathSearch, make(PathSearch, options))
         n = len(self.registry)
         goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
-        full_effect = self.full_effect
-        checks.check_unchanged(self.engine)
-        cost, start = self.engine.cost, time.perf_counter()
-        walk = search.walk(self.engine, goal, seed)
-        spent, seconds = self.engine.cost - cost, time.perf_counter() - start
+        walk, spent = self._accounted(lambda: search.walk(self.engine, goal, seed))
         results = [
-            self._result(search, walk.found(size, size), goal, seed, spent, seconds, full_effect)
+            self._result(search, walk.found(size, size), goal, seed, spent)
             for size in walk.frontier.improving
         ]
-        ranked = paths.ranking_of(walk)
-        path = TracePath(tuple(results), goal.budgets[-1], ranked)
+        path = TracePath(tuple(results), goal.budgets[-1], paths.ranking_of(walk))
         if walk.stopped == "interrupted":
             _warn("Stopped by Ctrl-C: the path holds the best sets found so far, no statistics.")
         elif statistics:
             # What was searched is not lost for what could not be added to it.
             try:
-                taken, spent = paths.statistics_of(self.engine, search, walk, seed)
+                taken, extra = paths.statistics_of(self.engine, search, walk, seed)
             except KeyboardInterrupt:
                 _warn("Stopped by Ctrl-C: the path is complete, but has no statistics.")
             except NothingMeasuredError:
                 _warn("The limits left no room for statistics: the path has none.")
             else:
-                return replace(path, statistics=taken, statistics_cost=spent)
+                return replace(path, statistics=taken, statistics_cost=extra)
         return path
 
+    def _accounted(self, work: Callable[[], _T]) -> tuple[_T, _Spent]:
+        """Does what a search does on an unchanged model, and says what it took."""
+        _ = self.full_effect  # Shared by all methods, so it counts for none.
+        checks.check_unchanged(self.engine)
+        cost, start = self.engine.cost, time.perf_counter()
+        done = work()
+        return done, _Spent(self.engine.cost - cost, time.perf_counter() - start)
+
     def _result(
-        self,
-        search: Search,
-        found: Found,
-        goal: Goal,
-        seed: int,
-        cost: Cost,
-        seconds: float,
-        full_effect: float,
+        self, search: Search, found: Found, goal: Goal, seed: int, spent: _Spent
     ) -> TraceResult:
         engine = self.engine
         return TraceResult(
@@ -286,13 +284,13 @@ class Tracer:
             scores=found.scores,
             effect=found.effects.mean().item(),
             per_example=found.effects,
-            full_effect=full_effect,
+            full_effect=self.full_effect,
             budget=found.budget,
             target_effect=goal.target,
             history=found.history,
             seed=seed,
-            cost=cost + found.saved,
-            seconds=seconds,
+            cost=spent.cost + found.saved,
+            seconds=spent.seconds,
             stopped=found.stopped,
             metric=engine.metric.name,
             metric_axis=engine.metric.axis,

@@ -8,6 +8,7 @@
   y).
 - `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
   lambda.
+- `large`: the same rivals, on 20,480 hidden MLP units of a random GPT-2.
 - `optimum`: against exhaustive search over 9 to 14 heads of random GPT-2s.
 - `ablations`: neurons, without one part each.
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
@@ -42,12 +43,23 @@ VOCABULARY = 600
 
 
 def random_engine(
-    seed: int, scale: float, *, layers: int = 8, heads: int = 8, pairs: int = 64
+    seed: int,
+    scale: float,
+    *,
+    layers: int = 8,
+    heads: int = 8,
+    hidden: int | None = None,
+    pairs: int = 64,
 ) -> Engine:
     """A random GPT-2 with random pairs."""
     width = 64 - 64 % heads
     config = transformers.GPT2Config(
-        n_layer=layers, n_head=heads, n_embd=width, n_positions=64, vocab_size=VOCABULARY
+        n_layer=layers,
+        n_head=heads,
+        n_embd=width,
+        n_inner=hidden,
+        n_positions=64,
+        vocab_size=VOCABULARY,
     )
     hf = transformers.AutoModelForCausalLM.from_config(config)
     model = tk.load_model(recipe().fill(hf, seed, scale))
@@ -184,10 +196,17 @@ def mask_gradients(case: Engine, budgets: Iterable[int | float]) -> Answer:
     return Answer(effects.tolist(), (case.cost - before).forward_equivalents)
 
 
-def table_rivals(seeds: range) -> None:
-    """Neurons: paths against the cheap methods."""
+def large_cases() -> Iterator[tuple[str, Engine]]:
+    """Hidden units by the tens of thousands."""
+    for family, scale in SCALES.items():
+        case = random_engine(0, scale, layers=4, hidden=5120, pairs=16)
+        yield f"{family} 0", with_kind(case, "mlp-hidden")
+
+
+def table_rivals(named: Iterable[tuple[str, Engine]]) -> None:
+    """Neurons or hidden units: paths against the cheap methods."""
     every: list[float] = []
-    for name, case in neuron_cases(seeds):
+    for name, case in named:
         path = searched(case, make("path", {}), [*NEURON_BUDGETS, 1.0])
         rivals = {
             "top-k": searched(case, make("top-k", {}), NEURON_BUDGETS),
@@ -275,7 +294,7 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-Table = Literal["greedy", "rivals", "optimum", "ablations", "rewards"]
+Table = Literal["greedy", "rivals", "large", "optimum", "ablations", "rewards"]
 
 
 def main(
@@ -295,7 +314,9 @@ def main(
         for one in [one for one in families if one in SCALES]:
             table_rewards(one, numbers)
     elif table == "rivals":
-        table_rivals(numbers)
+        table_rivals(neuron_cases(numbers))
+    elif table == "large":
+        table_rivals(large_cases())
     elif table == "ablations":
         table_ablations(numbers)
     else:

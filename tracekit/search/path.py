@@ -195,7 +195,7 @@ class PathSearch:
 class Plan:
     """What a walk will do."""
 
-    passes: float
+    passes: int
     """Forward and backward passes at most."""
     singles: int
     """Single components that are measured."""
@@ -207,7 +207,7 @@ class Plan:
 
     def prefixes(self, orders: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """What is measured of rankings: the sizes to visit, and with few passes more of them."""
-        few = spread(1, self.sizes[-1], max(2, min(16, int(self.passes) // 8)))
+        few = spread(1, self.sizes[-1], max(2, min(16, self.passes // 8)))
         sizes = sorted({*self.sizes, *few})
         return [order[:size] for size in sizes for order in orders]
 
