@@ -156,8 +156,8 @@ def test_targets_and_positions(command, tmp_path):
         (["--option", "draws=1"], "Unknown option 'draws'."),
         (["--positions", "first"], "Unknown positions 'first'."),
         (
-            ["--dataset", "winobias"],
-            "needs the file pro_stereotyped_type1.txt.dev, and no data_dir",
+            ["--dataset", "known-facts"],
+            "needs the file known_1000.json, and no data_dir",
         ),
         (["--dataset", "demo-bias", "--split", "test"], "Unknown option 'split'."),
         (["--budget", "nan"], "A budget of nan is no number of components."),

@@ -1,15 +1,33 @@
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import tracekit as tk
 from tests import oracle, tiny
-from tracekit.datasets import DATASETS
+from tracekit.datasets import (
+    DATASETS,
+    binding,
+    demo,
+    files,
+    professions,
+    winobias,
+    winogender,
+)
 from tracekit.errors import (
     ConfigError,
     DataFormatError,
     DataNotFoundError,
+    DatasetDiffersWarning,
     PairsError,
     UnknownDatasetError,
     UnknownOptionError,
@@ -102,6 +120,7 @@ def test_professions_order(shared, gpt2_tokenizer):
     assert (last["counterfactual"], last["x"]) == ("The man yelled because", " she")
 
 
+@pytest.mark.filterwarnings("ignore::tracekit.errors.DatasetDiffersWarning")
 def test_small_made_up_files(tmp_path, demo_model):
     """The parsing rules of WinoBias, each on a line of its own."""
     lines = [
@@ -176,17 +195,292 @@ def test_unknown_names_missing_files_and_bad_options(tmp_path, unchecked):
     with pytest.raises(UnknownOptionError, match="Unknown option 'splitt'. Did you mean 'split'?"):
         tk.load_dataset("winobias", None, splitt="dev")
     with pytest.raises(
-        DataNotFoundError, match="needs the file templates.txt, and no data_dir was"
+        DataNotFoundError, match="needs the file known_1000.json, and no data_dir was given. Get"
     ):
-        tk.load_dataset("professions", None)
+        tk.load_dataset("known-facts", None)
     with pytest.raises(
         DataNotFoundError, match="does not hold it. Get it from the repositor.*--data"
     ):
         tk.load_dataset("winogender", None, data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="The option split is 'train'. Input should be 'dev' or"):
+        tk.load_dataset("winobias", None, data_dir=tmp_path, split="train")
     with pytest.raises(
         ConfigError, match="Unknown split 'train' of winobias. Use 'dev' or 'test'."
     ):
-        tk.load_dataset("winobias", None, data_dir=tmp_path, split="train")
+        winobias.load(None, data_dir=tmp_path, split="train")
     with pytest.raises(ConfigError, match="Unknown statistic 'census'. Use 'bergsma' or 'bls'."):
-        tk.load_dataset("winogender", None, data_dir=tmp_path, statistic="census")
-    assert tiny.pairs(2).name == "pairs"
+        winogender.load(None, data_dir=tmp_path, statistic="census")
+
+
+def small_professions(folder):
+    folder.mkdir()
+    (folder / "templates.txt").write_text("The {} said that")
+    (folder / "male_occupations.txt").write_text("driver\n")
+    (folder / "female_occupations.txt").write_text("nurse\n")
+    return folder
+
+
+def test_counts_other_than_the_papers_are_said(tmp_path, demo_model):
+    folder = small_professions(tmp_path / "data")
+    with pytest.warns(
+        DatasetDiffersWarning,
+        match="professions has 2 examples here; the paper has 2873 \\(169 occupations, of which",
+    ):
+        tk.load_dataset("professions", demo_model, data_dir=folder)
+
+
+class TestDownloads:
+    """Files come from a stand-in server, whose address and hashes take the place of the real."""
+
+    @pytest.fixture
+    def server(self, tmp_path, monkeypatch):
+        folder = small_professions(tmp_path / "served")
+        remotes = {
+            path.name: files.Remote(
+                commit="c0ffee",
+                path=f"data/{path.name}",
+                sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            )
+            for path in folder.iterdir()
+        }
+        served = {f"/someone/somewhere/c0ffee/data/{path.name}": path for path in folder.iterdir()}
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path)
+                body = served[self.path].read_bytes()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            monkeypatch.setattr(files, "_HOST", f"http://127.0.0.1:{server.server_address[1]}")
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+            source = replace(professions._FILES, repository="someone/somewhere", remotes=remotes)
+            monkeypatch.setattr(professions, "_FILES", source)
+            yield server, asked, folder
+            server.shutdown()
+
+    @pytest.mark.filterwarnings("ignore::tracekit.errors.DatasetDiffersWarning")
+    def test_once_and_from_the_cache_afterwards(self, server, demo_model):
+        http, asked, _ = server
+        first = tk.load_dataset("professions", demo_model)
+        assert len(first) == 2
+        assert len(asked) == 3
+        http.shutdown()
+        assert tk.load_dataset("professions", demo_model).fingerprint == first.fingerprint
+        assert len(asked) == 3
+
+    def test_other_bytes_are_refused(self, server, demo_model):
+        (server[2] / "templates.txt").write_text("The {} wept because")
+        with pytest.raises(
+            DataFormatError, match="templates.txt is not the one that tracekit knows .its SHA-256"
+        ):
+            tk.load_dataset("professions", demo_model)
+
+    def test_without_a_connection(self, server, demo_model, monkeypatch):
+        monkeypatch.setattr(files, "_HOST", "http://127.0.0.1:9")
+        with pytest.raises(
+            DataNotFoundError,
+            match="needs the file templates.txt, and it is neither in .*cache.* nor can .* be "
+            "reached. Get it from the repository of .* and pass its folder as data_dir",
+        ):
+            tk.load_dataset("professions", demo_model)
+
+
+@pytest.mark.parametrize("name", ["winobias", "winogender", "professions"])
+def test_pinned_hashes_are_those_of_the_data_at_hand(shared, name):
+    source = {"winobias": winobias, "winogender": winogender, "professions": professions}[name]
+    for file, remote in source._FILES.remotes.items():
+        content = (shared / "data" / name / file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == remote.sha256
+
+
+def test_known_facts(shared, gpt2_tokenizer):
+    class Model:
+        tokenizer = gpt2_tokenizer
+        cfg = SimpleNamespace(d_model=4)
+
+    def load(**options):
+        folder = shared / "data/known_facts"
+        return tk.load_dataset("known-facts", Model(), data_dir=folder, **options)
+
+    pairs = load()
+    assert len(pairs) == 1209
+    assert dict(pairs[0].texts) == {
+        "prompt": "Vinson Massif is located in the continent of",
+        "x": " Antarctica",
+    }
+    assert torch.cat([pair.noise for pair in pairs]).std().item() == pytest.approx(0.6045, rel=0.01)
+    assert load(leading_space=False, n=1, seed=None)[0].texts["x"] == "Antarctica"
+    first, other = load(n=20), load(n=20, seed=1)
+    assert len(first) == 20
+    assert first.fingerprint == load(n=20).fingerprint != other.fingerprint
+    assert [p.texts["prompt"] for p in load(n=5, seed=None)] == [
+        p.texts["prompt"] for p in pairs[:5]
+    ]
+
+
+def test_counterfact(tmp_path, demo_model):
+    def record(number):
+        return {
+            "requested_rewrite": {
+                "prompt": "the home of {} is",
+                "subject": f"person {number}",
+                "target_true": {"str": "tall"},
+                "target_new": {"str": "short"},
+            }
+        }
+
+    path = tmp_path / "counterfact.json"
+    path.write_text(json.dumps([record(number) for number in range(250)]))
+    pairs = tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
+    assert len(pairs) == 200
+    assert dict(pairs[0].texts)["x"] == " tall"
+    assert dict(pairs[0].texts)["y"] == " short"
+    assert pairs[0].texts["prompt"].startswith("the home of person ")
+    assert pairs[0].noise.shape[1] == demo_model.cfg.d_model
+    path.write_text(json.dumps([record(1)]))
+    with pytest.warns(DatasetDiffersWarning, match="counterfact has 1 examples here; the paper"):
+        tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
+    path.write_text('[{"prompt": "no"}]')
+    with pytest.raises(DataFormatError, match="counterfact.json is not the list of records"):
+        tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
+        tk.load_dataset("counterfact", demo_model, data_dir=tmp_path, n=0)
+
+
+class TestVariableBinding:
+    """Made-up questions, encoded by GPT-2's vocabulary."""
+
+    @pytest.mark.parametrize("form", ["paper", "code"])
+    def test_values_and_operations(self, gpt2_tokenizer, form):
+        pairs = tk.load_dataset("vbd", gpt2_tokenizer, form=form)
+        assert len(pairs) == 100
+        assert sorted({pair.weight for pair in pairs}) == [1.0, 5.0]
+        for pair in pairs:
+            assert len(pair.x_ids) == len(pair.y_ids) == 1
+            assert pair.x_ids != pair.y_ids
+            text = pair.texts
+            clean, changed = (parse(text[key]) for key in ("prompt", "counterfactual"))
+            answers = {"x": int(text["x"]), "y": int(text["y"])}
+            if pair.weight == 5.0:
+                assert clean[1:] == changed[1:]
+                assert answers == {"x": solve(*clean), "y": solve(*changed)}
+            else:
+                assert clean[:2] == changed[:2]
+                assert answers == {"x": solve(*changed), "y": solve(*clean)}
+            assert min(answers.values()) >= 0
+
+    def test_balanced_and_split(self, gpt2_tokenizer):
+        for desideratum in ("value", "operation"):
+            parts = [
+                tk.load_dataset("vbd", gpt2_tokenizer, desideratum=desideratum, split=split)
+                for split in ("train", "test")
+            ]
+            assert [len(part) for part in parts] == [50, 50]
+            texts = [tuple(sorted(pair.texts.items())) for part in parts for pair in part]
+            assert len(set(texts)) == 100
+            for part in parts:
+                digits = Counter(pair.texts["y"].strip()[0] for pair in part)
+                assert set(digits) == set("123456789")
+                assert set(digits.values()) == {5, 6}
+        again = tk.load_dataset("vbd", gpt2_tokenizer, desideratum="operation", split="test")
+        assert again.fingerprint == parts[1].fingerprint
+
+    def test_errors(self, gpt2_tokenizer, unchecked):
+        class Dummy:
+            """Begins every word with the same token, as some tokenizers begin numbers."""
+
+            def encode(self, text, add_special_tokens):
+                return [t for word in text.split() for t in (0, *map(ord, word))]
+
+        with pytest.raises(PairsError, match="begins all answers to variable-binding questions"):
+            tk.load_dataset("vbd", Dummy())
+        with pytest.raises(ConfigError, match="Unknown form 'short' of vbd. Use one of paper, co"):
+            binding.load(gpt2_tokenizer, form="short")
+        with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
+            tk.load_dataset("vbd", gpt2_tokenizer, n=0)
+
+
+def parse(prompt):
+    a, b, op = re.fullmatch(r"x = (\d+)(?:,|\n) ?y = (\d+)(?:,|\n) ?x (.) y = ?", prompt).groups()
+    return int(a), int(b), op
+
+
+def solve(a, b, op):
+    return a + b if op == "+" else a - b
+
+
+def test_demo_binding_desiderata(demo_model, unchecked):
+    value = tk.load_dataset("demo-binding", demo_model)
+    operation = tk.load_dataset("demo-binding", demo_model, desideratum="operation")
+    both = tk.load_dataset("demo-binding", demo_model, desideratum="both")
+    assert len(value) == len(operation) == 64
+    assert [pair.weight for pair in both] == [5.0] * 64 + [1.0] * 64
+    assert both.weights.mean().item() == pytest.approx(1)
+    # The model answers the clean questions, so it prefers y where the operation is exchanged.
+    scores = tiny.engine(demo_model, operation).clean
+    assert (scores.y > scores.x).float().mean() > 0.95
+    with pytest.raises(ConfigError, match="Unknown desideratum 'x' of demo-binding. Use value, "):
+        demo.load_binding(demo_model, desideratum="x")
+
+
+class TestOwnPairs:
+    """CSV and JSON Lines."""
+
+    ROWS = (
+        {"prompt": "the nurse said that", "counterfactual": "the man said that", "x": " she"},
+        {"prompt": "the baker said that", "counterfactual": "the man said that", "x": " he"},
+    )
+
+    def test_both_forms_say_the_same(self, tmp_path, demo_model):
+        lines = tmp_path / "mine.jsonl"
+        lines.write_text("\n".join(json.dumps({**row, "y": ""}) for row in self.ROWS) + "\n\n")
+        table = tmp_path / "mine.csv"
+        table.write_text(
+            "prompt,counterfactual,x,y\n"
+            + "\n".join(",".join([*row.values(), ""]) for row in self.ROWS),
+            encoding="utf-8-sig",
+        )
+        expected = tk.PromptPairs.from_text(self.ROWS, demo_model, name="mine")
+        for path in (lines, table):
+            found = tk.load_dataset(str(path), demo_model)
+            assert found.fingerprint == expected.fingerprint
+            assert found.name == "mine"
+            assert tk.load_pairs(path, demo_model).fingerprint == expected.fingerprint
+
+    def test_ids_weights_and_noise(self, tmp_path, demo_model):
+        path = tmp_path / "ids.jsonl"
+        rows = [{**row, "weight": 2 + i} for i, row in enumerate(tiny.rows(3))]
+        path.write_text("\n".join(map(json.dumps, rows)))
+        found = tk.load_pairs(path, demo_model)
+        assert found.fingerprint == tk.PromptPairs.from_ids(rows).fingerprint
+        path = tmp_path / "noisy.csv"
+        path.write_text("prompt,x\nthe nurse said that, she\n")
+        assert tk.load_dataset(str(path), demo_model, noise_std="0.5")[0].noise.shape == (4, 128)
+
+    def test_errors(self, tmp_path, demo_model):
+        with pytest.raises(DataNotFoundError, match="There is no file nowhere.csv. Give a .csv or"):
+            tk.load_dataset("nowhere.csv", demo_model)
+        path = tmp_path / "pairs.txt"
+        path.write_text("")
+        with pytest.raises(DataFormatError, match="ends in '.txt'. Pairs are read from .csv and"):
+            tk.load_pairs(path, demo_model)
+        path = tmp_path / "pairs.jsonl"
+        path.write_text('{"prompt": "a", "x": "b"}\n[1]')
+        with pytest.raises(DataFormatError, match="Line 2 of .* is not a JSON object. Write one"):
+            tk.load_pairs(path, demo_model)
+        path.write_text('{"prompt": "a", "z": "b"}')
+        with pytest.raises(DataFormatError, match="Example 0 of .* has an unknown column 'z'. Kno"):
+            tk.load_pairs(path, demo_model)
+        path = tmp_path / "pairs.csv"
+        path.write_text("prompt,x\na, b, c\n")
+        with pytest.raises(DataFormatError, match="does not have as many cells as the header. Qu"):
+            tk.load_pairs(path, demo_model)

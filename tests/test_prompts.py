@@ -120,3 +120,40 @@ def test_split_is_disjoint_complete_and_seeded():
     with pytest.raises(ConfigError, match="leaves one part of the 10 pairs empty"):
         pairs.split(1.0)
     assert len(pairs[:3]) == 3
+
+
+class SpaceBefore:
+    """Encodes as the tokenizers of the first Llamas do: with a space put before every text."""
+
+    words: dict[str, int]
+
+    def __init__(self):
+        self.words = {}
+
+    def encode(self, text, add_special_tokens):
+        pieces = f" {text}".replace(" ", "\0_").split("\0")[1:]
+        return [self.words.setdefault(piece, len(self.words)) for piece in pieces]
+
+
+def test_continuations_behind_a_tokenizer_that_adds_a_space():
+    tokenizer = SpaceBefore()
+    row = {"prompt": "the nurse", "counterfactual": "the man", "x": " she left", "y": " he"}
+    (pair,) = tk.PromptPairs.from_text([row], tokenizer)
+    whole = tokenizer.encode("the nurse she left", add_special_tokens=False)
+    assert pair.prompt_ids + pair.x_ids == tuple(whole)
+    assert len(tokenizer.encode(" she left", add_special_tokens=False)) == 3  # one too many
+    with pytest.raises(
+        PairsError, match="joins the beginning of 's hat' to the end of 'the nurse'. Cut prompt and"
+    ):
+        tk.PromptPairs.from_text([{**row, "x": "s hat"}], tokenizer)
+
+
+def test_weights():
+    rows = [{**row, "weight": weight} for row, weight in zip(tiny.rows(3), (1, 2, 3), strict=True)]
+    pairs = tk.PromptPairs.from_ids(rows)
+    assert pairs.weights.tolist() == [0.5, 1.0, 1.5]
+    assert pairs[:1].weights is None
+    assert pairs.fingerprint != tk.PromptPairs.from_ids(tiny.rows(3)).fingerprint
+    assert tk.PromptPairs.from_ids(tiny.rows(3)).weights is None
+    with pytest.raises(PairsError, match="The weight of example 0 is -1. Weights must be positive"):
+        tk.PromptPairs.from_ids([{**rows[0], "weight": -1}])

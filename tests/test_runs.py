@@ -331,3 +331,32 @@ def test_cuda_equals_the_cpu(pairs):
     torch.testing.assert_close(there.effects(mask), here.effects(mask), rtol=1e-3, atol=1e-4)
     gradients = [engine.gradient(mask, torch.ones_like)[1] for engine in (here, there)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("metric", ["odds-ratio", "logit-difference", "probability-drop"])
+def test_weights_make_the_plain_mean_the_weighted_one(model, metric):
+    rows, weights = tiny.rows(5), [1.0, 4.0, 0.5, 2.0, 2.5]
+    weighted = [{**row, "weight": weight} for row, weight in zip(rows, weights, strict=True)]
+    plain = tiny.engine(model, tk.PromptPairs.from_ids(rows), metric=metric)
+    ours = tiny.engine(model, tk.PromptPairs.from_ids(weighted), metric=metric)
+    share = torch.tensor(weights) / sum(weights)
+    mask = torch.rand(plain.n_components, generator=torch.Generator().manual_seed(3))
+    expected = (share * plain.effects(mask)).sum().item()
+    assert ours.effects(mask).mean().item() == pytest.approx(expected, rel=1e-5)
+    found = ours.effects_of_sets([(0, 5), (3,)]).mean(1)
+    singles = plain.effects_of_sets([(0, 5), (3,)])
+    torch.testing.assert_close(found, (share * singles).sum(1))
+    _, gradient = ours.gradient(mask, torch.ones_like)
+    alone = [plain.gradient(mask, torch.ones_like, torch.tensor([i]))[1] for i in range(5)]
+    torch.testing.assert_close(gradient, (5 * share[:, None] * torch.stack(alone)).sum(0))
+
+
+def test_looking_ahead_heeds_weights(model):
+    rows = tiny.rows(4)
+    doubled = tk.PromptPairs.from_ids([*rows, rows[0], rows[0]])
+    weighted = tk.PromptPairs.from_ids([{**rows[0], "weight": 3}, *rows[1:]])
+    for metric in ("odds-ratio", "logit-difference"):
+        first = tiny.engine(model, doubled, metric=metric).first_order((1, 7))
+        second = tiny.engine(model, weighted, metric=metric).first_order((1, 7))
+        torch.testing.assert_close(first.gains, second.gains, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(first.gradient, second.gradient, rtol=1e-4, atol=1e-7)

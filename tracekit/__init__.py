@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.components import Component, ComponentRegistry
-    from tracekit.datasets import load_dataset
+    from tracekit.datasets import load_dataset, load_pairs
     from tracekit.errors import TracekitError
     from tracekit.interactions import InteractionGrid
     from tracekit.metrics import Metric, Scores
@@ -56,6 +56,7 @@ _HOMES = {
     "Tracer": "tracer",
     "TracekitError": "errors",
     "load_dataset": "datasets",
+    "load_pairs": "datasets",
     "load_model": "models",
 }
 
@@ -85,6 +86,7 @@ __all__ = [
     "__version__",
     "load_dataset",
     "load_model",
+    "load_pairs",
 ]
 
 try:

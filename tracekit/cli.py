@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tracekit.errors import ConfigError, FigureExportError, TracekitError, UnknownDatasetError
+from tracekit.errors import ConfigError, FigureExportError, TracekitError
 
 if TYPE_CHECKING:
     from tracekit.results import TraceCurve, TraceResult
@@ -120,10 +120,20 @@ def trace(
         str, typer.Option(help="`demo`, a directory in Hugging Face layout, or a hub name.")
     ] = "demo",
     dataset: Annotated[
-        str, typer.Option(help="A data set; `tracekit datasets` lists them.")
+        str,
+        typer.Option(
+            help="A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs."
+        ),
     ] = "demo-bias",
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the data set's files, if it is not embedded.")
+        Path | None,
+        typer.Option(help="Folder with the data set's files. Default: downloaded once."),
+    ] = None,
+    data_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of the data set as name=value, e.g. seed=1; may be given several times."
+        ),
     ] = None,
     components: Annotated[
         str | None,
@@ -206,7 +216,7 @@ def trace(
 ) -> None:
     """Traces any model on any data set, and writes figures and results."""
     import tracekit as tk
-    from tracekit.datasets import DATASETS
+    from tracekit.datasets import describe
     from tracekit.search import make
 
     # What can be checked of what was typed is checked before anything slow happens.
@@ -225,17 +235,16 @@ def trace(
     goals = {name: _goal(budget, target_effect, by_method[name]) for name in methods}
     searches = {name: make(name, by_method[name]) for name in methods}
     chosen_layers = _parse_layers(layers)
-    if dataset not in DATASETS:
-        raise UnknownDatasetError(dataset, DATASETS)
+    usual = describe(dataset)
+    further = _parse_options(data_option or [], [dataset])[dataset]
     loaded = _load(model, device=device, dtype=dtype)
-    options: dict[str, Any] = {"data_dir": data_dir, "split": split}
+    options: dict[str, Any] = {"data_dir": data_dir, "split": split, **further}
     options = {name: value for name, value in options.items() if value is not None}
     if skip_mismatched:
         options["on_mismatch"] = "skip"
     pairs = tk.load_dataset(dataset, loaded, **options)
     for line in pairs.skipped:
         _console.print(f"Skipped {line}.", highlight=False)
-    usual = DATASETS[dataset]
     tracer = tk.Tracer(
         loaded,
         pairs if limit is None else pairs[:limit],

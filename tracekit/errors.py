@@ -22,6 +22,10 @@ class SlowPathWarning(UserWarning):
     """A model on which a shortcut does not serve, so that the plain way is taken."""
 
 
+class DatasetDiffersWarning(UserWarning):
+    """A data set with another number of examples than the paper's."""
+
+
 class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 

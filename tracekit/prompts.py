@@ -8,7 +8,7 @@ for metrics that compare two, a continuation y. Everything is checked here, once
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ from tracekit.errors import (
 
 OnMismatch = Literal["error", "skip"]
 
-_ID_KEYS = {"prompt_ids", "counterfactual_ids", "noise", "x_ids", "y_ids"}
-_TEXT_KEYS = {"prompt", "counterfactual", "x", "y"}
+ID_KEYS = frozenset({"prompt_ids", "counterfactual_ids", "noise", "x_ids", "y_ids"})
+TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
 _LISTED = 5
 
 
@@ -70,6 +70,8 @@ class PromptPair:
     """Added to the embeddings of the prompt in the counterfactual run."""
     texts: Mapping[str, str] | None = None
     """What the ids were made from, for messages and tables."""
+    weight: float = 1.0
+    """Weight of its effect in the mean, relative to the other examples'."""
 
     @property
     def source_ids(self) -> tuple[int, ...]:
@@ -139,7 +141,15 @@ class PromptPairs(Sequence[PromptPair]):
             digest.update(repr(ids).encode())
             if pair.noise is not None:
                 digest.update(pair.noise.contiguous().numpy().tobytes())
+        if self.weights is not None:
+            digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()
+
+    @property
+    def weights(self) -> Float[Tensor, " example"] | None:
+        """Weights with a mean of 1; None if all are equal."""
+        weights = torch.tensor([pair.weight for pair in self.pairs])
+        return None if (weights == weights[0]).all() else weights / weights.mean()
 
     @classmethod
     def from_ids(
@@ -153,8 +163,9 @@ class PromptPairs(Sequence[PromptPair]):
 
         Args:
             rows: Mappings with `prompt_ids`, `x_ids`, either `counterfactual_ids` or `noise`
-                (a list or tensor of shape `pos d_model`), and optionally `y_ids`. Other keys
-                are ignored, but `prompt`, `counterfactual`, `x` and `y` are kept as texts.
+                (a list or tensor of shape `pos d_model`), and optionally `y_ids` and `weight`.
+                Other keys are ignored, but `prompt`, `counterfactual`, `x` and `y` are kept as
+                texts.
             name: Name of the data set.
             on_mismatch: `error` refuses examples whose counterfactual has another length than
                 the prompt and lists them; `skip` drops them and says so in `skipped`.
@@ -186,7 +197,7 @@ class PromptPairs(Sequence[PromptPair]):
     @classmethod
     def from_text(
         cls,
-        rows: Sequence[Mapping[str, str]],
+        rows: Sequence[Mapping[str, Any]],
         model: Any,
         *,
         noise: GaussianNoise | None = None,
@@ -197,11 +208,13 @@ class PromptPairs(Sequence[PromptPair]):
         """Pairs from text.
 
         Prompt and continuations are encoded one by one, without special tokens: a continuation
-        that starts a new word needs its leading space.
+        that starts a new word needs its leading space. With tokenizers that put a space before
+        every text, as those of the first Llamas do, a continuation is what its tokens add to
+        those of the prompt.
 
         Args:
-            rows: Mappings with `prompt`, `x`, optionally `y`, and `counterfactual` unless
-                `noise` is given.
+            rows: Mappings with `prompt`, `x`, optionally `y` and `weight`, and `counterfactual`
+                unless `noise` is given.
             model: The model to be traced, for its tokenizer and width; or a tokenizer.
             noise: Draws the counterfactual of every row as noise on the embeddings.
             name: Name of the data set.
@@ -213,7 +226,8 @@ class PromptPairs(Sequence[PromptPair]):
             UnsupportedModelError: The model has no tokenizer.
             LengthMismatchError, EmptyContinuationError, PairsError: As in `from_ids`.
         """
-        tokenizer = _tokenizer_of(model)
+        tokenizer = tokenizer_of(model)
+        encode = encoder(tokenizer)
         bos = _bos_of(tokenizer) if prepend_bos else []
         encoded: list[dict[str, Any]] = []
         for number, row in enumerate(rows):
@@ -221,12 +235,16 @@ class PromptPairs(Sequence[PromptPair]):
             if missing:
                 raise PairsError(
                     f"Example {number} lacks {' and '.join(sorted(missing))}. "
-                    f"Give the keys {', '.join(sorted(_TEXT_KEYS))} (y may be left out)."
+                    f"Give the keys {', '.join(sorted(TEXT_KEYS))} (y may be left out)."
                 )
-            entry: dict[str, Any] = {key: row[key] for key in _TEXT_KEYS if row.get(key)}
-            for key in _TEXT_KEYS & set(entry):
-                ids = tokenizer.encode(row[key], add_special_tokens=False)
-                entry[f"{key}_ids"] = (bos if key in ("prompt", "counterfactual") else []) + ids
+            entry: dict[str, Any] = {
+                key: row[key] for key in (*TEXT_KEYS, "weight") if row.get(key)
+            }
+            for key in TEXT_KEYS & set(entry):
+                if key in ("prompt", "counterfactual"):
+                    entry[f"{key}_ids"] = bos + encode("", row[key])
+                else:
+                    entry[f"{key}_ids"] = encode(row["prompt"], row[key])
             entry.setdefault("x_ids", [])
             if row.get("y") == "":
                 entry["y_ids"] = []
@@ -244,7 +262,7 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     if missing:
         raise PairsError(
             f"Example {number} lacks {' and '.join(sorted(missing))}. "
-            f"Give the keys {', '.join(sorted(_ID_KEYS))} (y_ids may be left out)."
+            f"Give the keys {', '.join(sorted(ID_KEYS))} (y_ids may be left out)."
         )
     ids = {
         key: tuple(int(token) for token in row[key])
@@ -268,7 +286,12 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             f"Example {number} has {what} noise. "
             "Give it counterfactual_ids or noise, one of the two."
         )
-    texts = {key: str(row[key]) for key in _TEXT_KEYS if key in row}
+    texts = {key: str(row[key]) for key in TEXT_KEYS if key in row}
+    weight = float(row.get("weight", 1.0))
+    if not 0 < weight < float("inf"):
+        raise PairsError(
+            f"The weight of example {number} is {weight:g}. Weights must be positive numbers."
+        )
     if noise is not None:
         noise = torch.as_tensor(noise, dtype=torch.float32)
         if noise.ndim != 2:
@@ -276,7 +299,7 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
                 f"The noise of example {number} has shape {tuple(noise.shape)}. "
                 "It needs two axes: prompt position and d_model."
             )
-    return PromptPair(**ids, noise=noise, texts=texts or None)
+    return PromptPair(**ids, noise=noise, texts=texts or None, weight=weight)
 
 
 def _check_pairs(pairs: Sequence[PromptPair]) -> None:
@@ -292,7 +315,12 @@ def _source_length(pair: PromptPair) -> int:
     return len(pair.source_ids) if pair.noise is None else pair.noise.shape[0]
 
 
-def _tokenizer_of(model: Any) -> Any:
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a model, or what is one already.
+
+    Raises:
+        UnsupportedModelError: The model has none.
+    """
     if callable(getattr(model, "encode", None)):
         return model
     tokenizer = getattr(model, "tokenizer", None)
@@ -302,6 +330,30 @@ def _tokenizer_of(model: Any) -> Any:
             "Load it with tokenizer=..., or use PromptPairs.from_ids."
         )
     return tokenizer
+
+
+def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
+    """Encodes what follows a prompt ("" for a prompt itself)."""
+
+    def alone(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    # A space put before every text shows where a text is cut at a space.
+    if alone("a b") == alone("a") + alone(" b"):
+        return lambda _, text: alone(text)
+
+    def after(prompt: str, text: str) -> list[int]:
+        if not prompt:
+            return alone(text)
+        before, whole = alone(prompt), alone(prompt + text)
+        if whole[: len(before)] != before:
+            raise PairsError(
+                f"The tokenizer joins the beginning of {text!r} to the end of {prompt!r}. "
+                "Cut prompt and continuation where a word begins."
+            )
+        return whole[len(before) :]
+
+    return after
 
 
 def _bos_of(tokenizer: Any) -> list[int]:

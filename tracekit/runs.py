@@ -137,6 +137,7 @@ class Engine:
         self.progress = progress
         self._forwards = self._backwards = 0
         self.passes = Passes(model, mean, choices=metric.reads_choices)
+        self._weights = None if pairs.weights is None else pairs.weights.to(self.passes.device)
         self.layout = self._lay_out()
         self.sources = Sources(
             model,
@@ -241,7 +242,8 @@ class Engine:
     def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
         """Effects of a mask, or of each of a stack of masks, on every example.
 
-        The plain way: every hook acts, every layer runs.
+        The plain way: every hook acts, every layer runs. Where examples have weights, effects are
+        multiplied by them, scaled to a mean of 1, so that a plain mean is the weighted one.
 
         Args:
             mask: Shape `component` or `set component`, entries in [0, 1].
@@ -380,7 +382,10 @@ class Engine:
         """Summed changes of the effects of a batch, predicted with and without the link."""
         clean = _take(self.clean, batch.examples)
         link = self.metric.link
-        values = self.metric(clean, scores) if link is None else link.read(scores)
+        if link is None:
+            values = self._weighted(batch, self.metric(clean, scores))
+        else:
+            values = link.read(scores)
         if not values.requires_grad:
             raise self._no_gradient()
         slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
@@ -392,7 +397,8 @@ class Engine:
         (weights,) = torch.autograd.grad(now.sum(), values)
         with torch.no_grad():
             ahead = link.effect(clean, values[:, None] + slopes * joins) - now[:, None]
-        return ahead.sum(0), weights @ slopes
+        ahead = self._weighted(batch, ahead.T).T
+        return ahead.sum(0), self._weighted(batch, weights) @ slopes
 
     def _no_gradient(self) -> NotDifferentiableError:
         return NotDifferentiableError(
@@ -507,7 +513,12 @@ class Engine:
         if states is not None:
             states = states.repeat(len(stack), 1, 1)
         scores = self.passes.scores(repeated, hooks, start=start, states=states)
-        return self.metric(_take(self.clean, repeated.examples), scores).reshape(len(stack), -1)
+        effects = self.metric(_take(self.clean, repeated.examples), scores)
+        return self._weighted(batch, effects.reshape(len(stack), -1))
+
+    def _weighted(self, batch: Batch, effects: Tensor) -> Tensor:
+        """Effects (examples last) times the weights of their examples, whose mean is 1."""
+        return effects if self._weights is None else effects * self._weights[batch.examples]
 
     def _hooks(
         self,

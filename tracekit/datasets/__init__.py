@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from tracekit.datasets import demo, professions, winobias, winogender
+from tracekit.datasets import binding, demo, facts, own, professions, winobias, winogender
+from tracekit.datasets.own import load_pairs
 from tracekit.errors import UnknownDatasetError, UnknownOptionError
+from tracekit.options import convert
 from tracekit.prompts import PromptPairs
 
 
@@ -55,6 +58,7 @@ DATASETS: Mapping[str, Dataset] = {
         components="head-outputs+mlp-blocks",
         metric="logit-difference",
         positions="last",
+        options=("desideratum", "weights"),
         about="embedded: arithmetic on two bound variables",
     ),
     "winobias": Dataset(
@@ -78,33 +82,76 @@ DATASETS: Mapping[str, Dataset] = {
         options=("data_dir",),
         about="Professions (Vig et al. 2020): 2703 examples",
     ),
+    "counterfact": Dataset(
+        load=facts.load_counterfact,
+        components="neurons",
+        metric="probability-drop",
+        options=("data_dir", "n", "seed", "noise_std", "leading_space"),
+        about="CounterFact (Meng et al. 2022): 200 facts, counterfactual by noise",
+    ),
+    "known-facts": Dataset(
+        load=facts.load_known,
+        components="neurons",
+        metric="probability-drop",
+        options=("data_dir", "n", "seed", "noise_std", "leading_space"),
+        about="1209 facts that GPT-2 xl knows (Meng et al. 2022), counterfactual by noise",
+    ),
+    "vbd": Dataset(
+        load=binding.load,
+        components="head-outputs+mlp-blocks",
+        metric="logit-difference",
+        positions="last",
+        options=("desideratum", "weights", "form", "split", "n", "seed"),
+        about="variable binding, made up: value dependence and operation invariance, 50 each",
+    ),
 }
+
+
+def describe(name: str) -> Dataset:
+    """A data set by name, or the pairs in a `.csv` or `.jsonl` file.
+
+    Raises:
+        UnknownDatasetError: Neither.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    if Path(name).suffix in own.SUFFIXES:
+        return Dataset(
+            load=partial(own.load_pairs, name),
+            components="heads",
+            metric="odds-ratio",
+            options=("noise_std", "seed", "prepend_bos"),
+            about="pairs in a file",
+        )
+    raise UnknownDatasetError(name, [*DATASETS, *(f"a {s} file" for s in own.SUFFIXES)])
 
 
 def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
     """Loads a data set for a model.
 
     Args:
-        name: One of `DATASETS`.
+        name: One of `DATASETS`, or a `.csv` or `.jsonl` file (see `load_pairs`).
         model: The model to be traced, for its tokenizer.
-        **options: `data_dir` for data on disk, and what the loader of the data set takes, e.g.
+        **options: `data_dir` for data on disk (else files are downloaded once, if they can be),
+            and what the loader of the data set takes, e.g.
             `split="test"` for `winobias`. `on_mismatch="skip"` drops examples whose
             counterfactual has another number of tokens than the prompt; every loader takes it.
 
     Raises:
         UnknownDatasetError: No data set of that name.
         UnknownOptionError: The data set has no such option.
-        DataNotFoundError: Its files are not in `data_dir`.
+        ConfigError: An option of another type or out of range.
+        DataNotFoundError: Its files are not in `data_dir`, or cannot be downloaded.
+        DataFormatError: They are not what is expected.
     """
-    if name not in DATASETS:
-        raise UnknownDatasetError(name, DATASETS)
-    dataset = DATASETS[name]
+    dataset = describe(name)
     for option in options:
         if option not in (*dataset.options, "on_mismatch"):
             raise UnknownOptionError(option, (*dataset.options, "on_mismatch"))
-    if isinstance(options.get("data_dir"), str):
-        options["data_dir"] = Path(options["data_dir"])
-    return dataset.load(model, **options)
+    load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
+    hints = get_type_hints(load)
+    given = {option: convert(option, value, hints[option]) for option, value in options.items()}
+    return dataset.load(model, **given)
 
 
-__all__ = ["DATASETS", "Dataset", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "describe", "load_dataset", "load_pairs"]

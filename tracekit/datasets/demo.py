@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracekit.datasets.binding import Desideratum
 from tracekit.demo import rows
+from tracekit.errors import ConfigError
 from tracekit.models import embedding_std
 from tracekit.prompts import GaussianNoise, OnMismatch, PromptPairs
 
@@ -43,8 +45,33 @@ def load_facts(
     )
 
 
-def load_binding(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """Arithmetic on two variables, one operand changed: x is the old answer, y the new one."""
-    return PromptPairs.from_text(
-        rows.binding_rows(), model, name="demo-binding", on_mismatch=on_mismatch
-    )
+def load_binding(
+    model: Any,
+    *,
+    desideratum: Desideratum = "value",
+    weights: tuple[float, float] = (5.0, 1.0),
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Arithmetic on two variables.
+
+    Args:
+        model: The model to be traced.
+        desideratum: `value`: one operand changes, x is the old answer, y the new one.
+            `operation`: the operation changes, x is the new answer, y the old one, which should
+            stay. `both`: their weighted sum.
+        weights: Of values and operations in that sum.
+        on_mismatch: As in `PromptPairs.from_text`.
+    """
+    named = {"value": rows.binding_rows, "operation": rows.operation_rows}
+    if desideratum not in (*named, "both"):
+        raise ConfigError(
+            f"Unknown desideratum {desideratum!r} of demo-binding. Use value, operation or both."
+        )
+    made = [
+        {**row, "weight": weight}
+        for (what, make), weight in zip(named.items(), weights, strict=True)
+        if desideratum in (what, "both")
+        for row in make()
+    ]
+    suffix = "" if desideratum == "value" else f"-{desideratum}"
+    return PromptPairs.from_text(made, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch)

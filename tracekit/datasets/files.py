@@ -1,29 +1,114 @@
-"""Reading data files that the user has on disk."""
+"""Data files: in a folder of the user's, else downloaded once, checked and kept in the cache.
+
+Every file that is downloaded is pinned to a commit of a public repository and to the SHA-256 of
+its bytes, so that two people who load a data set by name have the same one.
+"""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
-from tracekit.errors import DataNotFoundError
+from tracekit.errors import DataFormatError, DataNotFoundError, DatasetDiffersWarning
+
+_HOST = "https://raw.githubusercontent.com"
+_TIMEOUT = 10.0
 
 
-def read_lines(data_dir: Path | None, name: str, dataset: str, origin: str) -> list[str]:
-    """Lines of a file, without line ends and empty lines.
+@dataclass(frozen=True)
+class Remote:
+    """A file that can be downloaded."""
 
-    Args:
-        data_dir: Folder that holds the file.
-        name: Name of the file.
-        dataset: Name of the data set, for the message.
-        origin: Where the file can be had, for the message.
+    commit: str
+    """Of the repository."""
+    path: str
+    """Of the file inside it."""
+    sha256: str
+    """Of its bytes, in hexadecimal."""
 
-    Raises:
-        DataNotFoundError: No folder was given, or it does not hold the file.
-    """
-    if data_dir is None or not (data_dir / name).is_file():
-        where = "no data_dir was given" if data_dir is None else f"{data_dir} does not hold it"
-        raise DataNotFoundError(
-            f"The data set {dataset!r} needs the file {name}, and {where}. "
-            f"Get it from {origin} and pass its folder as data_dir (--data-dir)."
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where the files of a data set come from."""
+
+    dataset: str
+    """Name of the data set; also of its folder in the cache."""
+    origin: str
+    """Where they can be had, in words."""
+    repository: str = ""
+    """Public repository that files are downloaded from, as owner/name."""
+    remotes: Mapping[str, Remote] = field(default_factory=dict)
+    """Files that can be downloaded, by name."""
+
+    def read(self, data_dir: Path | None, name: str) -> str:
+        """The text of a file.
+
+        Args:
+            data_dir: Folder that holds the file. None: the cache, or a download to it.
+            name: Name of the file.
+
+        Raises:
+            DataNotFoundError: The folder does not hold the file, or it is not in the cache and
+                cannot be downloaded.
+            DataFormatError: What was downloaded is not what is expected.
+        """
+        if data_dir is None:
+            return self._cached(name).read_text(encoding="utf-8")
+        if not (data_dir / name).is_file():
+            raise self._missing(name, f"{data_dir} does not hold it")
+        return (data_dir / name).read_text(encoding="utf-8")
+
+    def lines(self, data_dir: Path | None, name: str) -> list[str]:
+        """Lines of a file, without line ends and empty lines; errors as in `read`."""
+        text = self.read(data_dir, name)
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def _cached(self, name: str) -> Path:
+        """A file in the user's cache folder, downloaded if need be."""
+        if name not in self.remotes:
+            raise self._missing(name, "no data_dir was given")
+        import pooch
+        from requests.exceptions import RequestException
+
+        pooch.get_logger().setLevel(logging.WARNING)
+        folder = pooch.os_cache("tracekit") / self.dataset
+        remote = self.remotes[name]
+        url = f"{_HOST}/{self.repository}/{remote.commit}/{remote.path}"
+        try:
+            path = pooch.retrieve(
+                url,
+                known_hash=f"sha256:{remote.sha256}",
+                fname=name,
+                path=folder,
+                downloader=cast(Any, pooch.HTTPDownloader(timeout=_TIMEOUT)),
+            )
+        except (RequestException, OSError) as error:
+            why = f"it is neither in {folder} nor can {url} be reached"
+            raise self._missing(name, why) from error
+        except ValueError as error:
+            raise DataFormatError(
+                f"The file {url} is not the one that tracekit knows (its SHA-256 "
+                "differs). Try again, or get it elsewhere and pass its folder as data_dir."
+            ) from error
+        return Path(path)
+
+    def _missing(self, name: str, why: str) -> DataNotFoundError:
+        return DataNotFoundError(
+            f"The data set {self.dataset!r} needs the file {name}, and {why}. "
+            f"Get it from {self.origin} and pass its folder as data_dir (--data-dir)."
         )
-    text = (data_dir / name).read_text(encoding="utf-8")
-    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def check_count(dataset: str, found: int, published: int, why: str = "") -> None:
+    """Says so when a data set has another number of examples than the paper's."""
+    if found != published:
+        reason = f" ({why})" if why else ""
+        warnings.warn(
+            f"{dataset} has {found} examples here; the paper has {published}{reason}.",
+            DatasetDiffersWarning,
+            stacklevel=4,
+        )

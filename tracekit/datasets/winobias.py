@@ -17,11 +17,28 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.datasets.files import read_lines
+from tracekit.datasets.files import Files, Remote, check_count
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.prompts import OnMismatch, PromptPairs
 
-_ORIGIN = "the repository of Zhao et al. 2018, corefBias (WinoBias/wino/data)"
+_FILES = Files(
+    dataset="winobias",
+    origin="the repository of Zhao et al. 2018, corefBias (WinoBias/wino/data)",
+    repository="sebastianGehrmann/CausalMediationAnalysis",
+    remotes={
+        "pro_stereotyped_type1.txt.dev": Remote(
+            commit="bd26623003023f779ad1df90f689d359d23909a7",
+            path="winobias_data/pro_stereotyped_type1.txt.dev",
+            sha256="0797fa341a4921b541e9ac88fe87fab77f8be58e59fd3b7a7d778ac9b882355e",
+        ),
+        "pro_stereotyped_type1.txt.test": Remote(
+            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
+            path="winobias_data/pro_stereotyped_type1.txt.test",
+            sha256="20c21915806aba5a6c461daf0222b44590acb9f6bab227f08e65a2836c16900b",
+        ),
+    },
+)
+_PUBLISHED = {"dev": 160, "test": 130}
 _PRONOUN = re.compile(r"\[(he|she|him|his|her|himself|herself)\]")
 _CASES = {"she": ("she", "he"), "he": ("she", "he"), "her": ("her", "his"), "his": ("her", "his")}
 
@@ -38,7 +55,8 @@ def load(
 
     Args:
         model: Its tokenizer encodes the text.
-        data_dir: Folder with `pro_stereotyped_type1.txt.dev` and `.test`.
+        data_dir: Folder with `pro_stereotyped_type1.txt.dev` and `.test`. None: the cache, or a
+            download.
         split: `dev` or `test`.
         keep_case: Whether possessive pronouns stay possessive in the prompts.
         on_mismatch: As in `PromptPairs.from_text`.
@@ -50,11 +68,12 @@ def load(
     if split not in ("dev", "test"):
         raise ConfigError(f"Unknown split {split!r} of winobias. Use 'dev' or 'test'.")
     name = f"pro_stereotyped_type1.txt.{split}"
-    lines = read_lines(data_dir, name, "winobias", _ORIGIN)
+    lines = _FILES.lines(data_dir, name)
     if len(lines) % 2:
         raise DataFormatError(f"{name} has {len(lines)} rows. Rows come in pairs; get it again.")
     pairs = zip(lines[::2], lines[1::2], strict=True)
     rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
+    check_count(f"winobias {split}", len(rows), _PUBLISHED[split])
     return PromptPairs.from_text(rows, model, name=f"winobias-{split}", on_mismatch=on_mismatch)
 
 

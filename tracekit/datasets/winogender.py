@@ -12,14 +12,31 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.datasets.files import read_lines
+from tracekit.datasets.files import Files, Remote, check_count
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.prompts import OnMismatch, PromptPairs
 
-_ORIGIN = (
-    "the repositories of Rudinger et al. 2018, winogender-schemas (data), and Vig et al. 2020, "
-    "CausalMediationAnalysis (winogender_data)"
+_FILES = Files(
+    dataset="winogender",
+    origin=(
+        "the repositories of Rudinger et al. 2018, winogender-schemas (data), and Vig et al. 2020, "
+        "CausalMediationAnalysis (winogender_data)"
+    ),
+    repository="sebastianGehrmann/CausalMediationAnalysis",
+    remotes={
+        "winogender_templates_structurefilter.tsv": Remote(
+            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
+            path="winogender_data/winogender_templates_structurefilter.tsv",
+            sha256="b2c2580187e411e48d262bb9f5d0a7141973adba6e046875bc0bec0d2030f456",
+        ),
+        "winogender_occupation_stats.tsv": Remote(
+            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
+            path="winogender_data/winogender_occupation_stats.tsv",
+            sha256="a4f1ba2bbe6bb415bc55efbe15f5e0dbe0bb54e1d1707fad09dfb1ee06547528",
+        ),
+    },
 )
+_PUBLISHED = 44
 _TEMPLATES = "winogender_templates_structurefilter.tsv"
 _STATISTICS = "winogender_occupation_stats.tsv"
 _PRONOUNS = {
@@ -41,7 +58,8 @@ def load(
 
     Args:
         model: Its tokenizer encodes the text.
-        data_dir: Folder with the templates and the occupation statistics.
+        data_dir: Folder with the templates and the occupation statistics. None: the cache, or a
+            download.
         statistic: Share of women by text counts (`bergsma`) or labour statistics (`bls`).
         on_mismatch: As in `PromptPairs.from_text`.
 
@@ -51,10 +69,8 @@ def load(
     """
     if statistic not in ("bergsma", "bls"):
         raise ConfigError(f"Unknown statistic {statistic!r}. Use 'bergsma' or 'bls'.")
-    shares = _shares(read_lines(data_dir, _STATISTICS, "winogender", _ORIGIN), statistic)
-    lines = [
-        line.split("\t") for line in read_lines(data_dir, _TEMPLATES, "winogender", _ORIGIN)[1:]
-    ]
+    shares = _shares(_FILES.lines(data_dir, _STATISTICS), statistic)
+    lines = [line.split("\t") for line in _FILES.lines(data_dir, _TEMPLATES)[1:]]
     if len(lines) % 2 or any(len(line) != 4 for line in lines):
         raise DataFormatError(
             f"{_TEMPLATES} does not hold pairs of rows with four columns. Get it again."
@@ -63,6 +79,7 @@ def load(
         _example(first, second, shares)
         for first, second in zip(lines[::2], lines[1::2], strict=True)
     ]
+    check_count("winogender", len(rows), _PUBLISHED)
     name = f"winogender-{statistic}"
     return PromptPairs.from_text(rows, model, name=name, on_mismatch=on_mismatch)
 

@@ -7,6 +7,7 @@ on every call.
 """
 
 import random
+from dataclasses import replace
 
 from tracekit.demo.grammar import (
     DIGITS,
@@ -135,6 +136,37 @@ def binding_rows() -> list[dict[str, str]]:
                     "counterfactual": other.prompt(),
                     "x": f" {question.result}",
                     "y": f" {other.result}",
+                }
+            )
+    rng.shuffle(rows)
+    return rows
+
+
+def operation_rows() -> list[dict[str, str]]:
+    """Makes rows about the operation, from questions held out of training.
+
+    The counterfactual asks for the difference instead of the sum, or the other way round; `x` is
+    its answer and `y` the clean one, which components that carry only values should leave alone.
+
+    Returns:
+        64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
+    """
+    rng = random.Random(f"operations {_SEED}")
+    rows = []
+    for operator, other in ("+-", "-+"):
+        possible = []
+        for question in questions():
+            swapped = replace(question, operator=other)
+            fits = swapped.result >= 0 and swapped.result != question.result
+            if question.operator == operator and question in held_out_questions() and fits:
+                possible.append((question, swapped))
+        for question, swapped in rng.sample(possible, 32):
+            rows.append(
+                {
+                    "prompt": question.prompt(),
+                    "counterfactual": swapped.prompt(),
+                    "x": f" {swapped.result}",
+                    "y": f" {question.result}",
                 }
             )
     rng.shuffle(rows)

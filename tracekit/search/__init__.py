@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
-from tracekit.errors import ConfigError, UnknownMethodError, UnknownOptionError
+from tracekit.errors import UnknownMethodError, UnknownOptionError
+from tracekit.options import convert
 from tracekit.search.base import Found, Goal, Search
 from tracekit.search.exhaustive import Exhaustive
 from tracekit.search.greedy import Greedy
@@ -64,12 +63,4 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
         if option not in known:
             raise UnknownOptionError(option, known or {"none"})
     hints = get_type_hints(kind)
-    return kind(**{name: _convert(name, value, hints[name]) for name, value in options.items()})
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise ConfigError(f"The option {name} is {value!r}. {what}.") from None
+    return kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})

@@ -43,7 +43,9 @@ class RewardGradient:
         self._engine = engine
         self._kind = kind
         self._precision: Precision = precision
-        self._bounded = engine.metric.above_minus_one
+        # The weighted effect of one example may be below -1.
+        single = kind == "per-example" and engine.pairs.weights is not None
+        self._bounded = engine.metric.above_minus_one and not single
         self._latest = torch.full((engine.n_examples,), torch.nan, device=engine.device)
         self._failed = torch.zeros((), dtype=torch.bool, device=engine.device)
         self._suspect = torch.zeros(engine.n_components, device=engine.device)

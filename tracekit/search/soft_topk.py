@@ -94,7 +94,8 @@ def soft_topk_scores(
 
     def weigh(effects: Effects) -> Effects:
         if reward == "per-example":
-            return -slope(effects, engine.metric.above_minus_one)
+            bounded = engine.metric.above_minus_one and engine.pairs.weights is None
+            return -slope(effects, bounded)
         return torch.ones_like(effects)
 
     for step in range(steps):
