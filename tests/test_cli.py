@@ -71,6 +71,24 @@ def test_given_lambdas_need_no_budget(command, tmp_path):
     assert len(document["history"]) == 2
 
 
+def test_own_pairs_held_out(command, tmp_path, demo_model):
+    path = tmp_path / "mine.csv"
+    rows = [pair.texts for pair in tk.load_dataset("demo-bias", demo_model)[:10]]
+    columns = ["prompt", "counterfactual", "x", "y"]
+    lines = [",".join(f'"{row[c]}"' for c in columns) for row in rows]
+    path.write_text("\n".join([",".join(columns), *lines]))
+    code, out, err = command(
+        *("trace", "--dataset", path, "--held-out", 0.2, "--method", "top-k", "--budget", 2),
+        *("--method", "mask-ig", "--option", "mask-ig:steps=3", "--data-option", "seed=3"),
+        *("--output", tmp_path / "run", "--quiet"),
+    )
+    assert code == 0, err
+    result = tk.TraceResult.load(tmp_path / "run" / "mask-ig-2")
+    assert (len(result.per_example), len(result.held_out)) == (8, 2)
+    assert "held out" in out
+    assert f"{result.held_out_effect:.4g}" in out
+
+
 def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     bounds = []
     original = tk.Tracer.__init__

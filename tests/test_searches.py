@@ -241,7 +241,7 @@ def test_learning_rates_of_the_paper(model, pairs):
 
 def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
     engine = tiny.engine(model, pairs, metric="accuracy")
-    with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for PGB-CT"):
+    with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for pgb-ct"):
         tk.PGBCT().search(engine, Goal(budgets=(2,)), 0)
     assert tk.TopK().search(engine, Goal(budgets=(2,)), 0)[0].mask.sum() == 2
 
@@ -250,7 +250,8 @@ def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
     ("options", "text"),
     [
         ({"lambda1": -1.0}, "lambda1 is -1.0. It must be at least 0."),
-        ({"lambda2": 1.0}, "lambda2 was given without lambda1."),
+        ({"lambda2": -1.0}, "lambda2 is -1.0. It must be at least 0."),
+        ({"trials": 0}, "trials is 0. It must be at least 1."),
         ({"epochs": 0}, "epochs is 0. It must be at least 1."),
         ({"init": 1.5}, "init is 1.5. It must lie in [0, 1]."),
         ({"learning_rate": 0.0}, "learning_rate is 0.0. It must be positive."),
@@ -497,3 +498,118 @@ def test_entries_that_tie_are_ranked_by_how_hard_the_reward_pushes_them_up(trace
     torch.testing.assert_close(trial.last.push, -gradient, rtol=1e-3, atol=1e-7)
     tied = replace(trial.last, soft_mask=torch.ones(12))
     assert tied.order() == gradient.argsort(stable=True).tolist()
+
+
+def descended(engine, search_, epochs):
+    """The descent of DCM, written out plainly: full batches, autograd of the whole loss."""
+    mask = torch.full((engine.n_components,), 0.5, requires_grad=True)
+    optimizer = torch.optim.Adam([mask], lr=0.1)
+    for _ in range(epochs):
+        effects, gradient = engine.gradient(mask.detach(), torch.ones_like)
+        surrogate = (mask * gradient).sum() / len(effects)
+        loss = -surrogate + search_.lambda1 * (mask + 0.001).sqrt().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mask.data.clamp_(0, 1)
+    return mask.detach()
+
+
+def test_dcm_descends_the_raw_effect_with_a_concave_penalty(tracer):
+    search_ = tk.DCM(lambda1=2e-3, epochs=4, batch_size=len(tracer.pairs))
+    (found,) = search_.search(tracer.engine, Goal(), 0)
+    expected = descended(tracer.engine, search_, 4)
+    torch.testing.assert_close(found.soft_mask, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.mask, expected > 0.5)
+    line = found.history[-1]
+    assert line["size_penalty"] == pytest.approx(
+        2e-3 * (expected + 0.001).sqrt().sum().item(), rel=1e-4
+    )
+    assert "binary_penalty" not in line
+
+
+def test_dcm_answers_budgets_and_targets(tracer):
+    curve = tracer.run("dcm", budgets=[2, 5], epochs=8, trials=3)
+    assert [result.method for result in curve] == ["dcm", "dcm"]
+    assert all(r.n_selected <= r.budget for r in curve)
+    reached = tracer.run("dcm", target_effect=0.5 * curve[1].effect, epochs=8)
+    assert reached.effect >= 0.5 * curve[1].effect
+    with pytest.raises(ConfigError, match="trials is 0"):
+        tk.DCM(trials=0)
+
+
+def test_pgbct_without_one_of_its_penalties(tracer):
+    first = tracer.run(budgets=[3, 6], lambda1=0.0, lambda2=1e-2, refine=False, epochs=4)
+    assert first[0].history[-1]["size_penalty"] == 0
+    second = tracer.run(budgets=[3, 6], lambda2=0.0, refine=False, epochs=4, trials=2)
+    assert second[0].history[-1]["binary_penalty"] == 0
+    assert second[0].history[-1]["size_penalty"] > 0
+    for result in (*first, *second):
+        assert 0 < result.n_selected <= result.budget
+
+
+class TestGradientBaselines:
+    """Attribution patching and integrated gradients over masks."""
+
+    def test_attribution_is_the_slope_of_the_effect_at_the_empty_mask(self, tracer):
+        result = tracer.run("attribution", budget=3)
+        step = 1e-3
+        masks = step * torch.eye(len(tracer.registry))
+        slopes = tracer.engine.effects(masks).mean(1) / step
+        torch.testing.assert_close(result.scores, slopes, rtol=0.05, atol=2e-3)
+        chosen = result.scores.argsort(descending=True)[:3]
+        assert result.binary_mask.nonzero()[:, 0].tolist() == sorted(chosen.tolist())
+        assert (result.cost.forward, result.cost.backward) == (2, 1)
+
+    def test_integrated_gradients_are_complete(self, tracer):
+        """Along the diagonal the scores sum to the effect of all components."""
+        result = tracer.run("mask-ig", budgets=[2, 5], steps=40)
+        assert result[0].scores.sum().item() == pytest.approx(tracer.full_effect, rel=0.02)
+        assert (result[0].cost.forward, result[0].cost.backward) == (41 + 2, 41)
+        with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
+            tk.MaskIG(steps=0)
+
+    @pytest.mark.parametrize("method", ["attribution", "mask-ig"])
+    def test_they_need_a_gradient_and_a_goal(self, model, method):
+        accuracy = tk.Tracer(model, tiny.pairs(), metric="accuracy")
+        with pytest.raises(NotDifferentiableError, match=f"no gradient for {method} to follow"):
+            accuracy.run(method, budget=2)
+        with pytest.raises(BudgetError, match="needs to know how many components"):
+            tk.Tracer(model, tiny.pairs()).run(method)
+
+    def test_attribution_agrees_with_transformer_lens(self):
+        """Its own attribution patching, of head outputs and MLP blocks, on one-token answers."""
+        module = pytest.importorskip("transformer_lens.tools.analysis.attribution_patching")
+        model = tk.load_model(tiny.hf_model("gpt2"))
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)  # Theirs needs it.
+        rows = [
+            {**row, "x_ids": row["x_ids"][:1], "y_ids": [(row["x_ids"][0] + 7) % tiny.VOCABULARY]}
+            for row in tiny.rows(4)
+        ]
+        tracer = tk.Tracer(
+            model,
+            tk.PromptPairs.from_ids(rows),
+            "head-outputs+mlp-blocks",
+            "logit-difference",
+        )
+        ours = tracer.run("attribution", budget=1).scores
+        theirs = torch.zeros(len(tracer.registry))
+        for row in rows:
+            x, y = row["x_ids"][0], row["y_ids"][0]
+            # Theirs points from corrupt to clean, ours from clean to counterfactual.
+            found = module.attribution_patch(
+                model,
+                torch.tensor([row["counterfactual_ids"]]),
+                torch.tensor([row["prompt_ids"]]),
+                lambda logits, x=x, y=y: logits[0, -1, y] - logits[0, -1, x],
+            )
+            for node, score in found.node_scores.items():
+                if node.kind == "attn_head_out":
+                    component = tk.Component("head-outputs", node.layer, node.head)
+                elif node.kind == "mlp_out":
+                    component = tk.Component("mlp-blocks", node.layer, None)
+                else:
+                    continue
+                theirs[tracer.registry.index(component)] += float(score) / len(rows)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

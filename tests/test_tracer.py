@@ -155,3 +155,19 @@ def test_a_model_that_changed_since_is_noticed(pairs):
         next(p for p in model.parameters() if p.ndim == 2).mul_(1.5)
     with pytest.raises(IdentityCheckError, match="weights or hooks changed since the Tracer was"):
         tracer.run("top-k", budget=1)
+
+
+def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
+    inside, outside = tiny.pairs(12).split(0.5)
+    plain = tk.Tracer(model, inside).run("top-k", budgets=[2, 4])
+    tracer = tk.Tracer(model, inside, held_out=outside)
+    for ours, theirs in zip(tracer.run("top-k", budgets=[2, 4]), plain, strict=True):
+        assert torch.equal(ours.binary_mask, theirs.binary_mask)
+        assert ours.cost == theirs.cost
+        expected = tk.Tracer(model, outside).evaluate(ours.binary_mask, per_example=True)
+        torch.testing.assert_close(ours.held_out, expected)
+        low, high = ours.held_out_interval
+        assert low <= ours.held_out_effect <= high
+        assert theirs.held_out is theirs.held_out_effect is theirs.held_out_interval is None
+        assert ours.interval[0] <= ours.effect <= ours.interval[1]
+        assert torch.equal(tk.TraceResult.load(ours.save(tmp_path)).held_out, ours.held_out)

@@ -29,18 +29,31 @@ if TYPE_CHECKING:
     from tracekit.prompts import GaussianNoise, PromptPair, PromptPairs
     from tracekit.results import TraceCurve, TraceResult
     from tracekit.runs import Cost
-    from tracekit.search import PGBCT, Exhaustive, Greedy, PathSearch, Random, TopK
+    from tracekit.search import (
+        DCM,
+        PGBCT,
+        Attribution,
+        Exhaustive,
+        Greedy,
+        MaskIG,
+        PathSearch,
+        Random,
+        TopK,
+    )
     from tracekit.tracer import Tracer
 
 _HOMES = {
+    "Attribution": "search",
     "Component": "components",
     "ComponentRegistry": "components",
     "Cost": "runs",
+    "DCM": "search",
     "Exhaustive": "search",
     "GaussianNoise": "prompts",
     "Greedy": "search",
     "InteractionGrid": "interactions",
     "MaskedPatch": "patching",
+    "MaskIG": "search",
     "Metric": "metrics",
     "PGBCT": "search",
     "PathSearch": "search",
@@ -61,7 +74,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "DCM",
     "PGBCT",
+    "Attribution",
     "Component",
     "ComponentRegistry",
     "Cost",
@@ -69,6 +84,7 @@ __all__ = [
     "GaussianNoise",
     "Greedy",
     "InteractionGrid",
+    "MaskIG",
     "MaskedPatch",
     "Metric",
     "PathSearch",

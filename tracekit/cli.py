@@ -159,8 +159,8 @@ def trace(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="pgb-ct, path, top-k, greedy, random, exhaustive; may be given several times. "
-            "Default: pgb-ct."
+            help="pgb-ct, path, dcm, top-k, greedy, random, exhaustive, mask-ig, attribution; may "
+            "be given several times. Default: pgb-ct."
         ),
     ] = None,
     option: Annotated[
@@ -185,6 +185,10 @@ def trace(
         bool, typer.Option(help="Drop examples whose counterfactual has another length.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first examples.")] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(help="Share of the examples that no method sees, e.g. 0.2, to measure on."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per pass.")] = 64,
@@ -245,9 +249,10 @@ def trace(
     pairs = tk.load_dataset(dataset, loaded, **options)
     for line in pairs.skipped:
         _console.print(f"Skipped {line}.", highlight=False)
+    pairs, outside = _split(pairs if limit is None else pairs[:limit], held_out, seed)
     tracer = tk.Tracer(
         loaded,
-        pairs if limit is None else pairs[:limit],
+        pairs,
         components=components or usual.components,
         metric=metric or usual.metric,
         layers=chosen_layers,
@@ -256,6 +261,7 @@ def trace(
         batch_size=batch_size,
         max_memory=None if max_memory is None else max_memory * 2**20,
         progress=_bars(quiet),
+        held_out=outside,
     )
     _describe(tracer)
     if path:
@@ -268,6 +274,11 @@ def trace(
             break
     _print_table(tracer.results)
     _write_all(tracer, output, tracer.results[-1], {})
+
+
+def _split(pairs: Any, held_out: float | None, seed: int) -> tuple[Any, Any]:
+    """The examples that methods see, and those they do not."""
+    return (pairs, None) if held_out is None else pairs.split(1 - held_out, seed=seed)
 
 
 def _check_path(
@@ -397,19 +408,21 @@ def _describe(tracer: Tracer) -> None:
 
 def _print_table(results: Sequence[TraceResult]) -> None:
     """One row per result; the best effect of each comparable group in bold."""
-    from tracekit.results import effect_interval
 
     def group(result: TraceResult) -> tuple[object, ...]:
         measured = (result.metric, result.mean, result.positions, result.registry.describe())
         return result.budget, result.model, result.dataset_fingerprint, *measured
 
     several = len({group(result)[1:] for result in results}) > 1
-    names = ["method", "budget", "selected", "effect", "95 % interval", "passes", "seconds"]
+    outside = any(result.held_out is not None for result in results)
+    names = ["method", "budget", "selected", "effect", "95 % interval"]
+    names += ["held out", "95 % interval"] if outside else []
+    names += ["passes", "seconds"]
     table = Table(*(["model", "data", "traced"] if several else []), *names)
-    for column in table.columns[-6:]:
+    for column in table.columns[1 - len(names) :]:
         column.justify = "right"
     for result in results:
-        low, high = effect_interval(result.per_example)
+        low, high = result.interval
         traced = f"{result.registry.describe()}; {result.positions}; {result.metric}"
         rivals = [other.effect for other in results if group(other) == group(result)]
         leads = len(rivals) > 1 and result.effect == max(rivals)
@@ -420,6 +433,7 @@ def _print_table(results: Sequence[TraceResult]) -> None:
             f"{result.n_selected} of {result.n_components}",
             f"[bold]{result.effect:.4g}[/]" if leads else f"{result.effect:.4g}",
             f"{low:.3g} to {high:.3g}",
+            *(_held_out(result) if outside else []),
             f"{result.cost.forward_equivalents:.0f}",
             f"{result.seconds:.1f}",
         )
@@ -429,6 +443,14 @@ def _print_table(results: Sequence[TraceResult]) -> None:
         "backward, over all data; the budgets of one run share them, and its seconds.",
         style="dim",
     )
+
+
+def _held_out(result: TraceResult) -> tuple[str, str]:
+    """Effect on the examples that were held out, and its interval."""
+    if result.held_out_effect is None or result.held_out_interval is None:
+        return "-", "-"
+    low, high = result.held_out_interval
+    return f"{result.held_out_effect:.4g}", f"{low:.3g} to {high:.3g}"
 
 
 def _save(run: TraceResult | TraceCurve, output: Path) -> None:

@@ -32,7 +32,7 @@ _JSON = "result.json"
 _TENSORS = "tensors.safetensors"
 _CURVE = "curve.json"
 _RESAMPLES = 2000
-_TENSOR_FIELDS = ("binary_mask", "soft_mask", "per_example", "scores")
+_TENSOR_FIELDS = ("binary_mask", "soft_mask", "per_example", "scores", "held_out")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +58,8 @@ class TraceResult:
     """Effect on each example."""
     full_effect: float
     """Mean effect of all components together."""
+    held_out: Effects | None = None
+    """Effect on each of the examples that were held out, if there are any."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
     target_effect: float | None = None
@@ -91,6 +93,21 @@ class TraceResult:
     def labels(self) -> list[str]:
         """Their printed names."""
         return [self.registry.label(i) for i in self.binary_mask.nonzero()[:, 0].tolist()]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the effect over examples."""
+        return effect_interval(self.per_example)
+
+    @property
+    def held_out_effect(self) -> float | None:
+        """Mean effect of the selection on examples that had no part in choosing it."""
+        return None if self.held_out is None else self.held_out.mean().item()
+
+    @property
+    def held_out_interval(self) -> tuple[float, float] | None:
+        """95 % bootstrap interval of it over those examples."""
+        return None if self.held_out is None else effect_interval(self.held_out)
 
     @property
     def n_selected(self) -> int:

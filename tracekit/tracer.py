@@ -74,6 +74,7 @@ class Tracer:
         batch_size: int = 64,
         max_memory: int | None = None,
         progress: bool = False,
+        held_out: PromptPairs | None = None,
     ) -> None:
         """Sets a trace up and checks it.
 
@@ -93,6 +94,8 @@ class Tracer:
             max_memory: Bytes that the activations of the counterfactual run may take on the
                 model's device; see `Engine`. Changes no result.
             progress: Whether to show progress bars.
+            held_out: Examples that no search sees; every result says what its selection does on
+                them (`TraceResult.held_out_effect`). `pairs.split` makes some.
 
         Raises:
             HookPointError: A component cannot be intervened on in this model.
@@ -121,6 +124,7 @@ class Tracer:
         )
         checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
+        self._outside = None if held_out is None else self.engine.restricted(held_out)
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
 
@@ -181,8 +185,8 @@ class Tracer:
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct`, `path`, `top-k`, `greedy`, `random`, `exhaustive`, or a search such
-                as `PGBCT(epochs=30)`, of tracekit or of your own.
+            method: `pgb-ct`, `path`, `dcm`, `top-k`, `greedy`, `random`, `exhaustive`, `mask-ig`,
+                `attribution`, or a search such as `PGBCT(epochs=30)`, of tracekit or of your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components
@@ -285,6 +289,7 @@ class Tracer:
             effect=found.effects.mean().item(),
             per_example=found.effects,
             full_effect=self.full_effect,
+            held_out=None if self._outside is None else self._outside.effects(found.mask),
             budget=found.budget,
             target_effect=goal.target,
             history=found.history,

@@ -13,7 +13,9 @@ from typing import Any, cast, get_type_hints
 from tracekit.errors import UnknownMethodError, UnknownOptionError
 from tracekit.options import convert
 from tracekit.search.base import Found, Goal, Search
+from tracekit.search.dcm import DCM
 from tracekit.search.exhaustive import Exhaustive
+from tracekit.search.gradients import Attribution, MaskIG
 from tracekit.search.greedy import Greedy
 from tracekit.search.path import PathSearch
 from tracekit.search.pgbct import PGBCT
@@ -21,16 +23,30 @@ from tracekit.search.random import Random
 from tracekit.search.topk import TopK
 
 METHODS: Mapping[str, type[Search]] = {
-    method.name: method for method in (PGBCT, PathSearch, TopK, Greedy, Random, Exhaustive)
+    method.name: method
+    for method in (
+        PGBCT,
+        PathSearch,
+        DCM,
+        TopK,
+        Greedy,
+        Random,
+        Exhaustive,
+        MaskIG,
+        Attribution,
+    )
 }
 
 __all__ = [
+    "DCM",
     "METHODS",
     "PGBCT",
+    "Attribution",
     "Exhaustive",
     "Found",
     "Goal",
     "Greedy",
+    "MaskIG",
     "PathSearch",
     "Random",
     "Search",

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import ClassVar, Protocol, runtime_checkable
 
 from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
-from tracekit.masks import BinaryMask, Mask, from_indices
+from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects, Metric
 from tracekit.runs import Cost, Engine
 
@@ -146,6 +146,28 @@ def found_prefix(engine: Engine, order: Sequence[int], size: int) -> tuple[Binar
     """The first `size` components of a ranking, measured."""
     mask = from_indices(order[:size], engine.n_components)
     return mask, engine.effects(mask)
+
+
+def ranked(engine: Engine, goal: Goal, scores: Mask) -> list[Found]:
+    """Answers a goal with the first components of a ranking.
+
+    Raises:
+        TargetNotReachedError: No size that was tried reaches the target.
+    """
+    order = ranking(scores)
+    if goal.target is not None:
+        mask, effects, size = smallest_prefix(engine, order, goal.target)
+        record: Record = {"n_selected": size, "effect": effects.mean().item()}
+        return [Found(mask=mask, effects=effects, scores=scores, history=(record,))]
+    found: list[Found] = []
+    history: tuple[Record, ...] = ()
+    for budget in goal.budgets:
+        mask, effects = found_prefix(engine, order, budget)
+        history += ({"n_selected": budget, "effect": effects.mean().item()},)
+        found.append(
+            Found(mask=mask, effects=effects, scores=scores, history=history, budget=budget)
+        )
+    return found
 
 
 def smallest_prefix(

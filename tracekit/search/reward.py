@@ -27,6 +27,8 @@ from tracekit.passes import Precision
 from tracekit.runs import Engine
 
 Reward = Literal["dataset", "per-example"]
+Objective = Literal["dataset", "per-example", "effect"]
+"""What is descended: a reward, or the effect itself with its sign turned."""
 
 _TANGENT_AT = -0.5
 _NEAREST = -1 + 1e-6
@@ -38,7 +40,7 @@ class RewardGradient:
     Nothing is read back from the device in a step. `check` is for the end of an epoch.
     """
 
-    def __init__(self, engine: Engine, kind: Reward, precision: Precision = "float32") -> None:
+    def __init__(self, engine: Engine, kind: Objective, precision: Precision = "float32") -> None:
         """Starts without any effect seen."""
         self._engine = engine
         self._kind = kind
@@ -53,6 +55,7 @@ class RewardGradient:
     def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
         """Gradient of the reward on some examples with respect to the mask."""
         per_example = self._kind == "per-example"
+        raw = self._kind == "effect"
 
         def weigh(effects: Effects) -> Effects:
             slopes = self._slope(effects) if per_example else torch.ones_like(effects)
@@ -63,6 +66,8 @@ class RewardGradient:
         self._suspect = torch.where(self._failed, self._suspect, mask.detach())
         self._failed |= ~(torch.isfinite(effects).all() & torch.isfinite(gradient).all())
         self._latest[sent(examples, self._latest.device)] = effects
+        if raw:
+            return -gradient
         return gradient if per_example else gradient * self._slope(self._latest.nanmean())
 
     def check(self) -> None:
@@ -81,7 +86,9 @@ class RewardGradient:
         )
 
     def value(self) -> float:
-        """The reward, from the latest effect of every example seen."""
+        """The reward, or the effect, from the latest effect of every example seen."""
+        if self._kind == "effect":
+            return self._latest.nanmean().item()
         if self._kind == "dataset":
             return self._reward(self._latest.nanmean()).item()
         return self._reward(self._latest).nanmean().item()

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit.masks import ranking
 from tracekit.runs import Engine
-from tracekit.search.base import Found, Goal, found_prefix, smallest_prefix
+from tracekit.search.base import Found, Goal, ranked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +22,4 @@ class TopK:
         """Measures every component alone, then the union of the best at each budget."""
         goal.require(self.name)
         singles = engine.mean_effects([[i] for i in range(engine.n_components)], "top-k")
-        order = ranking(singles)
-        if goal.target is not None:
-            mask, effects, size = smallest_prefix(engine, order, goal.target)
-            history = ({"n_selected": size, "effect": effects.mean().item()},)
-            return [Found(mask=mask, effects=effects, scores=singles, history=history)]
-        found = []
-        history: tuple = ()
-        for budget in goal.budgets:
-            mask, effects = found_prefix(engine, order, budget)
-            history += ({"n_selected": budget, "effect": effects.mean().item()},)
-            found.append(
-                Found(mask=mask, effects=effects, scores=singles, history=history, budget=budget)
-            )
-        return found
+        return ranked(engine, goal, singles)
