@@ -608,7 +608,7 @@ class TestGradientBaselines:
                 if node.kind == "attn_head_out":
                     component = tk.Component("head-outputs", node.layer, node.head)
                 elif node.kind == "mlp_out":
-                    component = tk.Component("mlp-blocks", node.layer, None)
+                    component = tk.Component("mlp-blocks", node.layer)
                 else:
                     continue
                 theirs[tracer.registry.index(component)] += float(score) / len(rows)

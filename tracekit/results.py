@@ -58,7 +58,7 @@ class TraceResult:
     """Effect on each example."""
     full_effect: float
     """Mean effect of all components together."""
-    held_out: Effects | None = None
+    held_out: Float[Tensor, " held_out_example"] | None = None
     """Effect on each of the examples that were held out, if there are any."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
