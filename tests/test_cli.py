@@ -200,7 +200,7 @@ def test_what_is_done_is_kept_when_a_later_method_fails(command, tmp_path):
         *("--budget", 2, "--output", tmp_path, "--quiet"),
     )
     assert code == 1
-    assert "'accuracy' has no gradient for PGB-CT to follow" in err
+    assert "'accuracy' has no gradient for pgb-ct to follow" in err
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
     (tmp_path / "file").touch()
     code, _, err = command("trace", "--output", tmp_path / "file")

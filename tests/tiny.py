@@ -5,74 +5,11 @@ from __future__ import annotations
 import torch
 
 import tracekit as tk
+from tracekit.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
 
-VOCABULARY = 61
-D_MODEL = 24
-N_LAYERS = 3
-N_HEADS = 4
+__all__ = ["D_MODEL", "N_HEADS", "N_LAYERS", "VOCABULARY", "engine", "hf_model", "pairs", "rows"]
 
-
-def hf_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes):
-    """A Hugging Face model with random weights; grouped queries where the class has them.
-
-    `changes` go into its configuration.
-    """
-    import transformers
-
-    shared = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": D_MODEL,
-        "intermediate_size": 40,
-        "num_hidden_layers": N_LAYERS,
-        "num_attention_heads": N_HEADS,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    configs = {
-        "gpt2": lambda: transformers.GPT2Config(
-            n_layer=N_LAYERS,
-            n_head=N_HEADS,
-            n_embd=D_MODEL,
-            n_positions=64,
-            vocab_size=VOCABULARY,
-            bos_token_id=0,
-            eos_token_id=0,
-        ),
-        "llama": lambda: transformers.LlamaConfig(**shared),
-        "qwen3": lambda: transformers.Qwen3Config(**shared, head_dim=6),
-        "opt": lambda: transformers.OPTConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=D_MODEL,
-            ffn_dim=4 * D_MODEL,
-            num_hidden_layers=2,
-            num_attention_heads=N_HEADS,
-            max_position_embeddings=64,
-            word_embed_proj_dim=D_MODEL,
-        ),
-        "mistral": lambda: transformers.MistralConfig(**shared),
-        "gpt_neo": lambda: transformers.GPTNeoConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=D_MODEL,
-            intermediate_size=40,
-            max_position_embeddings=64,
-            **changes,
-        ),
-        "mixtral": lambda: transformers.MixtralConfig(
-            **shared, num_local_experts=2, num_experts_per_tok=1
-        ),
-    }
-    generator = torch.Generator().manual_seed(seed)
-    config = configs[architecture]()
-    for name, value in changes.items():
-        setattr(config, name, value)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            if parameter.ndim > 1:
-                spread = scale / parameter.shape[-1] ** 0.5
-                parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+hf_model = random_model
 
 
 def rows(count: int = 8, seed: int = 0, *, longest: int = 4, noise: bool = False) -> list[dict]:

@@ -66,6 +66,12 @@ class UnknownDatasetError(_UnknownNameError):
     what = "data set"
 
 
+class UnknownArchitectureError(_UnknownNameError):
+    """No architecture of that name."""
+
+    what = "architecture"
+
+
 class UnknownOptionError(_UnknownNameError, TypeError):
     """A search method has no option of that name."""
 

@@ -1,0 +1,132 @@
+"""Every architecture is traced, or refused with the reason."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.architectures import ARCHITECTURES, PAPER_MODELS, random_model, try_out
+from tracekit.components import KINDS
+from tracekit.errors import UnknownArchitectureError
+
+REFUSED = {
+    ("mixtral", "mlp-hidden"): "has shape",
+    ("opt", "heads"): "ignores what a hook returns. Use head-outputs instead.",
+    ("gpt_neo", "heads"): "ignores what a hook returns. Use head-outputs instead.",
+    ("gptj", "heads"): "ignores what a hook returns. Use head-outputs instead.",
+}
+MODULES = {
+    "mistral": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "gemma2": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "gemma3": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "phi3": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "olmo2": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "gpt_neox": ("gpt_neox.layers.{}.mlp", "gpt_neox.layers.{}.attention.dense"),
+    "qwen2": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_kind_works_or_is_refused(architecture):
+    found = try_out(architecture)
+    assert list(found) == list(KINDS)
+    for kind, reason in found.items():
+        expected = REFUSED.get((architecture, kind))
+        assert (reason is None) == (expected is None), reason
+        if expected:
+            assert f"cannot be traced by {kind}" in reason
+            assert expected in reason
+
+
+@pytest.mark.parametrize("architecture", sorted({a for a in ARCHITECTURES} - {"mixtral"}))
+def test_searches_run_on_it(architecture):
+    kinds = "head-outputs+mlp-blocks" if (architecture, "heads") in REFUSED else "heads+neurons"
+    tracer = tk.Tracer(tk.load_model(random_model(architecture)), tiny.pairs(), kinds)
+    result = tracer.run(budget=3, epochs=2)
+    assert 0 < result.n_selected <= 3
+    assert result.effect == pytest.approx(tracer.evaluate(result.binary_mask), rel=1e-4)
+
+
+@pytest.mark.parametrize("architecture", MODULES)
+def test_interventions_are_those_of_plain_forward_hooks(architecture):
+    """The same replacement, made with hooks on the modules of the Hugging Face model."""
+    rows = [{**row, "x_ids": row["x_ids"][:1], "y_ids": row["y_ids"][:1]} for row in tiny.rows(4)]
+    tracer = tk.Tracer(
+        tk.load_model(random_model(architecture)),
+        tk.PromptPairs.from_ids(rows),
+        "head-outputs+mlp-blocks",
+        "logit-difference",
+    )
+    chosen = [("mlp-blocks", 1, 0), ("head-outputs", 0, 2), ("head-outputs", 2, 1)]
+    mask = torch.zeros(len(tracer.registry))
+    for component in chosen:
+        mask[tracer.registry.index(tk.Component(*component))] = 1
+    effects = tracer.evaluate(mask, per_example=True)
+    plain = random_model(architecture)
+    assert effects.abs().max() > 1e-2
+    expected = [_plain_effect(plain, row, chosen, *MODULES[architecture]) for row in rows]
+    torch.testing.assert_close(effects, torch.stack(expected), rtol=1e-3, atol=1e-4)
+
+
+def _plain_effect(model, row, chosen, mlp_name, output_name):
+    named = dict(model.named_modules())
+    heads = model.config.num_attention_heads
+
+    def run(ids, hooks):
+        with torch.no_grad(), ExitStack() as stack:
+            for register, hook in hooks:
+                stack.enter_context(register(hook))
+            return model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+
+    seen = {}
+
+    def note_output(name):
+        return named[name].register_forward_hook, lambda m, i, out: seen.update({name: out})
+
+    def note_input(name):
+        return named[name].register_forward_pre_hook, lambda m, i: seen.update({name: i[0]})
+
+    def put_output(name):
+        return named[name].register_forward_hook, lambda m, i, out: seen[name]
+
+    def put_head(name, head):
+        def replace(module, inputs):
+            values = inputs[0].clone()
+            width = values.shape[-1] // heads
+            part = slice(head * width, (head + 1) * width)
+            values[..., part] = seen[name][..., part]
+            return (values,)
+
+        return named[name].register_forward_pre_hook, replace
+
+    notes, puts = [], []
+    for kind, layer, index in chosen:
+        if kind == "mlp-blocks":
+            notes.append(note_output(mlp_name.format(layer)))
+            puts.append(put_output(mlp_name.format(layer)))
+        else:
+            notes.append(note_input(output_name.format(layer)))
+            puts.append(put_head(output_name.format(layer), index))
+    clean = run(row["prompt_ids"], [])
+    run(row["counterfactual_ids"], notes)
+    moved = run(row["prompt_ids"], puts)
+    x, y = row["x_ids"][0], row["y_ids"][0]
+    return (moved[y] - moved[x]) - (clean[y] - clean[x])
+
+
+@pytest.mark.parametrize("title", PAPER_MODELS)
+def test_component_counts_are_the_papers(title):
+    model = PAPER_MODELS[title]
+    assert model.published
+    for kind, count in model.published.items():
+        assert model.count(kind) == count
+    assert model.architecture in ARCHITECTURES
+
+
+def test_unknown_architecture():
+    with pytest.raises(UnknownArchitectureError, match="Unknown architecture 'gpt3'. Did you mean"):
+        random_model("gpt3")
