@@ -66,6 +66,26 @@ class UnknownDatasetError(_UnknownNameError):
     what = "data set"
 
 
+class UnknownTableError(_UnknownNameError):
+    """No published table for a model and a data set."""
+
+    what = "table"
+
+
+class UnknownExperimentError(_UnknownNameError):
+    """No experiment of that name."""
+
+    what = "experiment"
+
+
+class TableMismatchError(TracekitError, ValueError):
+    """A published table is about another model or data set than the one to be compared."""
+
+
+class ModelMismatchError(TracekitError, ValueError):
+    """A model has other sizes than the one whose name it was given."""
+
+
 class UnknownArchitectureError(_UnknownNameError):
     """No architecture of that name."""
 

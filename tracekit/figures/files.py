@@ -1,0 +1,54 @@
+"""Writing figures to files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from tracekit.errors import FigureExportError
+
+
+def write(figure: go.Figure, path: str | Path) -> Path:
+    """Writes a figure; the suffix decides the form.
+
+    `.html` needs no network to be opened (plotly.min.js is put beside it); `.png`, `.svg` and
+    `.pdf` need kaleido and a Chrome or Chromium.
+
+    Raises:
+        FigureExportError: Kaleido or a browser is missing.
+    """
+    return write_all({path: figure})[0]
+
+
+def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
+    """Writes figures, each to its path, as `write` does; a browser is started once for all.
+
+    Raises:
+        FigureExportError: Kaleido or a browser is missing; `.html` files are written all the same.
+    """
+    images: dict[Path, go.Figure] = {}
+    for name, figure in figures.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".html":
+            figure.write_html(path, include_plotlyjs="directory")
+        else:
+            images[path] = figure
+    if images:
+        _write_images(images)
+    return [Path(name) for name in figures]
+
+
+def _write_images(images: Mapping[Path, go.Figure]) -> None:
+    from plotly.io import write_images
+
+    try:
+        write_images(list(images.values()), list(images), scale=2)
+    except (ValueError, RuntimeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(" .,:;")
+        raise FigureExportError(
+            f"Could not write {', '.join(path.name for path in images)}: {first}. "
+            "Install tracekit[figures] and Chrome or Chromium, or write .html."
+        ) from error
