@@ -82,6 +82,10 @@ class TableMismatchError(TracekitError, ValueError):
     """A published table is about another model or data set than the one to be compared."""
 
 
+class DisagreementError(TracekitError, ValueError):
+    """A model's effects differ from those published for it."""
+
+
 class ModelMismatchError(TracekitError, ValueError):
     """A model has other sizes than the one whose name it was given."""
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit.results import read_document, write_document
 from tracekit.runs import Engine
 
 if TYPE_CHECKING:
@@ -61,11 +62,43 @@ class InteractionGrid:
         return figures.interaction_heatmap(self)
 
     def save(self, path: str | Path) -> Path:
-        """Writes all effects as CSV, a row per pair; returns the path."""
+        """Writes all effects and returns the path.
+
+        Args:
+            path: `.json`, which `load` reads, or `.csv`, a row per pair.
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.to_frame().to_csv(path, index=False)
+        if path.suffix == ".json":
+            entries = {
+                "labels": self.labels,
+                "singles": self.singles.tolist(),
+                "pairs": self.pairs.tolist(),
+                "metric_axis": self.metric_axis,
+                "title": self.title,
+            }
+            write_document(path, entries)
+        else:
+            self.to_frame().to_csv(path, index=False)
         return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> InteractionGrid:
+        """Reads the `.json` file that `save` wrote.
+
+        Raises:
+            ResultNotFoundError: There is no such file.
+            ResultFormatError, FormatVersionError: It is damaged, or of another version.
+        """
+        path = Path(path)
+        document = read_document(path.parent, path.name)
+        return cls(
+            labels=tuple(document["labels"]),
+            singles=torch.tensor(document["singles"]),
+            pairs=torch.tensor(document["pairs"]),
+            metric_axis=document["metric_axis"],
+            title=document["title"],
+        )
 
 
 def measure(engine: Engine, components: Sequence[int], *, title: str = "") -> InteractionGrid:
