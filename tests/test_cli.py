@@ -4,18 +4,20 @@ import json
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 import tracekit as tk
 from tests import tiny
 from tracekit import cli
+from tracekit.cli import program
 
 
 def run(monkeypatch, capsys, *arguments):
     """Runs a command in this process; gives exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
-    monkeypatch.setattr(cli, "_console", cli.Console(width=160))
-    monkeypatch.setattr(cli, "_errors", cli.Console(width=400, stderr=True))
+    monkeypatch.setattr(program.console, "width", 160)
+    monkeypatch.setattr(program.errors, "width", 400)
     code = 0
     try:
         cli.main()
@@ -252,3 +254,107 @@ def test_the_demo(tmp_path):
     assert {method for method, _ in results} == {"pgb-ct", "top-k", "greedy", "random"}
     for budget in (3, 6, 9, 12):
         assert results["pgb-ct", budget] >= results["top-k", budget] - 1e-6
+
+
+def test_masks_are_evaluated(command, tmp_path, demo_model):
+    pairs = tk.load_dataset("demo-bias", demo_model)[:6]
+    result = tk.Tracer(demo_model, pairs).run("top-k", budget=3)
+    result.save(tmp_path / "run")
+    (tmp_path / "soft.json").write_text(json.dumps([0.5] * 32))
+    code, out, err = command(
+        *("evaluate", "--limit", 6, "--mask", tmp_path / "run", "--mask", tmp_path / "soft.json"),
+        *("--output", tmp_path / "effects.csv"),
+    )
+    assert code == 0, err
+    assert f"{result.effect:.6g}" in out
+    frame = pd.read_csv(tmp_path / "effects.csv")
+    assert frame["mask"].tolist() == ["run"] * 6 + ["soft.json"] * 6
+    assert frame["effect"][:6].tolist() == pytest.approx(result.per_example.tolist(), rel=1e-5)
+    (tmp_path / "bad.json").write_text('{"a": 1}')
+    for name, text in (
+        ("bad.json", "holds no mask. Write a JSON list with one number per component"),
+        ("none.json", "There is no file"),
+        ("soft.json", "Its last axis needs one entry for each of the 8 components"),
+    ):
+        options = ["--layers", "0"] if name == "soft.json" else []
+        code, _, err = command("evaluate", "--limit", 6, "--mask", tmp_path / name, *options)
+        assert code == 1
+        assert text in err
+
+
+def test_models_are_listed_with_what_can_be_traced(command):
+    code, out, err = command("models")
+    assert code == 0, err
+    lines = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
+    assert "1200" in lines["GPT2-xl"]
+    assert "76800" in lines["GPT2-xl"]
+    assert lines["llama"].count("yes") == 5
+    assert lines["opt"].count("no") == 1
+    assert "OPTForCausalLM cannot be traced by heads" in out
+
+
+def test_reproduce(command, tmp_path):
+    code, out, _ = command("reproduce", "--list")
+    assert code == 0
+    assert "fig-nonadditivity" in out
+    arguments = (
+        *("reproduce", "table-single", "fig-dcm", "--model", "demo", "--dataset", "demo-bias"),
+        *("--methods", "top-k", "--limit", 6, "--output", tmp_path, "--quiet"),
+    )
+    code, out, err = command(*arguments)
+    assert code == 0, err
+    assert "4 of 4 runs were new" in out
+    assert "not a reproduction of its numbers" in " ".join(out.split())
+    for name in ("single.csv", "single.tex", "notes.md"):
+        assert (tmp_path / "table-single" / name).exists()
+    assert (tmp_path / "fig-dcm" / "share-demo.html").exists()
+    code, out, _ = command(*arguments)
+    assert "0 of 4 runs were new" in out
+    code, _, err = command("reproduce", "table-single", "--methods", "top", "--output", tmp_path)
+    assert code == 1
+    assert "Unknown method 'top'. Did you mean 'top-k'?" in err
+    code, _, err = command("reproduce", "fig-9")
+    assert code == 1
+    assert "Unknown experiment 'fig-9'." in err
+
+
+def test_validate(command, tmp_path, monkeypatch, demo_model):
+    """On the command line, with a table of the embedded model, and with other weights."""
+    pairs = tk.load_dataset("demo-bias", demo_model)
+    tracer = tk.Tracer(demo_model, pairs)
+    entry = {
+        "dataset": "demo-bias",
+        "model": "demo",
+        "n_examples": len(pairs),
+        "all_heads_effect": tracer.full_effect,
+        "single_head_effect": tracer.run("top-k", budget=1).scores.reshape(4, 8).tolist(),
+    }
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(entry))
+    code, out, err = command("validate", "demo", "--dataset", "demo-bias", "--table", table)
+    assert code == 0, err
+    assert "demo agrees with demo." in out
+    assert "1.000000" in out
+    entry["single_head_effect"][0].reverse()
+    table.write_text(json.dumps(entry))
+    code, out, err = command("validate", "demo", "--dataset", "demo-bias", "--table", table)
+    assert code == 1
+    assert "demo does not agree with the table for demo on demo-bias: the correlation" in err
+
+
+def test_random_weights_do_not_validate_as_gpt2(command, tmp_path, shared, gpt2_tokenizer):
+    """The real sizes of DistilGPT2, its tokenizer and data, but not its weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=6)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "distilgpt2")
+    gpt2_tokenizer.save_pretrained(tmp_path / "distilgpt2")
+    code, out, err = command(
+        *("validate", tmp_path / "distilgpt2", "--data-dir", shared / "data" / "winogender"),
+        "--quiet",
+    )
+    assert code == 1
+    assert "Vig et al. 2020" in out
+    assert "does not agree with the table for distilgpt2 on winogender-bergsma" in err

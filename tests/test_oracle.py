@@ -7,6 +7,7 @@ import torch
 
 import tracekit as tk
 from tests import oracle
+from tests.conftest import SHARED
 from tracekit.metrics import Metric
 
 FILES = [
@@ -87,6 +88,72 @@ def test_heads_and_blocks_at_the_last_token(shared):
         )
         effects = tracer.evaluate(mask, per_example=True)
         torch.testing.assert_close(effects, expected - clean, rtol=1e-3, atol=2e-4)
+
+
+def evaluated(capsys, monkeypatch, folder, record, rows, masks, *options):
+    """Effects of masks on every example, from `tracekit evaluate` on files."""
+    import json
+    import sys
+
+    import pandas as pd
+
+    from tracekit import cli
+
+    oracle.hf_model(record["model"], RECIPE).save_pretrained(folder / "model")
+    (folder / "pairs.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "masks.json").write_text(json.dumps(masks))
+    files = {"model": "model", "dataset": "pairs.jsonl", "mask": "masks.json"}
+    given = [part for key, name in files.items() for part in (f"--{key}", str(folder / name))]
+    output = folder / "effects.csv"
+    arguments = ["tracekit", "evaluate", *given, *options, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    cli.main()
+    capsys.readouterr()
+    frame = pd.read_csv(output)
+    effects = [part["effect"].tolist() for _, part in frame.groupby("mask", sort=False)]
+    return torch.tensor(effects, dtype=torch.float32)
+
+
+RECIPE = SHARED / "oracle" / "recipe.py"
+KEYS = ("prompt_ids", "counterfactual_ids", "x_ids", "y_ids", "noise")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_effects_of_masks_from_the_command_line(shared, name, tmp_path, capsys, monkeypatch):
+    record = oracle.read(shared / "oracle" / f"{name}.json")
+    rows = [{key: row[key] for key in KEYS if row.get(key)} for row in record["examples"]]
+    masks = [torch.tensor(case["values"]).flatten().tolist() for case in record["cases"]]
+    effects = evaluated(
+        *(capsys, monkeypatch, tmp_path, record, rows, masks),
+        *("--components", "heads" if "heads" in name else "neurons"),
+        *("--metric", "probability-ratio" if "factual" in name else "odds-ratio"),
+    )
+    expected = torch.tensor([case["per_example"] for case in record["cases"]])
+    torch.testing.assert_close(effects, expected, rtol=1e-3, atol=5e-6)
+
+
+def test_variable_binding_from_the_command_line(shared, tmp_path, capsys, monkeypatch):
+    record = oracle.read(shared / "oracle" / "vbd_404.json")
+    rows = [
+        {
+            "prompt_ids": row["prompt_ids"],
+            "counterfactual_ids": row["counterfactual_ids"],
+            "x_ids": [row["token_b"]],
+            "y_ids": [row["token_a"]],
+        }
+        for row in record["examples"]
+    ]
+    masks = [
+        [*torch.tensor(case["heads"]).flatten().tolist(), *case["mlp_blocks"]]
+        for case in record["cases"]
+    ]
+    effects = evaluated(
+        *(capsys, monkeypatch, tmp_path, record, rows, masks),
+        *("--components", "head-outputs+mlp-blocks", "--metric", "logit-difference"),
+        *("--positions", "last"),
+    )
+    found = torch.tensor([case["last_token_logit_difference"] for case in record["cases"]])
+    torch.testing.assert_close(effects, found - found[:1], rtol=1e-3, atol=2e-4)
 
 
 def trajectory_options(record):

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tracekit.cli.app import BatchSize, DataDir, Device, Dtype, Quiet, Seed, app, console
 from tracekit.cli.printing import bars, load
+from tracekit.cli.program import BatchSize, DataDir, Device, Dtype, Quiet, Seed, app, console
 from tracekit.errors import ConfigError, DisagreementError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from tracekit.cli.app import console
+from tracekit.cli.program import console
 from tracekit.errors import FigureExportError
 
 if TYPE_CHECKING:

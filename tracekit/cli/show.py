@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tracekit.cli.app import app, console
 from tracekit.cli.printing import print_table
+from tracekit.cli.program import app, console
 
 
 @app.command()

@@ -9,17 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from tracekit.cli.app import (
-    BatchSize,
-    DataDir,
-    Device,
-    Dtype,
-    Output,
-    Quiet,
-    Seed,
-    app,
-    console,
-)
 from tracekit.cli.parsing import (
     goal,
     parse_budget,
@@ -36,6 +25,17 @@ from tracekit.cli.printing import (
     save,
     write_all,
     write_figures,
+)
+from tracekit.cli.program import (
+    BatchSize,
+    DataDir,
+    Device,
+    Dtype,
+    Output,
+    Quiet,
+    Seed,
+    app,
+    console,
 )
 from tracekit.errors import ConfigError
 

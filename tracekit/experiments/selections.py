@@ -29,6 +29,8 @@ NEURONS = (0.025, 0.05, 0.1, 0.15)
 _GREEDY_UP_TO = 384
 _TOPK_UP_TO = 24_576
 """Components beyond which the paper does not run greedy (heads) and top-k (neurons)."""
+_WIDE = 100
+"""Ratio of effects from which a curve is drawn on a logarithmic scale."""
 _GPT2 = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
 _SEVEN = (*_GPT2, "Qwen3-1.7B", "Llama-3.2-1B")
 
@@ -118,10 +120,14 @@ def _cases(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, Any]:
-    return {
-        f"curve-{case}": figures.curve([r for run in some for r in run.curve])
-        for case, some in _cases(runs).items()
-    }
+    drawn = {}
+    for case, some in _cases(runs).items():
+        results = [result for run in some for result in run.curve]
+        effects = [result.effect for result in results]
+        # Ratios of probabilities grow over orders of magnitude.
+        wide = min(effects) > 0 and max(effects) > _WIDE * min(effects)
+        drawn[f"curve-{case}"] = figures.curve(results, log_y=wide)
+    return drawn
 
 
 def _at(run: Run, share: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log10
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
@@ -39,8 +40,13 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     return groups.agg({"effect": "max"}).astype({"method": str})
 
 
-def curve(results: Sequence[TraceResult]) -> go.Figure:
-    """Effect against number of components, a line per method, and the all-components line."""
+def curve(results: Sequence[TraceResult], *, log_y: bool = False) -> go.Figure:
+    """Effect against number of components, a line per method, and the all-components line.
+
+    Args:
+        results: Of one or several methods.
+        log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
+    """
     frame = curve_data(results)
     first = results[0]
     n = first.n_components
@@ -63,6 +69,10 @@ def curve(results: Sequence[TraceResult]) -> go.Figure:
             ),
         )
     _add_all_components_line(figure, first)
+    if log_y:
+        figure.update_yaxes(type="log", rangemode="normal")
+        # Annotations of logarithmic axes are placed by the logarithm.
+        figure.update_annotations(y=log10(first.full_effect) if first.full_effect > 0 else 0)
     figure.update_layout(legend=BELOW)
     return finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
 

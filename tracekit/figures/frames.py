@@ -37,6 +37,8 @@ def lines(
         reference: Height and name of a horizontal line.
         log_x: Whether the abscissa is logarithmic.
     """
+    import pandas as pd
+
     figure = go.Figure()
     for label, (color, symbol, dash) in styles(frame[series]).items():
         points = frame[(frame[series] == label) & frame[y].notna()]
@@ -60,7 +62,11 @@ def lines(
             annotation_position="top left",
             annotation_font_size=13,
         )
-    axis: dict[str, Any] = {"type": "log"} if log_x else {"rangemode": "tozero"}
+    axis: dict[str, Any] = {"rangemode": "tozero"}
+    if log_x:
+        axis = {"type": "log", "dtick": 1}
+    elif pd.api.types.is_integer_dtype(frame[x]) and len(frame) and frame[x].max() <= 16:
+        axis["dtick"] = 1 if frame[x].max() <= 8 else 2
     figure.update_xaxes(title_text=titles[0], exponentformat="power", **axis)
     figure.update_yaxes(title_text=titles[1], exponentformat="power", rangemode="tozero")
     figure.update_layout(legend=BELOW, showlegend=True)
@@ -88,7 +94,7 @@ def bars(
         titles: Of the axes, with units.
         title: Above the figure.
         subtitle: Below the title.
-        log_y: Whether heights are logarithmic.
+        log_y: Whether heights are logarithmic, where they differ by more than a decade.
     """
     patterns = ["", "/", ".", "x", "-", "+"]
     figure = go.Figure()
@@ -101,14 +107,18 @@ def bars(
             marker={
                 "color": color,
                 "line": {"color": "black", "width": 1},
-                "pattern": {"shape": patterns[place % len(patterns)], "fgcolor": "white"},
+                "pattern": {
+                    "shape": patterns[place % len(patterns)],
+                    "bgcolor": color,
+                    "fgcolor": "white",
+                },
             },
             hovertemplate=(f"%{{x}}<br>{shown(label)}<br>{titles[1]}: %{{y:.4g}}<extra></extra>"),
         )
     figure.update_xaxes(title_text=titles[0], type="category", showgrid=False)
-    figure.update_yaxes(
-        title_text=titles[1], exponentformat="power", type="log" if log_y else "linear"
-    )
+    wide = log_y and len(frame) and frame[y].max() > 10 * frame[y].min() > 0
+    scale: dict[str, Any] = {"type": "log", "dtick": 1} if wide else {"rangemode": "tozero"}
+    figure.update_yaxes(title_text=titles[1], exponentformat="power", **scale)
     figure.update_layout(legend=BELOW, showlegend=True, barmode="group")
     return finish(figure, title, subtitle)
 

@@ -65,6 +65,8 @@ def finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT
     """Frame, title and size."""
     figure.update_xaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     figure.update_yaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
+    # Tick labels of large numbers push the title outwards.
+    figure.update_yaxes(automargin=True, title_standoff=12)
     return figure.update_layout(
         template="none",
         title={

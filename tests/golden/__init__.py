@@ -1,0 +1,64 @@
+"""The numbers of every experiment on the embedded model, pinned in `experiments.json`.
+
+`python -m tests.golden OUTPUT` compares what `tracekit reproduce all --model demo --output OUTPUT`
+wrote; with `--write` it becomes the new pin.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+PINNED = Path(__file__).parent / "experiments.json"
+
+# Wall times are of the machine; of the grids the summary is pinned.
+_LEFT_OUT = ("minutes", "minutes published")
+_RELATIVE = 0.02
+_ABSOLUTE = 2e-4
+
+
+def numbers(output: Path) -> dict[str, list[dict]]:
+    """All tables below a folder, but for wall times and the long lists of pairs."""
+    found = {}
+    for path in sorted(output.glob("*/*.csv")):
+        if path.stem.startswith("pairs-"):
+            continue
+        frame = pd.read_csv(path)
+        frame = frame.drop(columns=[name for name in _LEFT_OUT if name in frame])
+        rows = json.loads(frame.to_json(orient="records", double_precision=8))
+        found[f"{path.parent.name}/{path.stem}"] = rows
+    return found
+
+
+def differences(found: dict[str, list[dict]]) -> list[str]:
+    """One line for each number that is not as pinned."""
+    pinned = json.loads(PINNED.read_text())
+    lines = [f"{name} is new" for name in found if name not in pinned]
+    for name, rows in pinned.items():
+        if len(found.get(name, ())) != len(rows):
+            lines.append(f"{name} has {len(found.get(name, ()))} rows instead of {len(rows)}")
+            continue
+        for number, (old, new) in enumerate(zip(rows, found[name], strict=True)):
+            place = f"{name}, row {number} ({_named(old)})"
+            lines += [
+                f"{place}: {key} is {new.get(key)!r} instead of {old.get(key)!r}"
+                for key in {**old, **new}
+                if not _same(key, old.get(key), new.get(key))
+            ]
+    return lines
+
+
+def _same(key: str, old: object, new: object) -> bool:
+    if key in ("selected", "optimum component", "pgb-ct component"):
+        # Sets of nearly equal effect may change places with another processor.
+        one, other = set(str(old).split()), set(str(new).split())
+        return len(one & other) >= 0.5 * len(one | other)
+    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return abs(old - new) <= _ABSOLUTE + _RELATIVE * abs(old)
+    return old == new
+
+
+def _named(row: dict) -> str:
+    return ", ".join(str(value) for value in row.values() if isinstance(value, str))

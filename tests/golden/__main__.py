@@ -1,0 +1,17 @@
+"""Compares, or pins anew; see the package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.golden import PINNED, differences, numbers
+
+folder = Path(sys.argv[1])
+if "--write" in sys.argv:
+    PINNED.write_text(json.dumps(numbers(folder), indent=0, sort_keys=True) + "\n")
+else:
+    lines = differences(numbers(folder))
+    print("\n".join(lines) or "as pinned")  # noqa: T201
+    sys.exit(bool(lines))

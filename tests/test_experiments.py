@@ -1,0 +1,339 @@
+"""Experiments: what is run, kept, resumed and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit import experiments
+from tracekit.architectures import PAPER_MODELS
+from tracekit.errors import (
+    HubUnreachableError,
+    ModelMismatchError,
+    UnknownExperimentError,
+)
+from tracekit.experiments import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
+from tracekit.experiments.base import effects_frame, notes_on_sameness
+from tracekit.experiments.jobs import Place
+from tracekit.experiments.store import folder_of, weights_hash
+from tracekit.experiments.tables import Table
+from tracekit.experiments.work import Worker, do_all
+
+DEMO = ModelAt.parse("demo")
+SMALL = Setting(models=[DEMO], limit=6, draws=4, held_out=False)
+
+
+def job(**changes):
+    return Job(
+        **{
+            "model": "demo",
+            "dataset": "demo-bias",
+            "components": "heads",
+            "metric": "odds-ratio",
+            "method": "top-k",
+            "budgets": (2, 0.25),
+            "limit": 6,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def place():
+    return Place(sources={"demo": DEMO})
+
+
+def test_all_that_the_paper_shows_is_listed():
+    assert list(EXPERIMENTS) == [
+        "fig-nonadditivity",
+        "table-heads",
+        "fig-heads",
+        "table-neurons",
+        "fig-neurons",
+        "table-facts",
+        "fig-facts",
+        "fig-time",
+        "table-single",
+        "fig-binding",
+        "fig-ablation",
+        "fig-dcm",
+        "fig-mask",
+        "findings",
+    ]
+    for one in EXPERIMENTS.values():
+        assert set(one.models) <= set(PAPER_MODELS)
+    with pytest.raises(UnknownExperimentError, match="Unknown experiment 'fig-head'. Did you mean"):
+        experiments.chosen(["fig-head"])
+    assert len(experiments.chosen(["all"])) == 14
+
+
+class TestPlans:
+    """What is run, before anything is."""
+
+    def test_methods_that_the_paper_leaves_out_are_left_out(self):
+        setting = Setting(held_out=False)
+        jobs = EXPERIMENTS["table-heads"].jobs(setting)
+        greedy = {one.model for one in jobs if one.method == "greedy"}
+        assert greedy == {"DistilGPT2", "GPT2-small", "GPT2-medium"}
+        jobs = EXPERIMENTS["table-neurons"].jobs(setting)
+        topk = {one.model for one in jobs if one.method == "top-k"}
+        assert topk == {"DistilGPT2", "GPT2-small", "GPT2-medium"}
+        # Asked for, they are run.
+        jobs = EXPERIMENTS["table-heads"].jobs(Setting(methods=["greedy"], held_out=False))
+        assert {one.method for one in jobs} == {"greedy"}
+        assert len(jobs) == 7 * 2
+
+    def test_options_are_the_papers(self):
+        jobs = EXPERIMENTS["table-neurons"].jobs(Setting(held_out=False))
+        ours = next(one for one in jobs if one.method == "pgb-ct")
+        assert ours.options == {"refine": False, "epochs": 30}
+        assert ours.budgets == (0.025, 0.05, 0.1, 0.15)
+        facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
+        assert facts.metric == "probability-ratio"
+        binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
+        assert (binding.components, binding.positions) == ("head-outputs+mlp-blocks", "last")
+
+    def test_experiments_share_jobs(self):
+        setting = Setting(models=[DEMO])
+        alone = sum(len(experiments.plan([one], setting)) for one in EXPERIMENTS.values())
+        together = len(experiments.plan(list(EXPERIMENTS.values()), setting))
+        assert together < alone
+        table, figure = (
+            experiments.plan(experiments.chosen([name]), setting)
+            for name in ("table-heads", "fig-heads")
+        )
+        assert {one.identity for one in figure} <= {one.identity for one in table}
+
+    def test_models(self):
+        assert ModelAt.parse("gpt2").title == "GPT2-small"
+        assert ModelAt.parse("GPT2-xl").source == "gpt2-xl"
+        named = ModelAt.parse("GPT2-small=/some/where")
+        assert (named.title, named.source) == ("GPT2-small", "/some/where")
+        assert named.paper == PAPER_MODELS["GPT2-small"]
+        other = ModelAt.parse("/models/mine")
+        assert (other.title, other.paper) == ("mine", None)
+
+    def test_a_model_that_is_not_what_it_is_said_to_be(self, tmp_path):
+        folder = tmp_path / "model"
+        tiny.hf_model("gpt2").save_pretrained(folder)
+        at = ModelAt.parse(f"GPT2-small={folder}")
+        with pytest.raises(ModelMismatchError, match="is not GPT2-small: its n_layers is 3 in"):
+            Worker(Place(sources={at.title: at}), tmp_path / "runs").do(job(model=at.title))
+
+
+class TestStore:
+    """Runs are kept, and never repeated."""
+
+    def test_a_run_is_found_again(self, tmp_path, place, monkeypatch):
+        first = Worker(place, tmp_path).do(job())
+        assert first.fresh
+        monkeypatch.setattr(tk.Tracer, "run", None)
+        again = Worker(place, tmp_path).do(job())
+        assert not again.fresh
+        assert again.folder == first.folder
+        assert [r.budget for r in again.curve] == [2, 8]
+        info = again.info
+        assert info["job"]["method"] == "top-k"
+        assert len(info["weights"]) == len(info["data"]) == 64
+        assert info["versions"]["tracekit"] == tk.__version__
+
+    def test_whatever_decides_the_numbers_decides_the_folder(self, tmp_path, place, monkeypatch):
+        def folder(**changes):
+            return Worker(place, tmp_path).do(job(**changes)).folder
+
+        base = folder()
+        changes = (
+            {"method": "greedy"},
+            {"budgets": (2,)},
+            {"seed": 1},
+            {"limit": 5},
+            {"metric": "logit-difference"},
+            {"held_out": 0.5},
+            {"options": {}, "dtype": "bfloat16"},
+        )
+        assert len({base, *(folder(**change) for change in changes)}) == len(changes) + 1
+        config = {"job": job().spec(), "weights": "a", "data": "b", "versions": {"torch": "1"}}
+        names = {folder_of(tmp_path, {**config, key: "other"}) for key in config}
+        assert len(names | {folder_of(tmp_path, config)}) == 5
+
+    def test_weights_hash(self, model):
+        one = tk.load_model(tiny.hf_model("gpt2"))
+        assert weights_hash(one) == weights_hash(model)
+        with torch.no_grad():
+            next(iter(one.parameters()))[0, 0] += 1e-3
+        assert weights_hash(one) != weights_hash(model)
+
+    def test_a_killed_run_leaves_nothing_behind_that_counts(self, tmp_path, place, monkeypatch):
+        def die(self, folder):
+            Path(folder, "half.json").write_text("{")
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tk.TraceCurve, "save", die)
+            with pytest.raises(KeyboardInterrupt):
+                Worker(place, tmp_path).do(job())
+        assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
+        run = Worker(place, tmp_path).do(job())
+        assert run.fresh
+        assert run.curve[0].effect > 0
+
+    def test_stopped_and_gone_on(self, tmp_path, place):
+        jobs = [job(), job(method="greedy"), job(seed=1)]
+
+        def stop(done):
+            if done.job.method == "greedy":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            do_all(jobs, place, tmp_path, tell=stop)
+        fresh = [run.fresh for run in do_all([*jobs, jobs[0]], place, tmp_path)]
+        assert fresh == [False, False, True]
+
+    def test_several_processes_find_the_same(self, tmp_path, place):
+        jobs = [job(), job(method="greedy"), job(work="pairs", depths=(0.5,), budgets=())]
+        ours = do_all(jobs, place, tmp_path / "one")
+        theirs = do_all(jobs, place, tmp_path / "two", processes=2)
+        assert [run.folder.name for run in ours] == [run.folder.name for run in theirs]
+        for one, other in zip(ours[:2], theirs[:2], strict=True):
+            assert [r.labels for r in one.curve] == [r.labels for r in other.curve]
+        torch.testing.assert_close(ours[2].grid.pairs, theirs[2].grid.pairs)
+
+    def test_a_missing_model_costs_only_its_own_jobs(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        gone = ModelAt.parse("nobody/nothing")
+        place = Place(sources={"demo": DEMO, gone.title: gone})
+        jobs = [job(model=gone.title), job(model=gone.title, seed=1), job()]
+        done = do_all(jobs, place, tmp_path)
+        assert [type(one) for one in done] == [Failure, Failure, Run]
+        assert "is not on this machine and the hub cannot be reached" in done[0].reason
+        with pytest.raises(HubUnreachableError, match="No model can be had. The model 'nobody"):
+            experiments.reproduce(
+                ["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path
+            )
+
+
+class TestReports:
+    """What is made of runs."""
+
+    def test_effects_with_held_out_examples(self, tmp_path):
+        setting = Setting(models=[DEMO], limit=10, methods=["top-k"])
+        (written,) = experiments.reproduce(["table-heads"], setting, tmp_path, images=False)
+        table = written.report.tables["effects"].frame
+        assert table["budget"].tolist() == [3, 6, 9, 12]
+        pairs = tk.load_dataset("demo-bias", tk.load_model("demo"))[:10]
+        inside, outside = pairs.split(0.8)
+        tracer = tk.Tracer("demo", pairs)
+        whole = tracer.run("top-k", budget=6)
+        row = table.set_index("budget").loc[6]
+        assert row["effect"] == pytest.approx(whole.effect, rel=1e-5)
+        assert row["n_examples"] == 10
+        part = tk.Tracer("demo", inside, held_out=outside).run("top-k", budget=6)
+        assert row["held_out"] == pytest.approx(part.held_out_effect, rel=1e-5)
+        assert row["chosen_without"] == pytest.approx(part.effect, rel=1e-5)
+        assert row["held_out_low"] <= row["held_out"] <= row["held_out_high"]
+        assert table["published"].isna().all()
+        assert "not a reproduction of its numbers" in written.report.notes[0]
+        assert "first 10 examples" in written.report.notes[1]
+        read = pd.read_csv(tmp_path / "table-heads" / "effects.csv")
+        assert read["effect"].tolist() == pytest.approx(table["effect"].tolist())
+        notes = (tmp_path / "table-heads" / "notes.md").read_text()
+        assert "not a reproduction" in notes
+
+    def test_published_values_stand_beside_the_papers_models_only(self, tmp_path):
+        """With a stand-in for GPT-2 small: its numbers are other ones, and the table says so."""
+        runs = do_all(
+            [job(budgets=(0.1, 0.2), limit=None)], Place(sources={"demo": DEMO}), tmp_path
+        )
+        real = [_as(run, model="GPT2-small", dataset="winobias") for run in runs]
+        paper = ModelAt.parse("gpt2")
+        frame = effects_frame(Setting(models=[paper]), real, "heads")
+        assert frame["published"].tolist() == [0.108, 0.111]
+        assert frame["published_minutes"].tolist() == [1.49, 1.49]
+        assert frame["difference"].tolist() == pytest.approx(
+            [r.effect - p for r, p in zip(runs[0].curve, [0.108, 0.111], strict=True)]
+        )
+        assert notes_on_sameness(Setting(models=[paper]), frame) == []
+        for setting in (
+            Setting(models=[paper], limit=5),
+            Setting(models=[ModelAt(title="GPT2-small", source="/a/copy")]),
+        ):
+            frame = effects_frame(setting, real, "heads")
+            assert frame["published"].isna().all()
+            assert "not a reproduction" in notes_on_sameness(setting, frame)[0]
+        other = [_as(run, model="GPT2-small", dataset="demo-bias") for run in runs]
+        assert effects_frame(Setting(models=[paper]), other, "heads")["published"].isna().all()
+
+    def test_binding_measures_both_interventions(self, tmp_path, demo_model):
+        setting = Setting(models=[DEMO], limit=12, methods=["top-k"])
+        (written,) = experiments.reproduce(["fig-binding"], setting, tmp_path, images=False)
+        frame = written.report.tables["accuracy"].frame
+        assert set(frame["intervention"]) == {"value", "operation"}
+        row = frame[(frame["intervention"] == "value") & (frame["budget"] == 10)].iloc[0]
+        run = experiments.Run(
+            EXPERIMENTS["fig-binding"].jobs(setting)[0],
+            next((tmp_path / "runs").iterdir()),
+        )
+        mask = run.curve.at(10).binary_mask
+        pairs = tk.load_dataset("demo-binding", demo_model)[:12]
+        tracer = tk.Tracer(
+            demo_model, pairs, "head-outputs+mlp-blocks", "accuracy", positions="last"
+        )
+        chosen = tracer.engine.intervened(mask).y_chosen
+        assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
+        assert row["without"] == tracer.engine.clean.y_chosen.float().mean().item()
+        assert "selected-demo-demo-binding-top-k-10" in written.report.figures
+
+    def test_findings_count_signs(self, tmp_path):
+        (written,) = experiments.reproduce(["findings"], SMALL, tmp_path, images=False)
+        row = written.report.tables["findings"].frame.iloc[0]
+        tracer = tk.Tracer("demo", tk.load_dataset("demo-bias", tk.load_model("demo"))[:6])
+        singles = tracer.engine.mean_effects([[i] for i in range(32)])
+        assert row["positive"] == (singles > 0).float().mean().item()
+        assert row["negative"] == (singles < 0).float().mean().item()
+        assert row["full_effect"] == pytest.approx(tracer.full_effect)
+
+    def test_latex(self, tmp_path):
+        frame = pd.DataFrame(
+            {
+                "data": ["a_b", "a_b", "a_b", "c"],
+                "method": ["x", "y", "z", "x"],
+                "10 %": [1.0, 3.0, 2.0, 5.0],
+                "none": [None, 2.0, 2.0, None],
+            }
+        )
+        table = Table(frame=frame, caption="One.", best=["10 %", "none"], groups=["data"])
+        text = table.latex()
+        lines = [line for line in text.splitlines() if line.endswith("\\\\")]
+        assert lines == [
+            "data & method & 10 \\% & none \\\\",
+            "a\\_b & x & 1 & -- \\\\",
+            "a\\_b & y & \\textbf{3} & \\textbf{2} \\\\",
+            "a\\_b & z & \\underline{2} & \\textbf{2} \\\\",
+            "c & x & 5 & -- \\\\",
+        ]
+        assert "\\toprule" in text
+        assert "\\caption{One.}" in text
+        paths = table.save(tmp_path, "one")
+        assert [path.name for path in paths] == ["one.csv", "one.tex"]
+
+
+def _as(run, **changes):
+    """A run that looks as if it were of another model or data set."""
+    from dataclasses import replace
+
+    return replace(run, job=replace(run.job, **changes))
+
+
+def test_grids_are_read_back(tmp_path, model):
+    grid = tk.Tracer(model, tiny.pairs(4)).interactions(layers=[1])
+    again = tk.InteractionGrid.load(grid.save(tmp_path / "grid.json"))
+    assert again.labels == grid.labels
+    torch.testing.assert_close(again.pairs, grid.pairs)
+    torch.testing.assert_close(again.singles, grid.singles)
+    assert json.loads((tmp_path / "grid.json").read_text())["format_version"] == 1
