@@ -16,7 +16,7 @@ from tracekit.experiments import EXPERIMENTS
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_experiments_on_the_embedded_model(tmp_path):
-    command = "reproduce all --model demo --jobs 2 --quiet --output".split()
+    command = ["reproduce", "all", "--model", "demo", "--jobs", "2", "--quiet", "--output"]
     done = subprocess.run(
         [sys.executable, "-m", "tracekit.cli", *command, str(tmp_path)],
         capture_output=True,
@@ -38,12 +38,12 @@ def test_what_changed_is_said():
     changed = copy.deepcopy(pinned)
     changed["table-heads/effects"][1]["effect"] *= 1.05
     (line,) = golden.differences(changed)
-    assert line.startswith("table-heads/effects, row 1 (demo-bias, demo, random): effect is ")
+    assert line.startswith("table-heads/effects, row 1 (demo-bias, random, demo): effect is ")
     changed["findings/findings"].pop()
     changed["fig-time/time"][0]["forward"] += 100
     changed["another"] = []
     lines = "\n".join(golden.differences(changed))
     assert "findings/findings has 0 rows instead of 1" in lines
-    assert "fig-time/time, row 0 (demo-professions, demo, random): forward is 504.0" in lines
+    assert "fig-time/time, row 0 (demo-professions, random, demo): forward is 504.0" in lines
     assert "another is new" in lines
     assert lines.count("\n") == 3
