@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -307,7 +308,7 @@ def test_reproduce(command, tmp_path):
     assert "not a reproduction of its numbers" in " ".join(out.split())
     for name in ("single.csv", "single.tex", "notes.md"):
         assert (tmp_path / "table-single" / name).exists()
-    assert (tmp_path / "fig-dcm" / "share-demo.html").exists()
+    assert (tmp_path / "fig-dcm" / "share-demo-demo-bias.html").exists()
     code, out, _ = command(*arguments)
     assert "0 of 4 runs were new" in out
     code, _, err = command("reproduce", "table-single", "--methods", "top", "--output", tmp_path)
@@ -358,3 +359,28 @@ def test_random_weights_do_not_validate_as_gpt2(command, tmp_path, shared, gpt2_
     assert code == 1
     assert "Vig et al. 2020" in out
     assert "does not agree with the table for distilgpt2 on winogender-bergsma" in err
+
+
+def test_errors_pass_between_processes():
+    from tracekit import errors
+
+    error = errors.UnknownOptionError("lamda", ["lambda1"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+    plain = errors.ConfigError("No. Yes.")
+    assert str(pickle.loads(pickle.dumps(plain))) == "No. Yes."
+
+
+def test_what_was_not_done_is_said(command, tmp_path):
+    code, out, _ = command(
+        *("reproduce", "table-single", "--model", "demo", "--dataset", "demo-bias", "--limit", 6),
+        *("--methods", "top-k,exhaustive", "--output", tmp_path, "--quiet"),
+        *("--data-option", "seed=2", "--jobs", 1),
+    )
+    assert code == 0
+    code, out, _ = command(
+        *("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias", "--limit", 4),
+        *("--methods", "top-k,exhaustive", "--output", tmp_path, "--quiet"),
+    )
+    assert code == 1
+    assert "Not done: demo, demo-bias, exhaustive: " in " ".join(out.split())

@@ -423,7 +423,7 @@ def test_demo_binding_desiderata(demo_model, unchecked):
     operation = tk.load_dataset("demo-binding", demo_model, desideratum="operation")
     both = tk.load_dataset("demo-binding", demo_model, desideratum="both")
     assert len(value) == len(operation) == 64
-    assert [pair.weight for pair in both] == [5.0] * 64 + [1.0] * 64
+    assert [pair.weight for pair in both] == [5.0, 1.0] * 64
     assert both.weights.mean().item() == pytest.approx(1)
     # The model answers the clean questions, so it prefers y where the operation is exchanged.
     scores = tiny.engine(demo_model, operation).clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,8 +15,10 @@ from tests import tiny
 from tracekit import experiments
 from tracekit.architectures import PAPER_MODELS
 from tracekit.errors import (
-    HubUnreachableError,
+    ConfigError,
     ModelMismatchError,
+    NoRunError,
+    SearchStoppedWarning,
     UnknownExperimentError,
 )
 from tracekit.experiments import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
@@ -118,6 +121,33 @@ class TestPlans:
         assert named.paper == PAPER_MODELS["GPT2-small"]
         other = ModelAt.parse("/models/mine")
         assert (other.title, other.paper) == ("mine", None)
+        # A folder that is called like a model of the paper need not hold it.
+        folder = ModelAt.parse("/models/GPT2-small")
+        assert (folder.title, folder.paper) == ("/models/GPT2-small", None)
+        named = ModelAt.parse("first=/models/run1/final")
+        assert (named.title, named.source) == ("first", "/models/run1/final")
+
+    def test_two_models_of_one_name_are_refused(self, tmp_path):
+        models = [ModelAt.parse(f"/models/{run}/final") for run in ("run1", "run2")]
+        with pytest.raises(ConfigError, match="run1/final and .*run2/final would both be"):
+            experiments.reproduce(["findings"], Setting(models=models), tmp_path)
+
+    def test_sizes_of_a_model_on_disk_are_read_before_planning(self, tmp_path):
+        tiny.hf_model("llama").save_pretrained(tmp_path / "model")
+        assert ModelAt.parse(str(tmp_path / "model")).count("heads") == 12
+        assert DEMO.count("neurons") == 512
+        assert ModelAt.parse("someone/something").count("heads") is None
+
+    def test_data_are_those_of_the_published_code(self):
+        facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
+        assert facts.data_options == {"seed": None, "leading_space": False}
+        binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
+        assert binding.data_options == {"form": "code", "desideratum": "both"}
+        assert binding.accuracy_on["value"]["form"] == "code"
+        asked = Setting(held_out=False, data_options={"seed": "3", "split": "test"})
+        facts = EXPERIMENTS["table-facts"].jobs(asked)[0]
+        assert facts.data_options == {"seed": "3", "leading_space": False}
+        assert not asked.is_whole
 
     def test_a_model_that_is_not_what_it_is_said_to_be(self, tmp_path):
         folder = tmp_path / "model"
@@ -156,6 +186,7 @@ class TestStore:
             {"metric": "logit-difference"},
             {"held_out": 0.5},
             {"options": {}, "dtype": "bfloat16"},
+            {"data_options": {}, "depths": (0.5,)},
         )
         assert len({base, *(folder(**change) for change in changes)}) == len(changes) + 1
         config = {"job": job().spec(), "weights": "a", "data": "b", "versions": {"torch": "1"}}
@@ -168,6 +199,52 @@ class TestStore:
         with torch.no_grad():
             next(iter(one.parameters()))[0, 0] += 1e-3
         assert weights_hash(one) != weights_hash(model)
+
+    def test_the_hash_sees_what_is_not_a_parameter(self):
+        one, other = (
+            tk.load_model(tiny.hf_model("gpt2", activation_function=name))
+            for name in ("gelu_new", "relu")
+        )
+        assert weights_hash(one) != weights_hash(other)
+
+    def test_runs_have_the_label_they_were_asked_for_by(self, tmp_path, monkeypatch):
+        plain = EXPERIMENTS["table-single"]
+        setting = Setting(models=[DEMO], datasets=["demo-bias"], methods=["top-k"], limit=6)
+        named = replace(
+            plain,
+            name="named",
+            plan=lambda *given: [replace(job, variant="other") for job in plain.plan(*given)],
+            report=lambda setting, runs: experiments.Report(notes=[run.job.label for run in runs]),
+        )
+        monkeypatch.setattr(experiments, "EXPERIMENTS", {"named": named, "table-single": plain})
+        written = experiments.reproduce(["table-single", "named"], setting, tmp_path, images=False)
+        assert written[1].report.notes == ["other"]
+        assert len(list((tmp_path / "runs").iterdir())) == 1
+
+    def test_an_interrupted_search_is_no_finished_run(self, tmp_path, place, monkeypatch):
+        search = tk.PathSearch.search
+
+        def interrupted(self, *given):
+            return [replace(one, stopped="interrupted") for one in search(self, *given)]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tk.PathSearch, "search", interrupted)
+            with pytest.warns(SearchStoppedWarning), pytest.raises(KeyboardInterrupt):
+                Worker(place, tmp_path).do(job(method="path", options={"max_forwards": 20}))
+        assert not list(tmp_path.iterdir())
+
+    def test_a_failing_job_costs_only_itself(self, tmp_path):
+        setting = Setting(
+            models=[DEMO], datasets=["demo-bias"], methods=["top-k", "exhaustive"], limit=6
+        )
+        (written,) = experiments.reproduce(["table-heads"], setting, tmp_path, images=False)
+        assert {one.job.method for one in written.failures} == {"exhaustive"}
+        assert "demo, demo-bias, exhaustive: " in written.reasons[0]
+        assert set(written.report.tables["effects"].frame["method"]) == {"top-k"}
+        assert (
+            "Not done: demo, demo-bias, exhaustive"
+            in (tmp_path / "table-heads" / "notes.md").read_text()
+        )
 
     def test_a_killed_run_leaves_nothing_behind_that_counts(self, tmp_path, place, monkeypatch):
         def die(self, folder):
@@ -212,7 +289,8 @@ class TestStore:
         done = do_all(jobs, place, tmp_path)
         assert [type(one) for one in done] == [Failure, Failure, Run]
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
-        with pytest.raises(HubUnreachableError, match="No model can be had. The model 'nobody"):
+        assert done[0].no_model
+        with pytest.raises(NoRunError, match="No run could be done. The model 'nobody"):
             experiments.reproduce(
                 ["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path
             )
@@ -325,8 +403,6 @@ class TestReports:
 
 def _as(run, **changes):
     """A run that looks as if it were of another model or data set."""
-    from dataclasses import replace
-
     return replace(run, job=replace(run.job, **changes))
 
 

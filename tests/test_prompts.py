@@ -157,3 +157,7 @@ def test_weights():
     assert tk.PromptPairs.from_ids(tiny.rows(3)).weights is None
     with pytest.raises(PairsError, match="The weight of example 0 is -1. Weights must be positive"):
         tk.PromptPairs.from_ids([{**rows[0], "weight": -1}])
+    text = {"prompt": "a b", "counterfactual": "a c", "x": " d"}
+    for weight in (0, 0.0, "none"):
+        with pytest.raises(PairsError, match="leave out what is to count for nothing"):
+            tk.PromptPairs.from_text([{**text, "weight": weight}], SpaceBefore())

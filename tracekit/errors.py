@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class TracekitError(Exception):
@@ -16,6 +17,16 @@ class TracekitError(Exception):
     def __str__(self) -> str:
         # KeyError would print the repr of its argument.
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some are built from other things than their message; between processes that is enough.
+        return _rebuilt, (type(self), str(self))
+
+
+def _rebuilt(kind: type[TracekitError], text: str) -> TracekitError:
+    error = kind.__new__(kind)
+    error.args = (text,)
+    return error
 
 
 class SlowPathWarning(UserWarning):
@@ -84,6 +95,10 @@ class TableMismatchError(TracekitError, ValueError):
 
 class DisagreementError(TracekitError, ValueError):
     """A model's effects differ from those published for it."""
+
+
+class NoRunError(TracekitError, RuntimeError):
+    """No run of an experiment could be done."""
 
 
 class ModelMismatchError(TracekitError, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,12 +14,18 @@ def convert(name: str, value: Any, hint: Any) -> Any:
 
     Args:
         name: Of the option, for the message.
-        value: As given; from a command line a text such as `"0.001"`, `"12"` or `"false"`.
+        value: As given; from a command line a text such as `"0.001"`, `"12"`, `"false"`,
+            `"none"` where None is allowed, or `"5,1"` for a tuple.
         hint: Its type.
 
     Raises:
         ConfigError: It is of another type.
     """
+    if isinstance(value, str):
+        if value.lower() == "none" and type(None) in get_args(hint):
+            return None
+        if get_origin(hint) is tuple:
+            value = value.split(",")
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:

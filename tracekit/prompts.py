@@ -237,9 +237,9 @@ class PromptPairs(Sequence[PromptPair]):
                     f"Example {number} lacks {' and '.join(sorted(missing))}. "
                     f"Give the keys {', '.join(sorted(TEXT_KEYS))} (y may be left out)."
                 )
-            entry: dict[str, Any] = {
-                key: row[key] for key in (*TEXT_KEYS, "weight") if row.get(key)
-            }
+            entry: dict[str, Any] = {key: row[key] for key in TEXT_KEYS if row.get(key)}
+            if row.get("weight") is not None:
+                entry["weight"] = row["weight"]
             for key in TEXT_KEYS & set(entry):
                 if key in ("prompt", "counterfactual"):
                     entry[f"{key}_ids"] = bos + encode("", row[key])
@@ -287,10 +287,14 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             "Give it counterfactual_ids or noise, one of the two."
         )
     texts = {key: str(row[key]) for key in TEXT_KEYS if key in row}
-    weight = float(row.get("weight", 1.0))
+    try:
+        weight = float(row.get("weight", 1.0))
+    except (TypeError, ValueError):
+        weight = float("nan")
     if not 0 < weight < float("inf"):
         raise PairsError(
-            f"The weight of example {number} is {weight:g}. Weights must be positive numbers."
+            f"The weight of example {number} is {row['weight']!r}. "
+            "Weights must be positive numbers; leave out what is to count for nothing."
         )
     if noise is not None:
         noise = torch.as_tensor(noise, dtype=torch.float32)

@@ -10,9 +10,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tracekit.cli.parsing import parse_loading, parse_options
 from tracekit.cli.printing import bars, load
-from tracekit.cli.program import BatchSize, DataDir, Device, Dtype, Quiet, Seed, app, console
-from tracekit.errors import ConfigError, DisagreementError
+from tracekit.cli.program import (
+    BatchSize,
+    DataDir,
+    Device,
+    Dtype,
+    ModelOption,
+    Quiet,
+    Seed,
+    app,
+    console,
+)
+from tracekit.errors import ConfigError, DisagreementError, UnknownMethodError
 
 if TYPE_CHECKING:
     from tracekit.experiments import Failure, Run, Written
@@ -57,6 +68,13 @@ def reproduce(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first examples of each data set.")
     ] = None,
+    data_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of the data sets that have it, as name=value; may be given several times."
+        ),
+    ] = None,
+    model_option: ModelOption = None,
     draws: Annotated[
         int | None,
         typer.Option(min=1, help="Random sets per budget. Default: 1000, 100 with `demo`."),
@@ -85,8 +103,6 @@ def reproduce(
     wanted = [name.strip() for name in methods.split(",")] if methods else []
     for name in wanted:
         if name not in METHODS:
-            from tracekit.errors import UnknownMethodError
-
             raise UnknownMethodError(name, METHODS)
     if output.is_file():
         raise ConfigError(f"The output {output} is a file. Give a folder.")
@@ -99,6 +115,7 @@ def reproduce(
         draws=draws,
         held_out=held_out,
         dtype=dtype,
+        data_options=parse_options(data_option or [], [""])[""],
     )
     chosen = experiments.chosen(names)
     total = len(experiments.plan(chosen, setting))
@@ -122,7 +139,7 @@ def reproduce(
             progress.update(task, advance=1, description=what)
             if not bars(quiet):
                 state = "ran" if getattr(done, "fresh", False) else "kept"
-                state = "missing" if isinstance(done, experiments.Failure) else state
+                state = "failed" if isinstance(done, experiments.Failure) else state
                 console.print(f"{state}: {what}", style="dim", highlight=False)
 
         written = experiments.reproduce(
@@ -132,16 +149,20 @@ def reproduce(
             data_dir=data_dir,
             device=device,
             batch_size=batch_size,
+            loading=parse_loading(model_option),
             processes=jobs,
             tell=tell,
         )
     for one in written:
         _print_report(one)
+    failed = sum(len(one.failures) for one in written)
     console.print(
         f"{fresh[0]} of {total} runs were new. Tables, figures and runs are in "
         f"{escape(str(output))}/.",
         highlight=False,
     )
+    if failed and model:
+        raise typer.Exit(1)
 
 
 def _list() -> None:
@@ -156,8 +177,8 @@ def _list() -> None:
 def _print_report(one: Written) -> None:
     """The tables that fit, and what must be known."""
     console.print(f"\n[bold]{one.experiment.name}[/]: {one.experiment.about}", highlight=False)
-    for model, reason in one.missing.items():
-        console.print(f"{model} is missing: {escape(reason)}", highlight=False)
+    for reason in one.reasons:
+        console.print(f"Not done: {escape(reason)}", highlight=False)
     if one.report is None:
         return
     for name, entry in one.report.tables.items():
@@ -195,6 +216,7 @@ def validate(
         Path | None, typer.Option(help="A table of your own (JSON), instead of the published one.")
     ] = None,
     data_dir: DataDir = None,
+    model_option: ModelOption = None,
     device: Device = None,
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
@@ -213,7 +235,7 @@ def validate(
         known = read_single_heads(table)
     else:
         known = single_heads(table_of or Path(model).name, names.get(dataset, dataset))
-    loaded = load(model, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
     options = {} if data_dir is None else {"data_dir": data_dir}
     pairs = tk.load_dataset(dataset, loaded, **options)
     tracer = tk.Tracer(loaded, pairs, batch_size=batch_size, progress=bars(quiet))

@@ -78,6 +78,12 @@ def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, A
     return found
 
 
+def parse_loading(texts: list[str] | None) -> dict[str, Any]:
+    """Options of loading a model; whole numbers as such."""
+    given = parse_options(texts or [], [""])[""]
+    return {name: int(value) if value.isdigit() else value for name, value in given.items()}
+
+
 def read_masks(path: Path) -> list[tuple[str, list[float]]]:
     """Masks in a file or a run folder, each with a name.
 

@@ -33,6 +33,13 @@ DataDir = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
+        "revision=main; may be given several times."
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Examples per pass.")]
 
 
@@ -40,7 +47,9 @@ def main() -> None:
     """Runs the command line; errors end it with one sentence and exit code 1."""
     _quieten()
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except TracekitError as error:
         text = escape(str(error))
         errors.print(f"[bold red]Error:[/] {text}", highlight=False, soft_wrap=True)

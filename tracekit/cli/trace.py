@@ -13,6 +13,7 @@ from tracekit.cli.parsing import (
     goal,
     parse_budget,
     parse_layers,
+    parse_loading,
     parse_options,
     parse_positions,
     read_masks,
@@ -31,6 +32,7 @@ from tracekit.cli.program import (
     DataDir,
     Device,
     Dtype,
+    ModelOption,
     Output,
     Quiet,
     Seed,
@@ -155,13 +157,7 @@ def trace(
     device: Device = None,
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
-    model_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-            "revision=main; may be given several times."
-        ),
-    ] = None,
+    model_option: ModelOption = None,
     max_memory: Annotated[
         int | None,
         typer.Option(min=0, help="MiB that counterfactual activations may take on the device."),
@@ -211,9 +207,7 @@ def trace(
     chosen_layers = parse_layers(layers)
     usual = describe_dataset(dataset)
     further = parse_options(data_option or [], [dataset])[dataset]
-    loading = parse_options(model_option or [], [model])[model]
-    loading = {k: int(v) if str(v).isdigit() else v for k, v in loading.items()}
-    loaded = load(model, device=device, dtype=dtype, **loading)
+    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
     options: dict[str, Any] = {"data_dir": data_dir, "split": split, **further}
     options = {name: value for name, value in options.items() if value is not None}
     if skip_mismatched:
@@ -336,6 +330,7 @@ def evaluate(
     positions: Annotated[str | None, typer.Option(help="As in `trace`.")] = None,
     mean: Annotated[str, typer.Option(help="As in `trace`.")] = "geometric",
     limit: Annotated[int | None, typer.Option(min=1, help="As in `trace`.")] = None,
+    model_option: ModelOption = None,
     device: Device = None,
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
@@ -354,7 +349,7 @@ def evaluate(
     usual = describe_dataset(dataset)
     options: dict[str, Any] = parse_options(data_option or [], [dataset])[dataset]
     options |= {} if data_dir is None else {"data_dir": data_dir}
-    loaded = load(model, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
     pairs = tk.load_dataset(dataset, loaded, **options)
     tracer = tk.Tracer(
         loaded,

@@ -20,7 +20,7 @@ code, examples whose two answers begin with the same token are not drawn, as the
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -80,18 +80,27 @@ def load(
         raise ConfigError(f"n is {n}. It must be at least 1.")
     named = {"value": _value_row, "operation": _operation_row}
     wanted = list(named) if desideratum == "both" else [desideratum]
-    rows: list[dict[str, Any]] = []
-    for what, weight in zip(("value", "operation"), weights, strict=True):
-        if what not in wanted:
-            continue
+    parts = []
+    for what in wanted:
         rng = random.Random(f"{what} {seed}")
         # Both splits are drawn, so that none of their examples can be the same.
         made = _balanced(rng, named[what], form, 2 * n, model)
-        part = made[::2] if split == "train" else made[1::2]
-        rows += [{**row, "weight": weight} for row in part]
+        parts.append(made[::2] if split == "train" else made[1::2])
+    rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
     name = "vbd" if desideratum == "both" else f"vbd-{desideratum}"
     pairs = PromptPairs.from_text(rows, model, name=f"{name}-{split}", on_mismatch=on_mismatch)
     return first_tokens(pairs)
+
+
+def weighted(
+    parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Rows of several parts in turn, so that any first few have some of each, with weights."""
+    return [
+        {**row, "weight": weight}
+        for some in zip(*parts, strict=True)
+        for row, weight in zip(some, weights, strict=True)
+    ]
 
 
 def first_tokens(pairs: PromptPairs) -> PromptPairs:

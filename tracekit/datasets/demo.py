@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracekit.datasets.binding import Desideratum
+from tracekit.datasets.binding import Desideratum, weighted
 from tracekit.demo import rows
 from tracekit.errors import ConfigError
 from tracekit.models import embedding_std
@@ -67,11 +67,9 @@ def load_binding(
         raise ConfigError(
             f"Unknown desideratum {desideratum!r} of demo-binding. Use value, operation or both."
         )
-    made = [
-        {**row, "weight": weight}
-        for (what, make), weight in zip(named.items(), weights, strict=True)
-        if desideratum in (what, "both")
-        for row in make()
-    ]
+    if desideratum == "both":
+        made = weighted([make() for make in named.values()], weights)
+    else:
+        made = named[desideratum]()
     suffix = "" if desideratum == "value" else f"-{desideratum}"
     return PromptPairs.from_text(made, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch)

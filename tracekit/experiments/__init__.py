@@ -6,13 +6,14 @@ and writes tables (CSV, LaTeX), figures and notes. Jobs that experiments share a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tracekit import figures
-from tracekit.errors import FigureExportError, HubUnreachableError, UnknownExperimentError
+from tracekit.errors import ConfigError, FigureExportError, NoRunError, UnknownExperimentError
 from tracekit.experiments import learning, selections, structure
 from tracekit.experiments.base import Experiment, Report, Setting
 from tracekit.experiments.jobs import Job, ModelAt, Place
@@ -41,8 +42,18 @@ class Written:
     folder: Path
     report: Report | None
     """None if no run of it could be done."""
-    missing: dict[str, str] = field(default_factory=dict)
-    """Models that cannot be had, and why."""
+    failures: list[Failure] = field(default_factory=list)
+    """Jobs that could not be done."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """What could not be done, and why; each reason once."""
+        found: dict[str, list[str]] = {}
+        for one in self.failures:
+            what = one.job.model if one.no_model else f"{one.job.model}, {one.job.dataset}"
+            what += "" if one.no_model else f", {one.job.label or one.job.work}"
+            found.setdefault(one.reason, []).append(what)
+        return [f"{'; '.join(dict.fromkeys(w))}: {reason}" for reason, w in found.items()]
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
@@ -68,6 +79,14 @@ def plan(experiments: Sequence[Experiment], setting: Setting) -> list[Job]:
 def place_of(experiments: Sequence[Experiment], setting: Setting, **options: object) -> Place:
     """Where the models of some experiments are."""
     models = [model for one in experiments for model in one.chosen_models(setting)]
+    by_title: dict[str, ModelAt] = {}
+    for model in models:
+        other = by_title.setdefault(model.title, model)
+        if other.source != model.source:
+            raise ConfigError(
+                f"{other.source} and {model.source} would both be called {model.title}. "
+                "Give them names: NAME=DIRECTORY."
+            )
     return Place(sources={model.title: model for model in models}, **options)  # type: ignore[arg-type]
 
 
@@ -79,6 +98,7 @@ def reproduce(
     data_dir: Path | None = None,
     device: str | None = None,
     batch_size: int = 64,
+    loading: Mapping[str, Any] | None = None,
     progress: bool = False,
     processes: int = 1,
     images: bool = True,
@@ -96,6 +116,7 @@ def reproduce(
         data_dir: Folder with data files, or with a folder per data set. None: downloads.
         device: E.g. `cuda:0`.
         batch_size: Examples per pass; changes no result.
+        loading: Further options of `load_model`, e.g. `device_map`.
         progress: Whether searches show progress bars.
         processes: How many runs at the same time.
         images: Whether to write figures as PNG too, where a browser is at hand.
@@ -103,8 +124,9 @@ def reproduce(
 
     Raises:
         UnknownExperimentError: No experiment of that name.
-        HubUnreachableError: No model at all can be had; the message gives the first reason.
-        TracekitError: A data set cannot be loaded, or a run fails.
+        ConfigError: Two models of the same name.
+        NoRunError: No run could be done; the message gives the first reason. Where only some
+            failed, `Written.failures` says which.
     """
     experiments = chosen(names)
     place = place_of(
@@ -113,51 +135,54 @@ def reproduce(
         data_dir=data_dir,
         device=device,
         batch_size=batch_size,
+        loading=loading or {},
         progress=progress,
     )
     jobs = plan(experiments, setting)
     done = do_all(jobs, place, output / _RUNS, processes=processes, tell=tell)
     by_job = {one.job.identity: one for one in done}
     if all(isinstance(one, Failure) for one in done):
-        raise HubUnreachableError(
-            f"No model can be had. {next(o.reason for o in done if isinstance(o, Failure))}"
-        )
+        first = next(one.reason for one in done if isinstance(one, Failure))
+        raise NoRunError(f"No run could be done. {first}")
     written = []
     for experiment in experiments:
-        mine = [by_job[job.identity] for job in experiment.jobs(setting)]
+        # Experiments may call the same run by other names.
+        mine = [replace(by_job[job.identity], job=job) for job in experiment.jobs(setting)]
         runs = [one for one in mine if isinstance(one, Run)]
         report = experiment.report(setting, runs) if runs else None
-        folder = output / experiment.name
-        missing = {one.job.model: one.reason for one in mine if isinstance(one, Failure)}
-        written.append(Written(experiment, folder, report, missing))
+        failures = [one for one in mine if isinstance(one, Failure)]
+        written.append(Written(experiment, output / experiment.name, report, failures))
         if report is not None:
-            _write(experiment, folder, report, missing, runs)
+            _write(written[-1], report, runs)
     if images:
         _write_images(written)
     return written
 
 
-def _write(
-    experiment: Experiment,
-    folder: Path,
-    report: Report,
-    missing: Mapping[str, str],
-    runs: Sequence[Run],
-) -> None:
+def _write(one: Written, report: Report, runs: Sequence[Run]) -> None:
     for name, table in report.tables.items():
-        table.save(folder, name)
-    figures.write_all({folder / f"{name}.html": one for name, one in report.figures.items()})
-    lines = [f"# {experiment.name}: {experiment.about}", ""]
+        table.save(one.folder, slug(name))
+    drawn: dict[str | Path, Any] = {
+        one.folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()
+    }
+    figures.write_all(drawn)
+    lines = [f"# {one.experiment.name}: {one.experiment.about}", ""]
     lines += [f"- {note}" for note in report.notes]
-    lines += [f"- {model} is missing: {reason}" for model, reason in missing.items()]
+    lines += [f"- Not done: {reason}" for reason in one.reasons]
     lines += ["", "Runs:", "", *(f"- {_RUNS}/{run.folder.name}" for run in runs)]
-    (folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    one.folder.mkdir(parents=True, exist_ok=True)
+    (one.folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def slug(name: str) -> str:
+    """A name as a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
 
 
 def _write_images(written: Sequence[Written]) -> None:
     """All figures as PNG at once, since starting a browser takes longer than drawing."""
     drawn: dict[str | Path, Any] = {
-        one.folder / f"{name}.png": figure
+        one.folder / f"{slug(name)}.png": figure
         for one in written
         if one.report is not None
         for name, figure in one.report.figures.items()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit.architectures import PAPER_MODELS
 from tracekit.datasets import describe
 from tracekit.experiments.jobs import DEMO_DATASETS, Job, ModelAt
 from tracekit.experiments.store import Run
@@ -18,6 +19,18 @@ _EPOCHS = {"professions": 30}
 """Of PGB-CT, where they are not 15."""
 _RATIO = {"counterfact", "known-facts", "demo-facts"}
 """Data sets whose published numbers are ratios of probabilities."""
+_AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "counterfact": {"seed": None, "leading_space": False},
+    "vbd": {"form": "code"},
+}
+"""Options under which a data set is the one that the published code reads."""
+_FEWEST = 5
+"""Examples of which a fifth can be held out."""
+_PUBLISHED_EXAMPLES = {"professions": 2873}
+NOT_PUBLISHED = (
+    "No published value is about this model and data: this is the paper's experiment, not a "
+    "reproduction of its numbers."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +51,19 @@ class Setting:
     held_out: bool = True
     """Whether methods are also run without a fifth of the examples, and measured on those."""
     dtype: str = "float32"
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the data sets; each gets those that it has."""
+
+    def is_papers(self, model: str) -> bool:
+        """Whether a model, by its name in tables, is the paper's, or is said to be."""
+        if not self.models:
+            return model in PAPER_MODELS
+        return any(one.title == model and one.paper is not None for one in self.models)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the data are the paper's, as far as this setting goes."""
+        return self.limit is None and not self.data_options
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,6 +140,7 @@ def trace_job(
             "model": model.title,
             "dtype": setting.dtype,
             "dataset": dataset,
+            "data_options": data_options(setting, dataset, changes.pop("data_options", {})),
             "components": components,
             "metric": "probability-ratio" if dataset in _RATIO else usual.metric,
             "positions": usual.positions,
@@ -127,9 +154,22 @@ def trace_job(
     )
 
 
+def data_options(setting: Setting, dataset: str, further: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a data set: as published, an experiment's own, and those asked for."""
+    known = describe(dataset).options
+    asked = {name: value for name, value in setting.data_options.items() if name in known}
+    return {**_AS_PUBLISHED.get(dataset, {}), **further, **asked}
+
+
+def usual_kind(dataset: str) -> str:
+    """`neurons` for data sets that are usually traced with them, else `heads`."""
+    return "neurons" if describe(dataset).components == "neurons" else "heads"
+
+
 def with_held_out(setting: Setting, jobs: Sequence[Job]) -> list[Job]:
     """The jobs, and if that is wanted the same with a fifth of the examples held out."""
-    return [*jobs, *(job.outside(_HELD_OUT) for job in jobs if setting.held_out)]
+    wanted = setting.held_out and (setting.limit is None or setting.limit >= _FEWEST)
+    return [*jobs, *(job.outside(_HELD_OUT) for job in jobs if wanted)]
 
 
 def whole(runs: Sequence[Run]) -> list[Run]:
@@ -190,35 +230,40 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
 def _beside_published(setting: Setting, frame: Any, table: str) -> Any:
     """The same with columns `published`, `difference` and `published_minutes`.
 
-    Only where model and method are the paper's and no example was left out on purpose.
+    Only where the model is the paper's and no example was left out on purpose.
     """
     published = paper_effects()
     published = published[published["table"] == table].drop(columns="table")
     published = published.rename(columns={"effect": "published", "minutes": "published_minutes"})
-    if setting.limit is not None:
-        published = published.iloc[:0]
-    keys = ["dataset", "model", "method", "share"]
-    real = {model.title for model in setting.models if model.paper is not None}
-    if setting.models:
-        published = published[published["model"].isin(real)]
+    same = published["model"].map(setting.is_papers) & setting.is_whole
     frame = frame.assign(share=frame["share"].round(6))
-    merged = frame.merge(published, on=keys, how="left")
+    keys = ["dataset", "model", "method", "share"]
+    merged = frame.merge(published[same], on=keys, how="left")
     return merged.assign(difference=merged["effect"] - merged["published"])
 
 
 def notes_on_sameness(setting: Setting, frame: Any) -> list[str]:
     """Why the numbers are, or are not, a reproduction."""
     found = []
-    if "published" not in frame or not frame["published"].notna().any():
-        found.append(
-            "No published value is about this model and data: this is the paper's experiment, "
-            "not a reproduction of its numbers."
-        )
-    elif (frame["dataset"] == "professions").any():
-        found.append(
-            "The published numbers on Professions are of 2873 examples, these of 2703: the "
-            "published files have 159 of the paper's 169 occupations."
-        )
     if setting.limit is not None:
         found.append(f"Only the first {setting.limit} examples of each data set were used.")
+    if "published" not in frame or not frame["published"].notna().any():
+        return [NOT_PUBLISHED, *found]
+    beside = frame[frame["published"].notna()]
+    for dataset, wanted in _PUBLISHED_EXAMPLES.items():
+        counts = beside[beside["dataset"] == dataset]["n_examples"].unique()
+        if len(counts) and counts[0] != wanted:
+            found.append(
+                f"The published numbers on {dataset} are of {wanted} examples, these of "
+                f"{counts[0]}."
+            )
+    if (beside["dataset"] == "counterfact").any():
+        found.append(
+            "CounterFact as in the published code: the first 200 records, targets without their "
+            "leading space. The noise of the published numbers is not known; it is drawn anew."
+        )
+    if (beside["method"] == "random").any() and setting.draws is not None:
+        found.append(f"Random is the best of {setting.draws} sets of each size.")
+    if setting.dtype != "float32":
+        found.append(f"The model ran in {setting.dtype}.")
     return found

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from tracekit.architectures import PAPER_MODELS, PaperModel
+from tracekit.components import ComponentRegistry
 from tracekit.datasets import describe
+from tracekit.demo import MODEL_DIR
 from tracekit.errors import ModelMismatchError
 from tracekit.models import DEMO
 
@@ -60,8 +64,8 @@ class Job:
     seed: int = 0
 
     def spec(self) -> dict[str, Any]:
-        """As JSON-ready values."""
-        return asdict(self)
+        """All that decides the numbers, as JSON-ready values."""
+        return {name: value for name, value in asdict(self).items() if name != "variant"}
 
     @property
     def label(self) -> str:
@@ -95,17 +99,19 @@ class ModelAt:
 
         Args:
             text: `demo`, a hub name, a directory, a name of the paper's tables (which stands for
-                its hub name), or `NAME=DIRECTORY`, which says that a directory holds the paper's
-                model of that name.
+                its hub name), or `NAME=DIRECTORY`: a name for tables, and if it is one of the
+                paper's, the claim that the directory holds that model.
         """
         by_hub = {model.hub: model for model in PAPER_MODELS.values()}
         name, equals, source = text.partition("=")
         paper = PAPER_MODELS.get(name) or by_hub.get(name)
-        if equals and paper is not None:
-            return cls(title=paper.title, source=source, paper=paper)
+        if equals:
+            return cls(title=name if paper is None else paper.title, source=source, paper=paper)
         if paper is not None and not Path(text).is_dir():
             return cls(title=paper.title, source=paper.hub, paper=paper)
-        return cls(title=Path(text).name or text, source=text)
+        title = Path(text).name or text
+        # A folder of that name need not hold the paper's model.
+        return cls(title=text if title in PAPER_MODELS else title, source=text)
 
     @property
     def is_demo(self) -> bool:
@@ -114,7 +120,10 @@ class ModelAt:
 
     def count(self, kind: str) -> int | None:
         """Number of components of a kind, if it is known before the model is loaded."""
-        return None if self.paper is None else self.paper.count(kind)
+        if self.paper is not None:
+            return self.paper.count(kind)
+        sizes = _sizes(self.source)
+        return None if sizes is None else len(ComponentRegistry.build(sizes, kind))
 
     def check(self, cfg: Any) -> None:
         """Refuses a model of other sizes than the one it is said to be.
@@ -133,6 +142,27 @@ class ModelAt:
                 )
 
 
+@cache
+def _sizes(source: str) -> Any:
+    """Sizes of a model on disk, from its configuration; None for others."""
+    folder = MODEL_DIR if source == DEMO else Path(source).expanduser()
+    if not (folder / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(folder))
+        return SimpleNamespace(
+            n_layers=config.num_hidden_layers,
+            n_heads=config.num_attention_heads,
+            d_model=config.hidden_size,
+            d_mlp=None,
+        )
+    except (ValueError, KeyError, OSError, AttributeError):
+        # Loading it will say what is wrong.
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where models and data are, and what runs them."""
@@ -144,6 +174,8 @@ class Place:
     device: str | None = None
     batch_size: int = 64
     progress: bool = False
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of `load_model`."""
 
     def folder_of(self, dataset: str) -> Path | None:
         """Folder with the files of a data set."""

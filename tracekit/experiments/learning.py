@@ -41,13 +41,14 @@ def _plan_ablation(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
     frame = effects_frame(setting, runs)
+    axis = runs[0].result.metric_axis
     drawn = {
         f"ablation-{model}-{dataset}": figures.lines(
             part,
             x="budget",
             y="effect",
             series="method",
-            titles=("number of heads", "effect (odds ratio - 1)"),
+            titles=("number of heads", axis),
             title=f"{dataset}, {model}",
             subtitle="PGB-CT, without either penalty, and DCM",
             reference=(part["full_effect"].iloc[0], "all heads"),
@@ -88,7 +89,7 @@ def _report_dcm(setting: Setting, runs: list[Run]) -> Report:
     frame = _epochs(runs)
     return Report(
         tables={"epochs": _epochs_table(frame)},
-        figures=_over_epochs(frame, "method", "model"),
+        figures=_over_epochs(frame, "method", ["model", "dataset"]),
         notes=[_NOTE],
     )
 
@@ -104,7 +105,7 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
     frame = _epochs(runs)
     fixed = frame[frame["lambda1"] == _LAMBDA]
     last = frame.groupby(["dataset", "model", "lambda1"], sort=False, as_index=False).last()
-    drawn = _over_epochs(fixed, "model", "dataset")
+    drawn = _over_epochs(fixed, "model", ["dataset"])
     for dataset, part in last.groupby("dataset", sort=False):
         drawn[f"lambda-{dataset}"] = figures.lines(
             part,
@@ -155,9 +156,11 @@ def _epochs_table(frame: Any) -> Table:
     )
 
 
-def _over_epochs(frame: Any, series: str, apart: str) -> dict[str, Any]:
+def _over_epochs(frame: Any, series: str, apart: list[str]) -> dict[str, Any]:
+    """Share selected and binary violation, a figure of each for every case."""
     drawn = {}
-    for case, part in frame.groupby(apart, sort=False):
+    for keys, part in frame.groupby(apart, sort=False):
+        case = "-".join(map(str, keys))
         for column, title in (("share", "S/N"), ("binary_violation", "m(1 - m), mean over heads")):
             drawn[f"{column.replace('_', '-')}-{case}"] = figures.lines(
                 part,
@@ -165,9 +168,7 @@ def _over_epochs(frame: Any, series: str, apart: str) -> dict[str, Any]:
                 y=column,
                 series=series,
                 titles=("epoch", title),
-                title=f"{part['dataset'].iloc[0]}, {part['model'].iloc[0]}"
-                if series == "method"
-                else str(case),
+                title=", ".join(map(str, reversed(keys))),
             )
     return drawn
 

@@ -8,12 +8,14 @@ from typing import Any
 from tracekit import figures
 from tracekit.errors import UnknownTableError
 from tracekit.experiments.base import (
+    NOT_PUBLISHED,
     Experiment,
     Report,
     Setting,
     effects_frame,
     notes_on_sameness,
     trace_job,
+    usual_kind,
     whole,
     with_held_out,
 )
@@ -89,9 +91,9 @@ def _wide(frame: Any) -> Table:
         row |= {_percent(share): by_share["effect"].get(share) for share in shares}
         row["minutes"] = part["minutes"].iloc[0]
         if frame["published"].notna().any():
-            row |= {
-                f"{_percent(share)} published": by_share["published"].get(share) for share in shares
-            }
+            for share in shares:
+                row[f"{_percent(share)} published"] = by_share["published"].get(share)
+                row[f"{_percent(share)} difference"] = by_share["difference"].get(share)
             row["minutes published"] = part["published_minutes"].iloc[0]
         rows.append(row)
     import pandas as pd
@@ -170,7 +172,7 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
     rows = []
     for i, first in enumerate(matrix.columns):
         for second in matrix.columns[i + 1 :]:
-            pair = published[here & setting_is_whole(setting)]
+            pair = published[here & setting.is_whole & setting.is_papers(job.model)]
             match = [
                 row.jaccard
                 for row in pair.itertuples()
@@ -182,14 +184,11 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
                     "second": second,
                     "jaccard": matrix.loc[first, second],
                     "published": match[0] if match else None,
+                    "difference": matrix.loc[first, second] - match[0] if match else None,
                 }
             )
-    return pd.DataFrame(rows, columns=["first", "second", "jaccard", "published"])
-
-
-def setting_is_whole(setting: Setting) -> bool:
-    """Whether no example was left out on purpose."""
-    return setting.limit is None
+    columns = ["first", "second", "jaccard", "published", "difference"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
@@ -234,7 +233,12 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
 def _fig_time(setting: Setting, runs: list[Run]) -> Report:
     frame = effects_frame(setting, runs)
     frame = frame.drop_duplicates(["dataset", "model", "method"])
+    where = {(r.job.dataset, r.job.model, r.job.label): r.info for r in whole(runs)}
+    cases = [where[row.dataset, row.model, row.method] for row in frame.itertuples()]
+    for name in ("device", "processes", "threads"):
+        frame[name] = [info[name] for info in cases]
     columns = ["dataset", "model", "method", "minutes", "forward", "backward", "n_components"]
+    columns += ["device", "processes", "threads"]
     drawn = {
         f"time-{dataset}": figures.bars(
             part,
@@ -251,7 +255,10 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
     table = Table(
         frame=frame[columns], caption="Wall time and passes over the data, all budgets together."
     )
-    notes = ["Wall times are of the machine that ran this; the paper's are of one A6000."]
+    notes = [
+        "Wall times are of the machine that ran this; the paper's are of one A6000. Runs that "
+        "shared the machine (`processes`) took longer than they would have alone."
+    ]
     return Report(tables={"time": table}, figures=drawn, notes=notes)
 
 
@@ -259,10 +266,8 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
 
 
 def _plan_single(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-    neurons = dataset in ("professions", "demo-professions")
-    components = "neurons" if neurons else "heads"
     return [
-        trace_job(setting, model, dataset, components, method, [1])
+        trace_job(setting, model, dataset, usual_kind(dataset), method, [1])
         for method in setting.methods or ["top-k", "pgb-ct"]
     ]
 
@@ -280,9 +285,12 @@ def _report_single(setting: Setting, runs: list[Run]) -> Report:
             label = "optimum" if method == "top-k" else method
             row[label] = result.effect
             row[f"{label} component"] = ", ".join(result.labels)
-        if (job.model, job.dataset) in published.index and setting_is_whole(setting):
+        known = (job.model, job.dataset) in published.index and setting.is_papers(job.model)
+        if known and setting.is_whole:
             line = published.loc[(job.model, job.dataset)]
-            row |= {"optimum paper": line["optimum"], "pgb-ct paper": line["pgb-ct"]}
+            for label in ("optimum", "pgb-ct"):
+                row[f"{label} paper"] = line[label]
+                row[f"{label} difference"] = row.get(label, float("nan")) - line[label]
             row["optimum Vig et al."] = _vig(job)
         rows.append(row)
     table = Table(
@@ -295,13 +303,7 @@ def _report_single(setting: Setting, runs: list[Run]) -> Report:
         "models and data (0.031, 0.064). Both are shown."
     ]
     compared = any("optimum paper" in row for row in rows)
-    return Report(tables={"single": table}, notes=notes if compared else [_NOT_PUBLISHED])
-
-
-_NOT_PUBLISHED = (
-    "No published value is about this model and data: this is the paper's experiment, not a "
-    "reproduction of its numbers."
-)
+    return Report(tables={"single": table}, notes=notes if compared else [NOT_PUBLISHED])
 
 
 def _vig(job: Job) -> float | None:

@@ -69,8 +69,8 @@ class Run:
 
 
 def weights_hash(model: HookedModel) -> str:
-    """SHA-256 over names, shapes and values of all parameters, in hexadecimal."""
-    digest = hashlib.sha256()
+    """SHA-256 over the configuration, and names, shapes and values of all parameters."""
+    digest = hashlib.sha256(json.dumps(_config(model), sort_keys=True, default=str).encode())
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     for name in sorted(state):
         value = state[name]
@@ -80,6 +80,14 @@ def weights_hash(model: HookedModel) -> str:
         flat = value.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _config(model: Any) -> dict[str, Any]:
+    """What a model computes beside its parameters: activations, windows, scalings."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    found = dict(vars(model.cfg)) if config is None else config.to_dict()
+    names = ("_name_or_path", "model_name", "transformers_version", "device")
+    return {name: value for name, value in found.items() if name not in names}
 
 
 def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:

@@ -6,7 +6,15 @@ from typing import Any
 
 from tracekit import figures
 from tracekit.datasets import describe
-from tracekit.experiments.base import Experiment, Report, Setting, trace_job, whole
+from tracekit.experiments.base import (
+    Experiment,
+    Report,
+    Setting,
+    data_options,
+    trace_job,
+    usual_kind,
+    whole,
+)
 from tracekit.experiments.jobs import Job, ModelAt
 from tracekit.experiments.selections import HEADS, NEURONS
 from tracekit.experiments.store import Run
@@ -27,7 +35,7 @@ _GPT2 = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
 
 
 def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-    blocks = dataset in ("professions", "demo-professions")
+    blocks = usual_kind(dataset) == "neurons"
     usual = describe(dataset)
     return [
         Job(
@@ -35,6 +43,7 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             model=model.title,
             dtype=setting.dtype,
             dataset=dataset,
+            data_options=data_options(setting, dataset, {}),
             components="mlp-blocks" if blocks else "heads",
             metric=usual.metric,
             positions=usual.positions,
@@ -92,8 +101,8 @@ def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             sizes,
             data_options={"desideratum": "both"},
             accuracy_on={
-                "value": {"desideratum": "value", **apart},
-                "operation": {"desideratum": "operation", **apart},
+                what: data_options(setting, dataset, {"desideratum": what, **apart})
+                for what in ("value", "operation")
             },
         )
         for method in setting.methods or ["pgb-ct"]
@@ -134,7 +143,8 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
                     "budget": result.budget,
                     "selected": " ".join(result.labels),
                 }
-                if known is not None and setting.limit is None:
+                ours = job.dataset == "vbd" and setting.is_papers(job.model)
+                if known is not None and ours and setting.is_whole:
                     line["published"] = " ".join(known["components"])
                     line["in both"] = len({*known["components"]} & {*result.labels})
                 sets.append(line)
@@ -170,8 +180,8 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
 
 
 def _plan_findings(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-    neurons = dataset in ("professions", "demo-professions")
-    components, budgets = ("neurons", NEURONS) if neurons else ("heads", HEADS)
+    components = usual_kind(dataset)
+    budgets = NEURONS if components == "neurons" else HEADS
     # The same jobs as those of the tables.
     return [trace_job(setting, model, dataset, components, "top-k", budgets)]
 

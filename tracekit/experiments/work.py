@@ -30,23 +30,27 @@ from tracekit.tracer import Tracer
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that could not be done, because its model cannot be had."""
+    """A job that could not be done."""
 
     job: Job
     reason: str
+    no_model: bool = False
+    """Whether its model cannot be had."""
 
 
 class Worker:
     """Does jobs; keeps the last model and the last tracer, which the next job often shares."""
 
-    def __init__(self, place: Place, root: Path) -> None:
+    def __init__(self, place: Place, root: Path, processes: int = 1) -> None:
         """Loads nothing yet.
 
         Args:
             place: Where models and data are.
             root: Folder of the store.
+            processes: How many workers there are, to be noted beside wall times.
         """
         self._place = place
+        self._processes = processes
         self._root = root
         self._model: tuple[tuple[str, str], HookedModel, str] | None = None
         self._pairs: dict[str, PromptPairs] = {}
@@ -66,11 +70,18 @@ class Worker:
             return Run(job, folder)
         tracer = self._trace(job, model, pairs)
         found: Any
-        about: dict[str, Any] = {"device": str(tracer.engine.device)}
+        about: dict[str, Any] = {
+            "device": str(tracer.engine.device),
+            "processes": self._processes,
+            "threads": torch.get_num_threads(),
+        }
         if job.work == "pairs":
             found = tracer.interactions()
         else:
             found = _searched(tracer, job)
+            if any(result.stopped == "interrupted" for result in found):
+                # The best so far is no finished run.
+                raise KeyboardInterrupt
             about |= self._accuracies(job, tracer, found)
         save(folder, config, about, found)
         return Run(job, folder, fresh=True)
@@ -81,7 +92,9 @@ class Worker:
             self._model, self._tracer = None, None
             self._pairs.clear()
             at = self._place.sources[job.model]
-            model = load_model(at.source, device=self._place.device, dtype=job.dtype)
+            model = load_model(
+                at.source, device=self._place.device, dtype=job.dtype, **self._place.loading
+            )
             at.check(model.cfg)
             self._model = (key, model, weights_hash(model))
         return self._model[1:]
@@ -169,8 +182,7 @@ def do_all(
 ) -> list[Run | Failure]:
     """Does jobs, each once, those of a model together.
 
-    A model that cannot be had costs its jobs only; any other error ends everything, and what was
-    finished is kept.
+    A job that fails costs only itself. Ctrl-C ends everything; what was finished is kept.
 
     Args:
         jobs: In any order, some perhaps twice.
@@ -200,11 +212,13 @@ def do_all(
 
 def _try(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
     if job.model in missing:
-        return Failure(job, missing[job.model])
+        return Failure(job, missing[job.model], no_model=True)
     try:
         return worker.do(job)
     except (UnknownModelError, HubUnreachableError) as error:
         missing[job.model] = str(error)
+        return Failure(job, str(error), no_model=True)
+    except TracekitError as error:
         return Failure(job, str(error))
 
 
@@ -212,10 +226,10 @@ _worker: Worker | None = None
 _missing: dict[str, str] = {}
 
 
-def _begin(place: Place, root: Path, threads: int) -> None:
+def _begin(place: Place, root: Path, threads: int, processes: int) -> None:
     global _worker
     torch.set_num_threads(threads)
-    _worker = Worker(place, root)
+    _worker = Worker(place, root, processes)
 
 
 def _work(job: Job) -> Run | Failure:
@@ -235,7 +249,10 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     done: dict[int, Run | Failure] = {}
     pool = ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_begin, initargs=(place, root, threads)
+        processes,
+        mp_context=context,
+        initializer=_begin,
+        initargs=(place, root, threads, processes),
     )
     with pool:
         waiting = {pool.submit(_work, job): number for number, job in enumerate(jobs)}
@@ -243,7 +260,7 @@ def _in_processes(
             for future in as_completed(waiting):
                 done[waiting[future]] = future.result()
                 tell(done[waiting[future]])
-        except (TracekitError, KeyboardInterrupt):
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [done[number] for number in range(len(jobs))]

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.errors import NonFiniteMetricError
+from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 from tracekit.models import sent
@@ -45,9 +45,10 @@ class RewardGradient:
         self._engine = engine
         self._kind = kind
         self._precision: Precision = precision
-        # The weighted effect of one example may be below -1.
-        single = kind == "per-example" and engine.pairs.weights is not None
-        self._bounded = engine.metric.above_minus_one and not single
+        if kind == "per-example":
+            refuse_weights(engine)
+        # The mean over a few weighted examples may be below -1.
+        self._bounded = engine.metric.above_minus_one and engine.pairs.weights is None
         self._latest = torch.full((engine.n_examples,), torch.nan, device=engine.device)
         self._failed = torch.zeros((), dtype=torch.bool, device=engine.device)
         self._suspect = torch.zeros(engine.n_components, device=engine.device)
@@ -102,6 +103,18 @@ class RewardGradient:
 
     def _slope(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
         return slope(effect, self._bounded)
+
+
+def refuse_weights(engine: Engine) -> None:
+    """Refuses the per-example reward where examples have weights.
+
+    Raises:
+        ConfigError: They have.
+    """
+    if engine.pairs.weights is not None:
+        raise ConfigError(
+            "The per-example reward has no meaning for weighted examples. Use reward='dataset'."
+        )
 
 
 def slope(effect: Float[Tensor, "*example"], bounded: bool) -> Float[Tensor, "*example"]:

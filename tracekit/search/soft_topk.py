@@ -24,7 +24,7 @@ from torch import Tensor
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 from tracekit.search.ledger import Ledger
-from tracekit.search.reward import Reward, slope
+from tracekit.search.reward import Reward, refuse_weights, slope
 
 BudgetSchedule = Literal["log", "uniform"]
 
@@ -88,14 +88,15 @@ def soft_topk_scores(
         LimitReachedError: As in `Ledger.soft_gradient`.
     """
     engine = ledger.engine
+    if reward == "per-example":
+        refuse_weights(engine)
     scores = torch.zeros(engine.n_components)
     total = torch.zeros(engine.n_components)
     optimizer = torch.optim.Adam([scores], lr=learning_rate)
 
     def weigh(effects: Effects) -> Effects:
         if reward == "per-example":
-            bounded = engine.metric.above_minus_one and engine.pairs.weights is None
-            return -slope(effects, bounded)
+            return -slope(effects, engine.metric.above_minus_one)
         return torch.ones_like(effects)
 
     for step in range(steps):
