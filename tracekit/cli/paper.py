@@ -183,10 +183,12 @@ def _print_report(one: Written) -> None:
         return
     for name, entry in one.report.tables.items():
         frame = entry.frame[list(entry.columns)] if entry.columns else entry.frame
-        if len(frame) > _MOST_ROWS:
+        if not entry.brief or len(frame) > _MOST_ROWS:
             console.print(f"{name}: {len(frame)} rows, in {one.folder}/{name}.csv", style="dim")
             continue
-        table = Table(*map(str, frame.columns), title=name, title_justify="left")
+        table = Table(title=name, title_justify="left")
+        for column in frame.columns:
+            table.add_column(str(column), overflow="fold")
         for row in frame.itertuples(index=False):
             table.add_row(*map(_cell, row))
         console.print(table)

@@ -153,6 +153,7 @@ def _epochs_table(frame: Any) -> Table:
     return Table(
         frame=frame,
         caption="Share of heads selected and binary violation, $m^T(1 - m) / N$, over epochs.",
+        brief=False,
     )
 
 

@@ -78,6 +78,7 @@ def _long(frame: Any) -> Table:
         columns=["dataset", "model", "method", "budget", "effect", "low", "high", "held_out"],
         best=["effect"],
         groups=["dataset", "model", "budget"],
+        brief=False,
     )
 
 

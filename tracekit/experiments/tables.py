@@ -22,6 +22,8 @@ class Table:
     """Columns in which, within each group, the best is bold and the second underlined."""
     groups: Sequence[str] = ()
     """Columns that make a group."""
+    brief: bool = True
+    """Whether it is short enough to be shown in a terminal."""
 
     def latex(self) -> str:
         """The LaTeX table, for a document that loads booktabs."""
