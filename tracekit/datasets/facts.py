@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +63,10 @@ def load_counterfact(
         DataNotFoundError: The file is missing.
         DataFormatError: It is not a list of records of CounterFact.
     """
-
-    def row(record: Mapping[str, Any]) -> dict[str, str]:
-        rewrite = record["requested_rewrite"]
-        return {
-            "prompt": rewrite["prompt"].format(rewrite["subject"]),
-            "x": rewrite["target_true"]["str"],
-            "y": rewrite["target_new"]["str"],
-        }
-
-    text = _COUNTERFACT.read(data_dir, "counterfact.json")
-    rows = _rows("counterfact.json", text, row, n, seed, leading_space)
+    source = _Source(_COUNTERFACT, "counterfact.json", _from_counterfact)
+    rows = source.rows(data_dir, n, seed, leading_space=leading_space)
     check_count("counterfact", len(rows), _N_SAMPLED)
-    noise = GaussianNoise(std=noise_std, seed=seed or 0)
-    return PromptPairs.from_text(
-        rows, model, noise=noise, name="counterfact", on_mismatch=on_mismatch
-    )
+    return source.pairs(rows, model, noise_std, seed, on_mismatch)
 
 
 def load_known(
@@ -105,42 +94,65 @@ def load_known(
         DataNotFoundError: The file is missing.
         DataFormatError: It is not a list of facts.
     """
-
-    def row(record: Mapping[str, Any]) -> dict[str, str]:
-        return {"prompt": record["prompt"], "x": record["attribute"]}
-
-    text = _KNOWN.read(data_dir, "known_1000.json")
-    rows = _rows("known_1000.json", text, row, n, seed, leading_space)
+    source = _Source(_KNOWN, "known_1000.json", _from_known)
+    rows = source.rows(data_dir, n, seed, leading_space=leading_space)
     if n is None:
         check_count("known-facts", len(rows), _N_KNOWN)
-    noise = GaussianNoise(std=noise_std, seed=seed or 0)
-    return PromptPairs.from_text(
-        rows, model, noise=noise, name="known-facts", on_mismatch=on_mismatch
-    )
+    return source.pairs(rows, model, noise_std, seed, on_mismatch)
 
 
-def _rows(
-    name: str,
-    text: str,
-    row: Callable[[Mapping[str, Any]], dict[str, str]],
-    n: int | None,
-    seed: int | None,
-    leading_space: bool,
-) -> list[dict[str, str]]:
-    """Rows of some records, in the order of the file."""
-    if n is not None and n < 1:
-        raise ConfigError(f"n is {n}. It must be at least 1.")
-    try:
-        rows = [row(record) for record in json.loads(text)]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataFormatError(
-            f"{name} is not the list of records that is expected. Get it again."
-        ) from error
-    if n is not None and n < len(rows):
-        chosen = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
-        rows = [rows[i] for i in sorted(chosen)]
-    space = " " if leading_space else ""
-    return [
-        {key: value if key == "prompt" else space + value.strip() for key, value in one.items()}
-        for one in rows
-    ]
+def _from_counterfact(record: Mapping[str, Any]) -> dict[str, str]:
+    rewrite = record["requested_rewrite"]
+    return {
+        "prompt": rewrite["prompt"].format(rewrite["subject"]),
+        "x": rewrite["target_true"]["str"],
+        "y": rewrite["target_new"]["str"],
+    }
+
+
+def _from_known(record: Mapping[str, Any]) -> dict[str, str]:
+    return {"prompt": record["prompt"], "x": record["attribute"]}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file of records, and how one becomes a row."""
+
+    files: Files
+    name: str
+    row: Callable[[Mapping[str, Any]], dict[str, str]]
+
+    def rows(
+        self, data_dir: Path | None, n: int | None, seed: int | None, *, leading_space: bool
+    ) -> list[dict[str, str]]:
+        """Rows of some records, in the order of the file."""
+        if n is not None and n < 1:
+            raise ConfigError(f"n is {n}. It must be at least 1.")
+        text = self.files.read(data_dir, self.name)
+        try:
+            rows = [self.row(record) for record in json.loads(text)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataFormatError(
+                f"{self.name} is not the list of records that is expected. Get it again."
+            ) from error
+        if n is not None and n < len(rows):
+            chosen = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
+            rows = [rows[i] for i in sorted(chosen)]
+        space = " " if leading_space else ""
+        return [
+            {key: text if key == "prompt" else space + text.strip() for key, text in one.items()}
+            for one in rows
+        ]
+
+    def pairs(
+        self,
+        rows: list[dict[str, str]],
+        model: Any,
+        noise_std: float,
+        seed: int | None,
+        on_mismatch: OnMismatch,
+    ) -> PromptPairs:
+        """Pairs with noise as their counterfactual."""
+        noise = GaussianNoise(std=noise_std, seed=seed or 0)
+        name = self.files.dataset
+        return PromptPairs.from_text(rows, model, noise=noise, name=name, on_mismatch=on_mismatch)

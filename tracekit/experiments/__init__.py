@@ -23,11 +23,9 @@ from tracekit.experiments.work import Failure, do_all
 EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        *(one for one in structure.EXPERIMENTS if one.name == "fig-nonadditivity"),
         *selections.EXPERIMENTS,
-        *(one for one in structure.EXPERIMENTS if one.name == "fig-binding"),
+        *structure.EXPERIMENTS,
         *learning.EXPERIMENTS,
-        *(one for one in structure.EXPERIMENTS if one.name == "findings"),
     )
 }
 
