@@ -623,3 +623,49 @@ def test_what_cannot_be_followed_is_refused(model):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tk.Tracer(model, data).path(max_budget=2)
+
+
+class TestHalving:
+    """Groups of components are halved, to find single ones that no gradient points to."""
+
+    def test_every_round_halves_the_best_groups(self, model):
+        engine = tiny.engine(model, tiny.pairs(4), "neurons")
+        n = engine.n_components
+        frontier = Frontier(Ledger(engine, Limits()), 5)
+        rounds = []
+        measure = frontier.ledger.measure
+
+        def note(sets, label):
+            rounds.append(list(sets))
+            return measure(sets, label)
+
+        frontier.ledger.measure = note
+        frontier.halve(4, 2)
+        assert sorted(i for group in rounds[0] for i in group) == list(range(n))
+        for before, after in pairwise(rounds):
+            means = {one: engine.mean_effects([one]).item() for one in before}
+            best = sorted(before, key=lambda one: -means[one])[:2]
+            assert sorted(i for one in after for i in one) == sorted(i for one in best for i in one)
+            assert all(any({*half} < {*one} for one in best) for half in after)
+        assert {len(one) for one in rounds[-1]} <= {1, 2}
+        assert frontier.sizes[0] == 1
+        assert frontier.sizes[-1] <= 5
+
+    def test_it_heeds_limits(self, model):
+        engine = tiny.engine(model, tiny.pairs(4), "neurons")
+        frontier = Frontier(Ledger(engine, Limits(max_forwards=6)), 72)
+        with pytest.raises(LimitReachedError):
+            frontier.halve(4, 2)
+        assert engine.cost.forward_equivalents == 6
+
+    @pytest.mark.slow
+    def test_a_neuron_that_the_gradient_does_not_see_is_found(self, demo_model):
+        """Its effect is a single fact tipped over; the gradient ranks it last but a few."""
+        pairs = tk.load_dataset("demo-facts", demo_model)
+        tracer = tk.Tracer(demo_model, pairs, "neurons", "probability-drop")
+        best = tracer.run("top-k", budget=1)
+        gains = tracer.engine.first_order(()).gains
+        (chosen,) = best.binary_mask.nonzero()[:, 0].tolist()
+        assert (gains > gains[chosen]).sum() > len(gains) / 2
+        path = tracer.path(max_budget=8, statistics=False)
+        assert path.at(1).effect == pytest.approx(best.effect, rel=1e-4)

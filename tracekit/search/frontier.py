@@ -101,6 +101,30 @@ class Frontier:
         if any(one not in self.ledger for one in fitting):
             raise self.ledger.cut_short()
 
+    def halve(self, n_groups: int, kept: int) -> None:
+        """Looks for components that do much alone, though no gradient says so.
+
+        All components are dealt into groups; the best groups are halved, and the best halves
+        again, down to single components. All of them are measured.
+
+        Args:
+            n_groups: Number of groups.
+            kept: How many of a round are halved.
+
+        Raises:
+            LimitReachedError: Not all could be measured; those that could are kept.
+        """
+        n = self.ledger.engine.n_components
+        groups = [tuple(range(first, n, n_groups)) for first in range(n_groups)]
+        while groups:
+            done = self.ledger.measure(groups, "groups")
+            self._note([one for one in done if len(one) <= self.largest])
+            if any(one not in self.ledger for one in groups):
+                raise self.ledger.cut_short()
+            groups.sort(key=lambda one: -self.ledger.effects(one).mean().item())
+            parts = [one for one in groups[:kept] if len(one) > 1]
+            groups = [half for one in parts for half in (one[::2], one[1::2])]
+
     def adopt(self, known: Mapping[Set, Effects]) -> None:
         """Takes over sets that were measured elsewhere."""
         self.ledger.adopt(known)

@@ -1,7 +1,9 @@
 """Path: the best set of every size from one run, at a cost that does not grow with the model.
 
 1. The gradient at the empty set proposes single components, which are measured: the best one
-   opens the path.
+   opens the path. Where there are too many to measure a good part of them, groups of components
+   are measured and the best ones halved, down to single ones: that finds those that no gradient
+   points to.
 2. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
    soft top-k ranks all components for all budgets (see `soft_topk.py`), and prefixes of the
    rankings are measured at each size.
@@ -48,6 +50,9 @@ _EFFORTS = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
 taken up, how far behind the best they may be, and how many times as many moves are tried."""
 _FOR_SOFT_TOPK = 100
 """Passes below which soft top-k learns nothing worth its steps."""
+_GROUPS = 16
+_HALVED = 4
+"""Groups that all components are dealt into, and how many of them are halved in each round."""
 _PER_DENSE_SIZE = 6
 _PER_SPREAD_SIZE = 18
 
@@ -171,6 +176,8 @@ class PathSearch:
         frontier = walk.frontier
         looks = frontier.orders()
         frontier.measure([[i] for i in in_turn(*looks)[: plan.singles]], "single components")
+        if plan.groups:
+            frontier.halve(plan.groups, _HALVED)
         orders = looks
         if plan.soft_steps:
             walk.scores, total = soft_topk_scores(
@@ -204,6 +211,8 @@ class Plan:
     dense: bool
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
+    groups: int = 0
+    """Groups of components that are halved, to find single ones that no gradient points to."""
 
     def prefixes(self, orders: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """What is measured of rankings: the sizes to visit, and with few passes more of them."""
@@ -238,7 +247,16 @@ class Plan:
         asked = budgets if len(budgets) < last else ()
         sizes = tuple(sorted({*spread(1, last, max(2, count)), *asked}))
         steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
-        return cls(passes=passes, singles=singles, sizes=sizes, dense=dense, soft_steps=steps)
+        rounds = max(1, n_components // _GROUPS).bit_length()
+        halving = singles < n_components and _GROUPS + 2 * _HALVED * rounds <= passes // 6
+        return cls(
+            passes=passes,
+            singles=singles,
+            sizes=sizes,
+            dense=dense,
+            soft_steps=steps,
+            groups=_GROUPS if halving else 0,
+        )
 
 
 @dataclass(eq=False)
