@@ -274,6 +274,7 @@ class TestStore:
         fresh = [run.fresh for run in do_all([*jobs, jobs[0]], place, tmp_path)]
         assert fresh == [False, False, True]
 
+    @pytest.mark.slow
     def test_several_processes_find_the_same(self, tmp_path, place):
         jobs = [job(), job(method="greedy"), job(work="pairs", depths=(0.5,), budgets=())]
         ours = do_all(jobs, place, tmp_path / "one")
