@@ -28,8 +28,8 @@ def tracer_for(model, name, components=None, limit=None):
     ("name", "budgets"),
     [
         ("demo-bias", HEADS),
-        ("demo-professions", NEURONS),
-        ("demo-facts", NEURONS),
+        pytest.param("demo-professions", NEURONS, marks=pytest.mark.slow),
+        pytest.param("demo-facts", NEURONS, marks=pytest.mark.slow),
         ("demo-binding", HEADS),
     ],
 )
@@ -54,7 +54,7 @@ def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, opti
 @pytest.mark.parametrize(
     ("name", "bar"),
     [
-        ("demo-bias", 0.995),
+        pytest.param("demo-bias", 0.995, marks=pytest.mark.slow),
         pytest.param("demo-professions", 0.995, marks=pytest.mark.slow),
         pytest.param("demo-binding", 0.995, marks=pytest.mark.slow),
         # One of its four budgets falls short; docs/solvers.md says so.
