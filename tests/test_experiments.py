@@ -20,6 +20,7 @@ from tracekit.errors import (
     NoRunError,
     SearchStoppedWarning,
     UnknownExperimentError,
+    UnknownOptionError,
 )
 from tracekit.experiments import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
 from tracekit.experiments.base import effects_frame, notes_on_sameness
@@ -297,6 +298,13 @@ class TestStore:
             experiments.reproduce(
                 ["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path
             )
+
+
+def test_a_data_option_that_nothing_has_is_refused(tmp_path):
+    setting = Setting(models=[DEMO], data_options={"sed": "3"})
+    with pytest.raises(UnknownOptionError, match="Unknown option 'sed'. Did you mean 'seed'?"):
+        experiments.reproduce(["table-facts"], setting, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 class TestReports:

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tracekit import figures
-from tracekit.errors import ConfigError, FigureExportError, NoRunError, UnknownExperimentError
+from tracekit.datasets import describe
+from tracekit.errors import (
+    ConfigError,
+    FigureExportError,
+    NoRunError,
+    UnknownExperimentError,
+    UnknownOptionError,
+)
 from tracekit.experiments import learning, selections, structure
 from tracekit.experiments.base import Experiment, Report, Setting
 from tracekit.experiments.jobs import Job, ModelAt, Place
@@ -122,11 +129,13 @@ def reproduce(
 
     Raises:
         UnknownExperimentError: No experiment of that name.
+        UnknownOptionError: A data option that none of the data sets has.
         ConfigError: Two models of the same name.
         NoRunError: No run could be done; the message gives the first reason. Where only some
             failed, `Written.failures` says which.
     """
     experiments = chosen(names)
+    _check_data_options(experiments, setting)
     place = place_of(
         experiments,
         setting,
@@ -155,6 +164,20 @@ def reproduce(
     if images:
         _write_images(written)
     return written
+
+
+def _check_data_options(experiments: Sequence[Experiment], setting: Setting) -> None:
+    """Refuses an option that none of the data sets has: it would change nothing, in silence."""
+    datasets = {
+        dataset
+        for one in experiments
+        for model in one.chosen_models(setting)
+        for dataset in one.chosen_datasets(setting, model)
+    }
+    known = {option for dataset in datasets for option in describe(dataset).options}
+    for option in setting.data_options:
+        if option not in known:
+            raise UnknownOptionError(option, known)
 
 
 def _write(one: Written, report: Report, runs: Sequence[Run]) -> None:

@@ -170,10 +170,10 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
 
     published = paper_similarity()
     here = (published["model"] == job.model) & (published["dataset"] == job.dataset)
+    pair = published[here & setting.is_whole & setting.is_papers(job.model)]
     rows = []
     for i, first in enumerate(matrix.columns):
         for second in matrix.columns[i + 1 :]:
-            pair = published[here & setting.is_whole & setting.is_papers(job.model)]
             match = [
                 row.jaccard
                 for row in pair.itertuples()

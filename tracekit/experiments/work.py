@@ -13,7 +13,7 @@ import torch
 
 from tracekit.datasets import load_dataset
 from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError
-from tracekit.experiments.jobs import Job, ModelAt, Place
+from tracekit.experiments.jobs import Job, Place
 from tracekit.experiments.store import (
     Run,
     configuration,
@@ -264,6 +264,3 @@ def _in_processes(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [done[number] for number in range(len(jobs))]
-
-
-__all__ = ["Failure", "ModelAt", "Worker", "do_all"]
