@@ -9,7 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.architectures import ARCHITECTURES, PAPER_MODELS, random_model, try_out
+from tracekit.checks.architectures import ARCHITECTURES, PAPER_MODELS, random_model, try_out
 from tracekit.components import KINDS
 from tracekit.errors import UnknownArchitectureError
 

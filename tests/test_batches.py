@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.batches import Layout
+from tracekit.engine.batch import Layout
+from tracekit.engine.packing import bucket_sizes
 from tracekit.errors import PositionError
-from tracekit.sequences import bucket_sizes
 
 PROMPT = {"prompt_ids": [1, 2, 3], "counterfactual_ids": [4, 2, 3]}
 

@@ -7,7 +7,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.checks import check_engine, check_sites
+from tracekit.checks.hooks import check_engine, check_sites
 from tracekit.components import KINDS
 from tracekit.errors import HookPointError, IdentityCheckError, UnsupportedModelError
 

@@ -11,14 +11,14 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tracekit import cli
-from tracekit.cli import program
+from tracekit.cli.app import console, errors
 
 
 def run(monkeypatch, capsys, *arguments):
     """Runs a command in this process; gives exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
-    monkeypatch.setattr(program.console, "width", 160)
-    monkeypatch.setattr(program.errors, "width", 400)
+    monkeypatch.setattr(console, "width", 160)
+    monkeypatch.setattr(errors, "width", 400)
     code = 0
     try:
         cli.main()
@@ -240,7 +240,7 @@ def test_help_is_light():
 @pytest.mark.slow
 def test_the_demo(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "tracekit.cli", "demo", "--output", str(tmp_path)],
+        [sys.executable, "-m", "tracekit", "demo", "--output", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=280,

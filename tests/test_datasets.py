@@ -14,12 +14,12 @@ import torch
 
 import tracekit as tk
 from tests import oracle, tiny
-from tracekit.datasets import (
+from tracekit.data import (
     DATASETS,
-    binding,
     demo,
-    files,
+    download,
     professions,
+    variable_binding,
     winobias,
     winogender,
 )
@@ -32,7 +32,7 @@ from tracekit.errors import (
     UnknownDatasetError,
     UnknownOptionError,
 )
-from tracekit.models import embedding_std
+from tracekit.models.loading import embedding_std
 
 
 def ids(pair):
@@ -236,7 +236,7 @@ class TestDownloads:
     def server(self, tmp_path, monkeypatch):
         folder = small_professions(tmp_path / "served")
         remotes = {
-            path.name: files.Remote(
+            path.name: download.Remote(
                 commit="c0ffee",
                 path=f"data/{path.name}",
                 sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -260,7 +260,7 @@ class TestDownloads:
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            monkeypatch.setattr(files, "_HOST", f"http://127.0.0.1:{server.server_address[1]}")
+            monkeypatch.setattr(download, "_HOST", f"http://127.0.0.1:{server.server_address[1]}")
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
             source = replace(professions._FILES, repository="someone/somewhere", remotes=remotes)
             monkeypatch.setattr(professions, "_FILES", source)
@@ -285,7 +285,7 @@ class TestDownloads:
             tk.load_dataset("professions", demo_model)
 
     def test_without_a_connection(self, server, demo_model, monkeypatch):
-        monkeypatch.setattr(files, "_HOST", "http://127.0.0.1:9")
+        monkeypatch.setattr(download, "_HOST", "http://127.0.0.1:9")
         with pytest.raises(
             DataNotFoundError,
             match="needs the file templates.txt, and it is neither in .*cache.* nor can .* be "
@@ -404,7 +404,7 @@ class TestVariableBinding:
         with pytest.raises(PairsError, match="begins all answers to variable-binding questions"):
             tk.load_dataset("vbd", Dummy())
         with pytest.raises(ConfigError, match="Unknown form 'short' of vbd. Use one of paper, co"):
-            binding.load(gpt2_tokenizer, form="short")
+            variable_binding.load(gpt2_tokenizer, form="short")
         with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
             tk.load_dataset("vbd", gpt2_tokenizer, n=0)
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tracekit.demo import MODEL_DIR, grammar, rows, scores
-from tracekit.demo.recipe import Recipe
+from tracekit.demo.config import Recipe
 from tracekit.demo.train import IGNORED, batches, build_tokenizer, train
 
 ROW_MAKERS = [rows.bias_rows, rows.profession_rows, rows.fact_rows, rows.binding_rows]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tracekit as tk
-from tracekit.datasets import DATASETS
+from tracekit.data.registry import DATASETS
 
 HEADS = [0.1, 0.2, 0.3, 0.4]
 NEURONS = [0.025, 0.05, 0.1, 0.15]

@@ -12,8 +12,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit import experiments
-from tracekit.architectures import PAPER_MODELS
+from tracekit import paper
+from tracekit.checks.architectures import PAPER_MODELS
 from tracekit.errors import (
     ConfigError,
     ModelMismatchError,
@@ -22,12 +22,13 @@ from tracekit.errors import (
     UnknownExperimentError,
     UnknownOptionError,
 )
-from tracekit.experiments import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
-from tracekit.experiments.base import effects_frame, notes_on_sameness
-from tracekit.experiments.jobs import Place
-from tracekit.experiments.store import folder_of, weights_hash
-from tracekit.experiments.tables import Table
-from tracekit.experiments.work import Worker, do_all
+from tracekit.paper import reproduction
+from tracekit.paper.experiment import effects_frame, notes_on_sameness
+from tracekit.paper.jobs import Place
+from tracekit.paper.latex_table import Table
+from tracekit.paper.reproduction import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
+from tracekit.paper.run_store import folder_of, weights_hash
+from tracekit.paper.worker import Worker, do_all
 
 DEMO = ModelAt.parse("demo")
 SMALL = Setting(models=[DEMO], limit=6, draws=4, held_out=False)
@@ -75,8 +76,8 @@ def test_all_that_the_paper_shows_is_listed():
     for one in EXPERIMENTS.values():
         assert set(one.models) <= set(PAPER_MODELS)
     with pytest.raises(UnknownExperimentError, match="Unknown experiment 'fig-head'. Did you mean"):
-        experiments.chosen(["fig-head"])
-    assert len(experiments.chosen(["all"])) == 14
+        paper.chosen(["fig-head"])
+    assert len(paper.chosen(["all"])) == 14
 
 
 class TestPlans:
@@ -107,12 +108,11 @@ class TestPlans:
 
     def test_experiments_share_jobs(self):
         setting = Setting(models=[DEMO])
-        alone = sum(len(experiments.plan([one], setting)) for one in EXPERIMENTS.values())
-        together = len(experiments.plan(list(EXPERIMENTS.values()), setting))
+        alone = sum(len(paper.plan([one], setting)) for one in EXPERIMENTS.values())
+        together = len(paper.plan(list(EXPERIMENTS.values()), setting))
         assert together < alone
         table, figure = (
-            experiments.plan(experiments.chosen([name]), setting)
-            for name in ("table-heads", "fig-heads")
+            paper.plan(paper.chosen([name]), setting) for name in ("table-heads", "fig-heads")
         )
         assert {one.identity for one in figure} <= {one.identity for one in table}
 
@@ -133,7 +133,7 @@ class TestPlans:
     def test_two_models_of_one_name_are_refused(self, tmp_path):
         models = [ModelAt.parse(f"/models/{run}/final") for run in ("run1", "run2")]
         with pytest.raises(ConfigError, match="run1/final and .*run2/final would both be"):
-            experiments.reproduce(["findings"], Setting(models=models), tmp_path)
+            paper.reproduce(["findings"], Setting(models=models), tmp_path)
 
     def test_sizes_of_a_model_on_disk_are_read_before_planning(self, tmp_path):
         tiny.hf_model("llama").save_pretrained(tmp_path / "model")
@@ -217,10 +217,10 @@ class TestStore:
             plain,
             name="named",
             plan=lambda *given: [replace(job, variant="other") for job in plain.plan(*given)],
-            report=lambda setting, runs: experiments.Report(notes=[run.job.label for run in runs]),
+            report=lambda setting, runs: paper.Report(notes=[run.job.label for run in runs]),
         )
-        monkeypatch.setattr(experiments, "EXPERIMENTS", {"named": named, "table-single": plain})
-        written = experiments.reproduce(["table-single", "named"], setting, tmp_path, images=False)
+        monkeypatch.setattr(reproduction, "EXPERIMENTS", {"named": named, "table-single": plain})
+        written = paper.reproduce(["table-single", "named"], setting, tmp_path, images=False)
         assert written[1].report.notes == ["other"]
         assert len(list((tmp_path / "runs").iterdir())) == 1
 
@@ -240,7 +240,7 @@ class TestStore:
         setting = Setting(
             models=[DEMO], datasets=["demo-bias"], methods=["top-k", "exhaustive"], limit=6
         )
-        (written,) = experiments.reproduce(["table-heads"], setting, tmp_path, images=False)
+        (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
         assert {one.job.method for one in written.failures} == {"exhaustive"}
         assert "demo, demo-bias, exhaustive: " in written.reasons[0]
         assert set(written.report.tables["effects"].frame["method"]) == {"top-k"}
@@ -295,15 +295,13 @@ class TestStore:
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
         assert done[0].no_model
         with pytest.raises(NoRunError, match="No run could be done. The model 'nobody"):
-            experiments.reproduce(
-                ["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path
-            )
+            paper.reproduce(["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path)
 
 
 def test_a_data_option_that_nothing_has_is_refused(tmp_path):
     setting = Setting(models=[DEMO], data_options={"sed": "3"})
     with pytest.raises(UnknownOptionError, match="Unknown option 'sed'. Did you mean 'seed'?"):
-        experiments.reproduce(["table-facts"], setting, tmp_path)
+        paper.reproduce(["table-facts"], setting, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -312,7 +310,7 @@ class TestReports:
 
     def test_effects_with_held_out_examples(self, tmp_path):
         setting = Setting(models=[DEMO], limit=10, methods=["top-k"])
-        (written,) = experiments.reproduce(["table-heads"], setting, tmp_path, images=False)
+        (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
         table = written.report.tables["effects"].frame
         assert table["budget"].tolist() == [3, 6, 9, 12]
         pairs = tk.load_dataset("demo-bias", tk.load_model("demo"))[:10]
@@ -360,11 +358,11 @@ class TestReports:
 
     def test_binding_measures_both_interventions(self, tmp_path, demo_model):
         setting = Setting(models=[DEMO], limit=12, methods=["top-k"])
-        (written,) = experiments.reproduce(["fig-binding"], setting, tmp_path, images=False)
+        (written,) = paper.reproduce(["fig-binding"], setting, tmp_path, images=False)
         frame = written.report.tables["accuracy"].frame
         assert set(frame["intervention"]) == {"value", "operation"}
         row = frame[(frame["intervention"] == "value") & (frame["budget"] == 10)].iloc[0]
-        run = experiments.Run(
+        run = paper.Run(
             EXPERIMENTS["fig-binding"].jobs(setting)[0],
             next((tmp_path / "runs").iterdir()),
         )
@@ -379,7 +377,7 @@ class TestReports:
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures
 
     def test_findings_count_signs(self, tmp_path):
-        (written,) = experiments.reproduce(["findings"], SMALL, tmp_path, images=False)
+        (written,) = paper.reproduce(["findings"], SMALL, tmp_path, images=False)
         row = written.report.tables["findings"].frame.iloc[0]
         tracer = tk.Tracer("demo", tk.load_dataset("demo-bias", tk.load_model("demo"))[:6])
         singles = tracer.engine.mean_effects([[i] for i in range(32)])

@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 import tracekit as tk
 from tests import tiny
-from tracekit import abilities, sharing
-from tracekit.abilities import Abilities, abilities_of
 from tracekit.components import KINDS
+from tracekit.engine import capabilities, prefix_tree
+from tracekit.engine.capabilities import Abilities, abilities_of
+from tracekit.engine.forward import products_in
 from tracekit.errors import ConfigError, SlowPathWarning
 from tracekit.masks import from_indices
-from tracekit.passes import products_in
-from tracekit.search.reward import RewardGradient
+from tracekit.search.learned.reward import RewardGradient
 
 EVERY_KIND = [*KINDS, "heads+head-outputs+neurons+mlp-hidden+mlp-blocks"]
 SCOPES = ["prompt", "last", "all", [0, -2]]
@@ -152,7 +152,7 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
     """Not even of rows that need no packing, and not if no configuration tells of it."""
     model = tk.load_model(tiny.hf_model(architecture, **WINDOWED[architecture]))
     if unnamed:
-        monkeypatch.setattr(abilities, "_WINDOWS", ())
+        monkeypatch.setattr(capabilities, "_WINDOWS", ())
     short = tk.PromptPairs.from_ids(long_rows([3, 4]))
     fast, plain = engines(model, short, "neurons")
     assert fast.layout.sequences.forks
@@ -230,12 +230,12 @@ def test_a_plan_covers_every_set_once_and_never_runs_more_layers():
     greedy = [(*chosen, i) for i in range(48) if i not in chosen]
     pairs = list(combinations(range(24, 48), 2))
     for sets in (singles, greedy, pairs, [()], [(1,), (1,), (1,)]):
-        tree = sharing.plan(sets, layer_of, 12)
+        tree = prefix_tree.plan(sets, layer_of, 12)
         assert sorted(leaves(tree)) == list(range(len(sets)))
         assert tree.layers_run(12) <= 12 * len(sets)
-    assert sharing.plan(singles, layer_of, 12).layers_run(12) == 4 * sum(range(1, 13)) + 11
-    assert sharing.plan(greedy, layer_of, 12).layers_run(12) < 0.6 * 12 * len(greedy)
-    assert sharing.plan(pairs, layer_of, 12).layers_run(12) < 0.3 * 12 * len(pairs)
+    assert prefix_tree.plan(singles, layer_of, 12).layers_run(12) == 4 * sum(range(1, 13)) + 11
+    assert prefix_tree.plan(greedy, layer_of, 12).layers_run(12) < 0.6 * 12 * len(greedy)
+    assert prefix_tree.plan(pairs, layer_of, 12).layers_run(12) < 0.3 * 12 * len(pairs)
 
 
 def test_blocks_are_whole_again_after_an_error(model):
@@ -458,7 +458,7 @@ def test_nothing_is_read_from_the_device_inside_a_step(positions, reward, longes
     hf.to("meta")
     able = Abilities.__new__(Abilities)
     able.blocks, able.pack = None, lambda model, length: True
-    abilities._KNOWN.setdefault(here, {})[(torch.float32, torch.device("meta"))] = able
+    capabilities._KNOWN.setdefault(here, {})[(torch.float32, torch.device("meta"))] = able
     pairs = tiny.pairs(8, longest=longest)
     engine = tiny.engine(here, pairs, "heads+neurons", positions=positions, indices=[0, 3])
     assert engine.device.type == "meta"

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests import golden
-from tracekit.experiments import EXPERIMENTS
+from tracekit.paper.reproduction import EXPERIMENTS
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ from tracekit.experiments import EXPERIMENTS
 def test_all_experiments_on_the_embedded_model(tmp_path):
     command = ["reproduce", "all", "--model", "demo", "--jobs", "2", "--quiet", "--output"]
     done = subprocess.run(
-        [sys.executable, "-m", "tracekit.cli", *command, str(tmp_path)],
+        [sys.executable, "-m", "tracekit", *command, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

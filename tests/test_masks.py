@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit import masks, schedules
+from tracekit import masks
 from tracekit.errors import ConfigError, MaskRangeError, MaskShapeError
+from tracekit.search.learned import schedules
 
 
 def test_penalties():

@@ -17,7 +17,7 @@ from tracekit.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
-from tracekit.models import HookedModel, frozen, load_model, model_name, scored_hook
+from tracekit.models.loading import HookedModel, frozen, load_model, model_name, scored_hook
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,12 @@ from tracekit.errors import (
 )
 from tracekit.masks import from_indices
 from tracekit.metrics import METRICS, Scores
-from tracekit.paths import _control, jaccard
+from tracekit.results.pareto_front import _control, jaccard
 from tracekit.search import Goal
-from tracekit.search.frontier import Frontier, Moves, in_turn, spread
-from tracekit.search.ledger import Ledger, LimitReachedError, Limits
-from tracekit.search.path import Plan, default_passes
-from tracekit.search.soft_topk import soft_mask, soft_topk_scores, through_threshold
+from tracekit.search.local.best_sets import Frontier, Moves, in_turn, spread
+from tracekit.search.local.local_search import Plan, default_passes
+from tracekit.search.local.measurements import Ledger, LimitReachedError, Limits
+from tracekit.search.local.soft_topk import soft_mask, soft_topk_scores, through_threshold
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from tracekit.errors import (
     ResultFormatError,
     ResultNotFoundError,
 )
-from tracekit.results import effect_interval
-from tracekit.schedules import Exponential
+from tracekit.results.result import effect_interval
+from tracekit.search.learned.schedules import Exponential
 
 
 @pytest.fixture(scope="module")

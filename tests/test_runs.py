@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 import tracekit as tk
 from tests import tiny
 from tracekit.components import KINDS
+from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import (
     ConfigError,
     MissingContinuationError,
     NonFiniteMetricError,
     PairsError,
 )
-from tracekit.patching import MaskedPatch
 
 ALL_KINDS = [*KINDS, "head-outputs+mlp-blocks", "neurons+mlp-blocks"]
 SCOPES = ["prompt", "last", "all", [0, -2]]

@@ -22,7 +22,7 @@ from tracekit.errors import (
 from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.base import as_count
-from tracekit.search.trials import Bracket, Trial, best_within, measured_by
+from tracekit.search.learned.lambda_search import Bracket, Trial, best_within, measured_by
 
 METHODS = {
     "pgb-ct": {"trials": 3, "epochs": 5},

@@ -10,15 +10,15 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit import published
-from tracekit.architectures import PAPER_MODELS
+from tracekit.checks.architectures import PAPER_MODELS
 from tracekit.errors import (
     DataFormatError,
     DataNotFoundError,
     TableMismatchError,
     UnknownTableError,
 )
-from tracekit.validation import Validation, validate
+from tracekit.paper import published
+from tracekit.paper.validation import Validation, validate
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import tracekit as tk
-from tracekit.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
+from tracekit.checks.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
 
 __all__ = ["D_MODEL", "N_HEADS", "N_LAYERS", "VOCABULARY", "engine", "hf_model", "pairs", "rows"]
 
@@ -48,8 +48,8 @@ def pairs(count: int = 8, seed: int = 0, **options) -> tk.PromptPairs:
 
 def engine(model, data: tk.PromptPairs, kinds="heads", metric="odds-ratio", **options):
     """An engine without the checks of a tracer."""
+    from tracekit.engine.engine import Engine
     from tracekit.metrics import resolve
-    from tracekit.runs import Engine
 
     chosen = {key: options.pop(key) for key in ("layers", "indices") if key in options}
     registry = tk.ComponentRegistry.build(model.cfg, kinds, **chosen)

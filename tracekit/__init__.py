@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.components import Component, ComponentRegistry
-    from tracekit.datasets import load_dataset, load_pairs
+    from tracekit.data.prompts import GaussianNoise, PromptPair, PromptPairs
+    from tracekit.data.registry import load_dataset, load_pairs
+    from tracekit.engine.engine import Cost
+    from tracekit.engine.patching import MaskedPatch
     from tracekit.errors import TracekitError
-    from tracekit.interactions import InteractionGrid
     from tracekit.metrics import Metric, Scores
-    from tracekit.models import load_model
-    from tracekit.patching import MaskedPatch
-    from tracekit.paths import SizeStatistics, TracePath
-    from tracekit.prompts import GaussianNoise, PromptPair, PromptPairs
-    from tracekit.results import TraceCurve, TraceResult
-    from tracekit.runs import Cost
+    from tracekit.models.loading import load_model
+    from tracekit.results.interactions import InteractionGrid
+    from tracekit.results.pareto_front import SizeStatistics, TracePath
+    from tracekit.results.result import TraceCurve, TraceResult
     from tracekit.search import (
         DCM,
         PGBCT,
@@ -46,30 +46,30 @@ _HOMES = {
     "Attribution": "search",
     "Component": "components",
     "ComponentRegistry": "components",
-    "Cost": "runs",
+    "Cost": "engine",
     "DCM": "search",
     "Exhaustive": "search",
-    "GaussianNoise": "prompts",
+    "GaussianNoise": "data",
     "Greedy": "search",
-    "InteractionGrid": "interactions",
-    "MaskedPatch": "patching",
+    "InteractionGrid": "results",
+    "MaskedPatch": "engine",
     "MaskIG": "search",
     "Metric": "metrics",
     "PGBCT": "search",
     "PathSearch": "search",
-    "PromptPair": "prompts",
-    "PromptPairs": "prompts",
+    "PromptPair": "data",
+    "PromptPairs": "data",
     "Random": "search",
     "Scores": "metrics",
-    "SizeStatistics": "paths",
+    "SizeStatistics": "results",
     "TopK": "search",
     "TraceCurve": "results",
-    "TracePath": "paths",
+    "TracePath": "results",
     "TraceResult": "results",
     "Tracer": "tracer",
     "TracekitError": "errors",
-    "load_dataset": "datasets",
-    "load_pairs": "datasets",
+    "load_dataset": "data",
+    "load_pairs": "data",
     "load_model": "models",
 }
 

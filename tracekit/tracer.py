@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks, interactions, paths
-from tracekit.batches import Positions
+from tracekit import checks
 from tracekit.components import Component, ComponentRegistry
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.batch import Positions
+from tracekit.engine.engine import Cost, Engine
 from tracekit.errors import (
     ComponentError,
     MaskShapeError,
@@ -26,11 +28,10 @@ from tracekit.errors import (
 from tracekit.masks import Mask
 from tracekit.metrics import Mean, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
-from tracekit.models import HookedModel, load_model, model_name
-from tracekit.paths import TracePath
-from tracekit.prompts import PromptPairs
-from tracekit.results import TraceCurve, TraceResult, versions
-from tracekit.runs import Cost, Engine
+from tracekit.models.loading import HookedModel, load_model, model_name
+from tracekit.results import interactions, pareto_front
+from tracekit.results.pareto_front import TracePath
+from tracekit.results.result import TraceCurve, TraceResult, versions
 from tracekit.search import Found, Goal, PathSearch, Search, make
 
 if TYPE_CHECKING:
@@ -252,13 +253,13 @@ class Tracer:
             self._result(search, walk.found(size, size), goal, seed, spent)
             for size in walk.frontier.improving
         ]
-        path = TracePath(tuple(results), goal.budgets[-1], paths.ranking_of(walk))
+        path = TracePath(tuple(results), goal.budgets[-1], pareto_front.ranking_of(walk))
         if walk.stopped == "interrupted":
             _warn("Stopped by Ctrl-C: the path holds the best sets found so far, no statistics.")
         elif statistics:
             # What was searched is not lost for what could not be added to it.
             try:
-                taken, extra = paths.statistics_of(self.engine, search, walk, seed)
+                taken, extra = pareto_front.statistics_of(self.engine, search, walk, seed)
             except KeyboardInterrupt:
                 _warn("Stopped by Ctrl-C: the path is complete, but has no statistics.")
             except NothingMeasuredError:

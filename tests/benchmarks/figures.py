@@ -14,9 +14,9 @@ import torch
 
 import tracekit as tk
 from tests.benchmarks.setting import Model, Padded, medians, peak_bytes, some
-from tracekit.passes import Precision
+from tracekit.engine.forward import Precision
 from tracekit.search import Goal
-from tracekit.search.reward import RewardGradient
+from tracekit.search.learned.reward import RewardGradient
 
 STEP = 32
 """Examples in a step of PGB-CT."""
@@ -267,10 +267,10 @@ def start(plan: Plan) -> Iterator[Figure]:
     """Importing, the command's help, and the demonstration."""
     commands = {
         "import tracekit": ([sys.executable, "-c", "import tracekit"], 0.3),
-        "tracekit --help": ([sys.executable, "-m", "tracekit.cli", "--help"], 0.6),
+        "tracekit --help": ([sys.executable, "-m", "tracekit", "--help"], 0.6),
     }
     if not plan.quick:
-        commands["tracekit demo"] = ([sys.executable, "-m", "tracekit.cli", "demo"], 45)
+        commands["tracekit demo"] = ([sys.executable, "-m", "tracekit", "demo"], 45)
     for name, (command, bound) in commands.items():
         taken = []
         for _ in range(1 if name == "tracekit demo" else 5):

@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 
 from tests.benchmarks.figures import stepper
 from tests.benchmarks.setting import Model, medians, peak_bytes
-from tracekit.prompts import PromptPairs
+from tracekit.data.prompts import PromptPairs
 
 AXES = ("components", "examples", "layers", "continuation tokens")
 PROMPT = 10

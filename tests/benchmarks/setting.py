@@ -20,9 +20,9 @@ import transformers
 from torch import Tensor
 
 import tracekit as tk
+from tracekit.data.prompts import GaussianNoise, PromptPairs
+from tracekit.engine.engine import Engine
 from tracekit.metrics import resolve
-from tracekit.prompts import GaussianNoise, PromptPairs
-from tracekit.runs import Engine
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 METRICS = {"facts": "probability-ratio"}

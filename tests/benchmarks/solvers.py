@@ -30,10 +30,10 @@ import typer
 
 import tracekit as tk
 from tests.benchmarks.setting import DATA
-from tracekit.datasets import DATASETS
+from tracekit.data.registry import DATASETS
+from tracekit.engine.engine import Engine
 from tracekit.masks import ranking
 from tracekit.metrics import resolve
-from tracekit.runs import Engine
 from tracekit.search import Goal, Search, make
 from tracekit.search.base import as_count
 

@@ -4,6 +4,6 @@ Heavy imports happen inside the commands, so that `tracekit --help` answers at o
 """
 
 from tracekit.cli import paper, show, trace
-from tracekit.cli.program import app, main
+from tracekit.cli.app import app, main
 
 __all__ = ["app", "main", "paper", "show", "trace"]

@@ -10,9 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tracekit.cli.parsing import parse_loading, parse_options
-from tracekit.cli.printing import bars, load
-from tracekit.cli.program import (
+from tracekit.cli.app import (
     BatchSize,
     DataDir,
     Device,
@@ -23,10 +21,12 @@ from tracekit.cli.program import (
     app,
     console,
 )
+from tracekit.cli.output import bars, load
+from tracekit.cli.parsing import parse_loading, parse_options
 from tracekit.errors import ConfigError, DisagreementError, UnknownMethodError
 
 if TYPE_CHECKING:
-    from tracekit.experiments import Failure, Run, Written
+    from tracekit.paper.reproduction import Failure, Run, Written
 
 _MOST_ROWS = 16
 """Of a table that is printed; longer ones are in their files."""
@@ -94,7 +94,7 @@ def reproduce(
     Every finished run is kept, so a command that was stopped goes on where it was. Published
     values stand beside ours where model and data are the paper's.
     """
-    from tracekit import experiments
+    from tracekit import paper
     from tracekit.search import METHODS
 
     if list_them or not names:
@@ -106,8 +106,8 @@ def reproduce(
             raise UnknownMethodError(name, METHODS)
     if output.is_file():
         raise ConfigError(f"The output {output} is a file. Give a folder.")
-    setting = experiments.Setting(
-        models=[experiments.ModelAt.parse(text) for text in model or []],
+    setting = paper.Setting(
+        models=[paper.ModelAt.parse(text) for text in model or []],
         datasets=dataset or [],
         methods=wanted,
         seed=seed,
@@ -117,8 +117,8 @@ def reproduce(
         dtype=dtype,
         data_options=parse_options(data_option or [], [""])[""],
     )
-    chosen = experiments.chosen(names)
-    total = len(experiments.plan(chosen, setting))
+    chosen = paper.chosen(names)
+    total = len(paper.plan(chosen, setting))
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -139,10 +139,10 @@ def reproduce(
             progress.update(task, advance=1, description=what)
             if not bars(quiet):
                 state = "ran" if getattr(done, "fresh", False) else "kept"
-                state = "failed" if isinstance(done, experiments.Failure) else state
+                state = "failed" if isinstance(done, paper.Failure) else state
                 console.print(f"{state}: {what}", style="dim", highlight=False)
 
-        written = experiments.reproduce(
+        written = paper.reproduce(
             names,
             setting,
             output,
@@ -166,7 +166,7 @@ def reproduce(
 
 
 def _list() -> None:
-    from tracekit.experiments import EXPERIMENTS
+    from tracekit.paper.reproduction import EXPERIMENTS
 
     table = Table("name", "what", "models", "data sets")
     for one in EXPERIMENTS.values():
@@ -229,8 +229,8 @@ def validate(
     Exit code 1 if they do not agree, as with other weights.
     """
     import tracekit as tk
-    from tracekit.published import read_single_heads, single_heads
-    from tracekit.validation import validate as compare
+    from tracekit.paper.published import read_single_heads, single_heads
+    from tracekit.paper.validation import validate as compare
 
     names = {"winobias": "winobias-dev", "winogender": "winogender-bergsma"}
     if table is not None:

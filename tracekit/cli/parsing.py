@@ -92,7 +92,7 @@ def read_masks(path: Path) -> list[tuple[str, list[float]]]:
         DataFormatError: It holds no mask.
     """
     if path.is_dir():
-        from tracekit.results import TraceResult
+        from tracekit.results.result import TraceResult
 
         return [(path.name, TraceResult.load(path).binary_mask.float().tolist())]
     if not path.is_file():

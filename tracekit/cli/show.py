@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tracekit.cli.printing import print_table
-from tracekit.cli.program import app, console
+from tracekit.cli.app import app, console
+from tracekit.cli.output import print_table
 
 
 @app.command()
@@ -45,7 +45,7 @@ def show(
 @app.command()
 def datasets() -> None:
     """Lists the data sets."""
-    from tracekit.datasets import DATASETS
+    from tracekit.data.registry import DATASETS
 
     table = Table("data set", "usually traced with", "about")
     for name, dataset in DATASETS.items():
@@ -60,7 +60,7 @@ def models() -> None:
     The second table is made now: every check that a trace makes on its own model is made on a tiny
     random model of each architecture.
     """
-    from tracekit.architectures import ARCHITECTURES, PAPER_MODELS, try_out
+    from tracekit.checks.architectures import ARCHITECTURES, PAPER_MODELS, try_out
     from tracekit.components import KINDS
 
     table = Table("the paper's model", "hub name", *KINDS)

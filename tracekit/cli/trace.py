@@ -9,25 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from tracekit.cli.parsing import (
-    goal,
-    parse_budget,
-    parse_layers,
-    parse_loading,
-    parse_options,
-    parse_positions,
-    read_masks,
-)
-from tracekit.cli.printing import (
-    bars,
-    describe,
-    load,
-    print_table,
-    save,
-    write_all,
-    write_figures,
-)
-from tracekit.cli.program import (
+from tracekit.cli.app import (
     BatchSize,
     DataDir,
     Device,
@@ -38,6 +20,24 @@ from tracekit.cli.program import (
     Seed,
     app,
     console,
+)
+from tracekit.cli.output import (
+    bars,
+    describe,
+    load,
+    print_table,
+    save,
+    write_all,
+    write_figures,
+)
+from tracekit.cli.parsing import (
+    goal,
+    parse_budget,
+    parse_layers,
+    parse_loading,
+    parse_options,
+    parse_positions,
+    read_masks,
 )
 from tracekit.errors import ConfigError
 
@@ -186,7 +186,7 @@ def trace(
 ) -> None:
     """Traces any model on any data set, and writes figures and results."""
     import tracekit as tk
-    from tracekit.datasets import describe as describe_dataset
+    from tracekit.data.registry import describe as describe_dataset
     from tracekit.search import make
 
     # What can be checked of what was typed is checked before anything slow happens.
@@ -343,8 +343,8 @@ def evaluate(
     import pandas as pd
 
     import tracekit as tk
-    from tracekit.datasets import describe as describe_dataset
-    from tracekit.results import effect_interval
+    from tracekit.data.registry import describe as describe_dataset
+    from tracekit.results.result import effect_interval
 
     usual = describe_dataset(dataset)
     options: dict[str, Any] = parse_options(data_option or [], [dataset])[dataset]

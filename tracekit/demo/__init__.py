@@ -3,8 +3,8 @@
 Importing this package is cheap: the modules that need PyTorch are loaded only when asked for.
 
 * `tracekit.demo.grammar`: the word lists, the planted behaviours and the training sentences.
-* `tracekit.demo.rows`: data sets about the planted behaviours, ready to be traced.
-* `tracekit.demo.scores`: how well a model shows each planted behaviour.
+* `tracekit.demo.examples`: data sets about the planted behaviours, ready to be traced.
+* `tracekit.demo.evaluate`: how well a model shows each planted behaviour.
 * `tracekit.demo.train`: trains the model from scratch (`python -m tracekit.demo.train`).
 """
 

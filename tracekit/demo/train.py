@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tracekit.demo.card import Outcome, model_card
+from tracekit.demo.config import Recipe
+from tracekit.demo.evaluate import Scores, measure
 from tracekit.demo.grammar import sentences, vocabulary
-from tracekit.demo.recipe import Recipe
-from tracekit.demo.scores import Scores, measure
+from tracekit.demo.model_card import Outcome, model_card
 
 UNKNOWN, END, PADDING = "<unk>", "<eos>", "<pad>"
 IGNORED = -100

@@ -4,11 +4,11 @@ Every figure is returned, never shown, and drawn from a data object that holds a
 tests and readers can compare numbers instead of pixels. Nothing else imports plotly.
 """
 
+from tracekit.figures.charts import bars, lines, similarities
 from tracekit.figures.curves import curve, curve_data, path_curve
-from tracekit.figures.files import write, write_all
-from tracekit.figures.frames import bars, lines, similarities
-from tracekit.figures.pairs import PairEffects, interaction_heatmap
-from tracekit.figures.selection import SelectionPanel, heatmap, selection_data
+from tracekit.figures.export import write, write_all
+from tracekit.figures.heatmap import SelectionPanel, heatmap, selection_data
+from tracekit.figures.interactions import PairEffects, interaction_heatmap
 from tracekit.figures.style import HEIGHT, WIDTH
 
 __all__ = [

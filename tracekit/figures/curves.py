@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from tracekit.figures.style import BELOW, CONTROL, STYLES, finish, shown, styles
-from tracekit.results import TraceResult
+from tracekit.results.result import TraceResult
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
+from tracekit._options import convert
 from tracekit.errors import UnknownMethodError, UnknownOptionError
-from tracekit.options import convert
 from tracekit.search.base import Found, Goal, Search
-from tracekit.search.dcm import DCM
-from tracekit.search.exhaustive import Exhaustive
-from tracekit.search.gradients import Attribution, MaskIG
-from tracekit.search.greedy import Greedy
-from tracekit.search.path import PathSearch
-from tracekit.search.pgbct import PGBCT
-from tracekit.search.random import Random
-from tracekit.search.topk import TopK
+from tracekit.search.baselines.attribution import Attribution, MaskIG
+from tracekit.search.baselines.exhaustive import Exhaustive
+from tracekit.search.baselines.greedy import Greedy
+from tracekit.search.baselines.random import Random
+from tracekit.search.baselines.topk import TopK
+from tracekit.search.learned.dcm import DCM
+from tracekit.search.learned.pgbct import PGBCT
+from tracekit.search.local.local_search import PathSearch
 
 METHODS: Mapping[str, type[Search]] = {
     method.name: method

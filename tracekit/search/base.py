@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar, Protocol, runtime_checkable
 
+from tracekit.engine.engine import Cost, Engine
 from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
 from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects, Metric
-from tracekit.runs import Cost, Engine
 
 _SCANNED = 512
 

@@ -1,0 +1,210 @@
+"""Checks on a model before its numbers are trusted.
+
+Silently wrong numbers are the worst that can happen here: a hook point that fires but whose
+edits are thrown away gives an effect of 0 with no error. So before the first run:
+
+`check_sites`, on random tokens, for every hook point of a registry:
+    1. it exists, fires exactly once, and has the expected shape;
+    2. an empty mask leaves every logit bit-equal;
+    3. a real edit moves the logits, and a gradient reaches the mask, at every site;
+    4. a row that is padded on the right gives the logits of the row alone.
+`check_engine`, on the first examples of the data set:
+    5. the empty mask has effect 0, and the full mask changes a score.
+`check_unchanged`, before every run:
+    6. the empty mask still has effect 0 on a batch of the data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit.components import ComponentRegistry, Site
+from tracekit.engine.engine import Engine
+from tracekit.engine.patching import MaskedPatch
+from tracekit.errors import HookPointError, IdentityCheckError
+from tracekit.models.loading import (
+    HookedModel,
+    device_of,
+    dtype_of,
+    frozen,
+    model_name,
+    random_tokens,
+)
+
+_TOKENS = 6
+_EXAMPLES = 4
+
+
+def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
+    """Proves that every hook point of the registry acts on this model.
+
+    Raises:
+        HookPointError: Names the model, the hook point, and what to use instead.
+        IdentityCheckError: The empty mask changes the logits, or padding does.
+    """
+    tokens = random_tokens(model, 2, _TOKENS).to(device_of(model))
+    # Whole sites: a single unit may well be inactive on a few random tokens.
+    registry = registry.whole_sites()
+    with frozen(model), warnings.catch_warnings():
+        # TransformerLens warns when it discards an edit; here that is found out and raised.
+        warnings.filterwarnings("ignore", message=".*discarded.*")
+        activations = _observe(model, registry, tokens)
+        _check_mask_acts(model, registry, tokens, activations)
+        _check_padding(model, tokens)
+
+
+def check_engine(engine: Engine) -> None:
+    """Proves the empty and the full mask on a few examples of the data set.
+
+    Raises:
+        IdentityCheckError: The empty mask has an effect, or the full mask has none.
+    """
+    differing = [
+        number
+        for number, pair in enumerate(engine.pairs)
+        if pair.noise is not None or pair.source_ids != pair.prompt_ids
+    ]
+    if not differing:
+        raise IdentityCheckError(
+            "Every counterfactual equals its prompt, so no intervention can have an effect. "
+            "Give counterfactuals that differ."
+        )
+    probe = engine.restricted(engine.pairs.subset(differing[:_EXAMPLES]))
+    empty = probe.effects(torch.zeros(probe.n_components)).abs().max().item()
+    if empty != 0:
+        raise IdentityCheckError(
+            f"The empty mask has an effect of {empty:g} on {model_name(engine.model)}; it must "
+            "be 0. The model or the metric is not deterministic, or a hook is attached to it; "
+            "reset its hooks and check the metric."
+        )
+    moved = probe.intervened(torch.ones(probe.n_components))
+    same = torch.equal(moved.x, probe.clean.x)
+    if probe.clean.y is not None and moved.y is not None:
+        same = same and torch.equal(moved.y, probe.clean.y)
+    if same:
+        raise IdentityCheckError(
+            f"The full mask over {engine.registry.describe()} changes no score of "
+            f"{model_name(engine.model)} on the first {len(probe.pairs)} examples with "
+            f"positions={engine.positions!r}. Choose components and positions that reach the "
+            "scored tokens."
+        )
+
+
+def check_unchanged(engine: Engine) -> None:
+    """Proves that the model still gives the scores that were computed once.
+
+    Raises:
+        IdentityCheckError: It does not: its weights changed, or a hook was attached.
+    """
+    batch = engine.first_batch
+    entries = torch.zeros(engine.n_components)
+    moved = engine.effects_of(batch, entries).abs().max().item()
+    if moved != 0:
+        raise IdentityCheckError(
+            f"The empty mask now has an effect of {moved:g} on {model_name(engine.model)}: its "
+            "weights or hooks changed since the Tracer was built. Reset its hooks, or build "
+            "another Tracer."
+        )
+
+
+def _observe(
+    model: HookedModel, registry: ComponentRegistry, tokens: Tensor
+) -> dict[str, Float[Tensor, ...]]:
+    """Activations at every site, after checking that each fired once in the expected shape."""
+    for site in registry.sites:
+        if site.hook_name not in model.hook_dict:
+            raise _refusal(model, site, "does not exist")
+    seen: dict[str, list[Tensor]] = {name: [] for name in registry.hook_names}
+
+    def record(name: str) -> Any:
+        def note(activation: Tensor, hook: Any = None) -> Tensor:
+            seen[name].append(activation.detach().clone())
+            return activation
+
+        return note
+
+    with torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=[(name, record(name)) for name in seen])
+    for site in registry.sites:
+        fired = seen[site.hook_name]
+        if len(fired) != 1:
+            raise _refusal(model, site, f"fired {len(fired)} times in one pass instead of once")
+        _check_shape(model, site, fired[0])
+    return {name: fired[0] for name, fired in seen.items()}
+
+
+def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
+    rows, length = 2, _TOKENS
+    last = int(model.cfg.d_model) if site.kind.axis is None else site.width
+    expected = {
+        "heads": (rows, site.width, length, length),
+        "head-outputs": (rows, length, site.width, activation.shape[-1]),
+    }.get(site.kind.name, (rows, length, last))
+    if tuple(activation.shape) != expected:
+        raise _refusal(
+            model,
+            site,
+            f"has shape {tuple(activation.shape)} instead of {expected}, "
+            f"so its parts are not {site.kind.name}",
+        )
+
+
+def _check_mask_acts(
+    model: HookedModel,
+    registry: ComponentRegistry,
+    tokens: Tensor,
+    activations: dict[str, Tensor],
+) -> None:
+    patch = MaskedPatch(
+        registry=registry,
+        counterfactual={name: value.flip(0) for name, value in activations.items()},
+        positions=torch.ones_like(tokens, dtype=torch.bool),
+    )
+    with torch.no_grad():
+        plain = model.run_with_hooks(tokens, fwd_hooks=[])
+        empty = torch.zeros(len(registry), device=tokens.device)
+        if not torch.equal(plain, model.run_with_hooks(tokens, fwd_hooks=patch.hooks(empty))):
+            raise IdentityCheckError(
+                f"Hooks that change nothing change the logits of {model_name(model)}. "
+                "The model is not deterministic, or a hook is attached to it; reset its hooks."
+            )
+    half = torch.full((len(registry),), 0.5, device=tokens.device, requires_grad=True)
+    with torch.enable_grad():
+        logits = model.run_with_hooks(tokens, fwd_hooks=patch.hooks(half))
+        direction = torch.randn(
+            logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32
+        ).to(logits.device)
+        moved = logits.float()
+        if not moved.requires_grad:
+            raise _refusal(model, registry.sites[0], "ignores what a hook returns")
+        gradient = torch.autograd.grad((moved * direction).sum(), half)[0]
+    for site in registry.sites:
+        if not gradient[site.start : site.stop].abs().max() > 0:
+            raise _refusal(model, site, "ignores what a hook returns")
+
+
+def _check_padding(model: HookedModel, tokens: Tensor) -> None:
+    with torch.no_grad():
+        short = model.run_with_hooks(tokens[:1, :-2], fwd_hooks=[])[0].float()
+        padded = tokens.clone()
+        padded[0, -2:] = 0
+        long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2].float()
+    scale = short.abs().max()
+    tolerance = 1e-4 if dtype_of(model) == torch.float32 else 0.05
+    if not (short - long).abs().max() <= tolerance * scale:
+        raise IdentityCheckError(
+            f"Padding on the right changes the logits of {model_name(model)}. "
+            "tracekit needs a causal model."
+        )
+
+
+def _refusal(model: HookedModel, site: Site, what: str) -> HookPointError:
+    return HookPointError(
+        f"{model_name(model)} cannot be traced by {site.kind.name}: its hook point "
+        f"{site.hook_name} {what}. Use {site.kind.instead} instead."
+    )

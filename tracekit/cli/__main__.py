@@ -1,5 +1,0 @@
-"""`python -m tracekit.cli`."""
-
-from tracekit.cli import main
-
-main()

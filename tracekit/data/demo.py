@@ -1,0 +1,77 @@
+"""The four data sets that come with the embedded model.
+
+Their sentences are made by `tracekit.demo.grammar`, which also made the model's training text,
+so what the model was taught is known exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracekit.data.prompts import GaussianNoise, OnMismatch, PromptPairs
+from tracekit.data.variable_binding import Desideratum, weighted
+from tracekit.demo import examples
+from tracekit.errors import ConfigError
+from tracekit.models.loading import embedding_std
+
+
+def load_bias(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
+    """Two occupations and a pronoun, in the manner of WinoBias."""
+    return PromptPairs.from_text(
+        examples.bias_rows(), model, name="demo-bias", on_mismatch=on_mismatch
+    )
+
+
+def load_professions(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
+    """Occupation -> pronoun, in the manner of Professions."""
+    return PromptPairs.from_text(
+        examples.profession_rows(), model, name="demo-professions", on_mismatch=on_mismatch
+    )
+
+
+def load_facts(
+    model: Any, *, noise_factor: float = 3.0, seed: int = 0, on_mismatch: OnMismatch = "error"
+) -> PromptPairs:
+    """Planted facts; the counterfactual is the prompt with noise on its embeddings.
+
+    Args:
+        model: The model to be traced.
+        noise_factor: Standard deviation of the noise, in units of the standard deviation of what
+            the first block reads.
+        seed: Seed of the noise.
+        on_mismatch: As in `PromptPairs.from_text`.
+    """
+    noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed)
+    return PromptPairs.from_text(
+        examples.fact_rows(), model, noise=noise, name="demo-facts", on_mismatch=on_mismatch
+    )
+
+
+def load_binding(
+    model: Any,
+    *,
+    desideratum: Desideratum = "value",
+    weights: tuple[float, float] = (5.0, 1.0),
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Arithmetic on two variables.
+
+    Args:
+        model: The model to be traced.
+        desideratum: `value`: one operand changes, x is the old answer, y the new one.
+            `operation`: the operation changes, x is the new answer, y the old one, which should
+            stay. `both`: their weighted sum.
+        weights: Of values and operations in that sum.
+        on_mismatch: As in `PromptPairs.from_text`.
+    """
+    named = {"value": examples.binding_rows, "operation": examples.operation_rows}
+    if desideratum not in (*named, "both"):
+        raise ConfigError(
+            f"Unknown desideratum {desideratum!r} of demo-binding. Use value, operation or both."
+        )
+    if desideratum == "both":
+        made = weighted([make() for make in named.values()], weights)
+    else:
+        made = named[desideratum]()
+    suffix = "" if desideratum == "value" else f"-{desideratum}"
+    return PromptPairs.from_text(made, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch)

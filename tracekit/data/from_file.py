@@ -1,0 +1,105 @@
+"""Pairs of one's own, from a CSV or a JSON Lines file.
+
+The columns are those of `PromptPairs.from_text` (`prompt`, `counterfactual`, `x`, `y`, `weight`);
+JSON Lines may hold token ids instead, as for `PromptPairs.from_ids`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from tracekit.data.prompts import ID_KEYS, TEXT_KEYS, GaussianNoise, OnMismatch, PromptPairs
+from tracekit.errors import DataFormatError, DataNotFoundError
+
+SUFFIXES = (".csv", ".jsonl")
+
+
+def load_pairs(
+    path: str | Path,
+    model: Any,
+    *,
+    noise_std: float | None = None,
+    seed: int = 0,
+    prepend_bos: bool = False,
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Loads pairs from a file.
+
+    Args:
+        path: A `.csv` file with a header, or a `.jsonl` file with an object per line. Empty cells
+            count as missing.
+        model: The model to be traced.
+        noise_std: Standard deviation of noise that serves as the counterfactual, for text without
+            a column `counterfactual`.
+        seed: Seed of the noise.
+        prepend_bos: As in `PromptPairs.from_text`; for text only.
+        on_mismatch: As in `PromptPairs.from_text`.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        DataFormatError: It is neither kind of file, a line cannot be read, or a column is unknown.
+        PairsError: As in `PromptPairs.from_text` and `from_ids`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataNotFoundError(f"There is no file {path}. Give a {' or '.join(SUFFIXES)} file.")
+    if path.suffix not in SUFFIXES:
+        raise DataFormatError(
+            f"The file {path} ends in {path.suffix!r}. Pairs are read from "
+            f"{' and '.join(SUFFIXES)} files."
+        )
+    rows = _from_csv(path) if path.suffix == ".csv" else _from_json_lines(path)
+    known = (ID_KEYS if any("prompt_ids" in row for row in rows) else frozenset()) | TEXT_KEYS
+    known = known | {"weight"}
+    for number, row in enumerate(rows):
+        unknown = set(row) - known
+        if unknown:
+            raise DataFormatError(
+                f"Example {number} of {path} has an unknown column {sorted(unknown)[0]!r}. "
+                f"Known: {', '.join(sorted(known))}."
+            )
+    if "prompt_ids" in known:
+        return PromptPairs.from_ids(rows, name=path.stem, on_mismatch=on_mismatch)
+    noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
+    return PromptPairs.from_text(
+        rows,
+        model,
+        noise=noise,
+        name=path.stem,
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+    )
+
+
+def _from_csv(path: Path) -> list[dict[str, Any]]:
+    # A byte-order mark, as spreadsheets write it, is no part of the first column's name.
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise DataFormatError(
+                f"Example {number} of {path} does not have as many cells as the header. "
+                "Quote cells that hold commas."
+            )
+    return [{key: value for key, value in row.items() if value != ""} for row in rows]
+
+
+def _from_json_lines(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise DataFormatError(
+                f"Line {number} of {path} is not a JSON object. Write one object per line."
+            )
+        rows.append({key: value for key, value in row.items() if value not in (None, "")})
+    return rows

@@ -1,0 +1,78 @@
+"""Professions (Vig et al. 2020): does an occupation predict "he" or "she"?
+
+Every template is filled with every occupation. The counterfactual of a stereotypically male
+occupation is `woman`, of a female one `man`; x is the stereotyped pronoun, y the other. Order:
+male occupations template by template, then female ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tracekit.data.download import Files, Remote, check_count
+from tracekit.data.prompts import OnMismatch, PromptPairs
+
+_FILES = Files(
+    dataset="professions",
+    origin="the repository of Vig et al. 2020, CausalMediationAnalysis (experiment_data)",
+    repository="ZiruiYan/multi-component-causal-tracing",
+    remotes={
+        "templates.txt": Remote(
+            commit="d25876dc0383e0e6784ea13db492817b1b941bc5",
+            path="data/professions/templates.txt",
+            sha256="b77f0bf0386914085bc3d7d8d98181b108d7a3f8b55d753248652a5608147974",
+        ),
+        "male_occupations.txt": Remote(
+            commit="d25876dc0383e0e6784ea13db492817b1b941bc5",
+            path="data/professions/male_occupations.txt",
+            sha256="bebe498b6628d782bf7220b666747c571588ab170f3d70e60faa365d8501157c",
+        ),
+        "female_occupations.txt": Remote(
+            commit="d25876dc0383e0e6784ea13db492817b1b941bc5",
+            path="data/professions/female_occupations.txt",
+            sha256="0a9fa1cac5fa0b22de18d619e5840af5f849daba4164a9661d80b6b41adc5d17",
+        ),
+    },
+)
+_PUBLISHED = 2873
+_WHY = "169 occupations, of which the published files have 159"
+
+
+def load(
+    model: Any, *, data_dir: Path | None = None, on_mismatch: OnMismatch = "error"
+) -> PromptPairs:
+    """Loads 17 templates x 159 occupations = 2703 examples.
+
+    An occupation of several tokens stands against a counterfactual of one, so the occupation's
+    last token is what a position-by-position comparison needs; the published files contain only
+    occupations that GPT-2 encodes as one token.
+
+    Args:
+        model: Its tokenizer encodes the text.
+        data_dir: Folder with `templates.txt`, `male_occupations.txt`, `female_occupations.txt`.
+            None: the cache, or a download.
+        on_mismatch: As in `PromptPairs.from_text`.
+
+    Raises:
+        DataNotFoundError: A file is missing.
+    """
+    templates = _FILES.lines(data_dir, "templates.txt")
+    rows = []
+    for gender, counterfactual, x, y in (
+        ("male", "woman", " he", " she"),
+        ("female", "man", " she", " he"),
+    ):
+        occupations = _FILES.lines(data_dir, f"{gender}_occupations.txt")
+        rows += [
+            {
+                "prompt": template.format(occupation),
+                "counterfactual": template.format(counterfactual),
+                "x": x,
+                "y": y,
+            }
+            for template in templates
+            for occupation in occupations
+        ]
+    check_count("professions", len(rows), _PUBLISHED, _WHY)
+    return PromptPairs.from_text(rows, model, name="professions", on_mismatch=on_mismatch)

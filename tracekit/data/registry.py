@@ -1,0 +1,165 @@
+"""Data sets by name: one loader a file, each following the paper's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from tracekit._options import convert
+from tracekit.data import (
+    demo,
+    factual_recall,
+    from_file,
+    professions,
+    variable_binding,
+    winobias,
+    winogender,
+)
+from tracekit.data.from_file import load_pairs
+from tracekit.data.prompts import PromptPairs
+from tracekit.errors import UnknownDatasetError, UnknownOptionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A named data set."""
+
+    load: Callable[..., PromptPairs]
+    """From the model (and, for data on disk, `data_dir`) to pairs."""
+    components: str
+    """Kind of component it is usually traced with."""
+    metric: str
+    """Metric it is usually traced with."""
+    about: str
+    """One line for lists."""
+    options: tuple[str, ...] = ()
+    """Further keyword arguments of `load`."""
+    positions: str = "prompt"
+    """Where it is usually intervened on."""
+
+
+DATASETS: Mapping[str, Dataset] = {
+    "demo-bias": Dataset(
+        load=demo.load_bias,
+        components="heads",
+        metric="odds-ratio",
+        about="embedded: whom does a pronoun refer to, by stereotype",
+    ),
+    "demo-professions": Dataset(
+        load=demo.load_professions,
+        components="neurons",
+        metric="odds-ratio",
+        about="embedded: pronoun after an occupation",
+    ),
+    "demo-facts": Dataset(
+        load=demo.load_facts,
+        components="neurons",
+        metric="probability-drop",
+        options=("noise_factor", "seed"),
+        about="embedded: invented facts, counterfactual by noise",
+    ),
+    "demo-binding": Dataset(
+        load=demo.load_binding,
+        components="head-outputs+mlp-blocks",
+        metric="logit-difference",
+        positions="last",
+        options=("desideratum", "weights"),
+        about="embedded: arithmetic on two bound variables",
+    ),
+    "winobias": Dataset(
+        load=winobias.load,
+        components="heads",
+        metric="odds-ratio",
+        options=("data_dir", "split", "keep_case"),
+        about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples",
+    ),
+    "winogender": Dataset(
+        load=winogender.load,
+        components="heads",
+        metric="odds-ratio",
+        options=("data_dir", "statistic"),
+        about="WinoGender (Rudinger et al. 2018), structure-filtered: 44 examples",
+    ),
+    "professions": Dataset(
+        load=professions.load,
+        components="neurons",
+        metric="odds-ratio",
+        options=("data_dir",),
+        about="Professions (Vig et al. 2020): 2703 examples",
+    ),
+    "counterfact": Dataset(
+        load=factual_recall.load_counterfact,
+        components="neurons",
+        metric="probability-drop",
+        options=("data_dir", "n", "seed", "noise_std", "leading_space"),
+        about="CounterFact (Meng et al. 2022): 200 facts, counterfactual by noise",
+    ),
+    "known-facts": Dataset(
+        load=factual_recall.load_known,
+        components="neurons",
+        metric="probability-drop",
+        options=("data_dir", "n", "seed", "noise_std", "leading_space"),
+        about="1209 facts that GPT-2 xl knows (Meng et al. 2022), counterfactual by noise",
+    ),
+    "vbd": Dataset(
+        load=variable_binding.load,
+        components="head-outputs+mlp-blocks",
+        metric="logit-difference",
+        positions="last",
+        options=("desideratum", "weights", "form", "split", "n", "seed"),
+        about="variable binding, made up: value dependence and operation invariance, 50 each",
+    ),
+}
+
+
+def describe(name: str) -> Dataset:
+    """A data set by name, or the pairs in a `.csv` or `.jsonl` file.
+
+    Raises:
+        UnknownDatasetError: Neither.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    if Path(name).suffix in from_file.SUFFIXES:
+        return Dataset(
+            load=partial(from_file.load_pairs, name),
+            components="heads",
+            metric="odds-ratio",
+            options=("noise_std", "seed", "prepend_bos"),
+            about="pairs in a file",
+        )
+    raise UnknownDatasetError(name, [*DATASETS, *(f"a {s} file" for s in from_file.SUFFIXES)])
+
+
+def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
+    """Loads a data set for a model.
+
+    Args:
+        name: One of `DATASETS`, or a `.csv` or `.jsonl` file (see `load_pairs`).
+        model: The model to be traced, for its tokenizer.
+        **options: `data_dir` for data on disk (else files are downloaded once, if they can be),
+            and what the loader of the data set takes, e.g.
+            `split="test"` for `winobias`. `on_mismatch="skip"` drops examples whose
+            counterfactual has another number of tokens than the prompt; every loader takes it.
+
+    Raises:
+        UnknownDatasetError: No data set of that name.
+        UnknownOptionError: The data set has no such option.
+        ConfigError: An option of another type or out of range.
+        DataNotFoundError: Its files are not in `data_dir`, or cannot be downloaded.
+        DataFormatError: They are not what is expected.
+    """
+    dataset = describe(name)
+    for option in options:
+        if option not in (*dataset.options, "on_mismatch"):
+            raise UnknownOptionError(option, (*dataset.options, "on_mismatch"))
+    load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
+    hints = get_type_hints(load)
+    given = {option: convert(option, value, hints[option]) for option, value in options.items()}
+    return dataset.load(model, **given)
+
+
+__all__ = ["DATASETS", "Dataset", "describe", "load_dataset", "load_pairs"]

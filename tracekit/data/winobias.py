@@ -1,0 +1,109 @@
+"""WinoBias, type 1 (Zhao et al. 2018): which occupation does a pronoun refer to?
+
+Rows come in pairs that share everything up to the pronoun: in one it refers to a stereotypically
+female occupation, in the other to a male one. The shared text with the female pronoun is the
+prompt, with the male pronoun the counterfactual; what follows the female referent is x, the male
+one y. Pairs are left out if a row brackets several pronouns, if one is `him` (whose counterpart
+`her` is ambiguous), or if the texts before the pronouns, or their cases, differ.
+
+The published code writes `she` and `he` into every prompt, also into the few (6 of 160, 5 of 130)
+where the rows have `her` and `his`. That is the default here, so that numbers can be compared;
+`keep_case=True` writes what the rows have.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from tracekit.data.download import Files, Remote, check_count
+from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.errors import ConfigError, DataFormatError
+
+_FILES = Files(
+    dataset="winobias",
+    origin="the repository of Zhao et al. 2018, corefBias (WinoBias/wino/data)",
+    repository="sebastianGehrmann/CausalMediationAnalysis",
+    remotes={
+        "pro_stereotyped_type1.txt.dev": Remote(
+            commit="bd26623003023f779ad1df90f689d359d23909a7",
+            path="winobias_data/pro_stereotyped_type1.txt.dev",
+            sha256="0797fa341a4921b541e9ac88fe87fab77f8be58e59fd3b7a7d778ac9b882355e",
+        ),
+        "pro_stereotyped_type1.txt.test": Remote(
+            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
+            path="winobias_data/pro_stereotyped_type1.txt.test",
+            sha256="20c21915806aba5a6c461daf0222b44590acb9f6bab227f08e65a2836c16900b",
+        ),
+    },
+)
+_PUBLISHED = {"dev": 160, "test": 130}
+_PRONOUN = re.compile(r"\[(he|she|him|his|her|himself|herself)\]")
+_CASES = {"she": ("she", "he"), "he": ("she", "he"), "her": ("her", "his"), "his": ("her", "his")}
+
+
+def load(
+    model: Any,
+    *,
+    data_dir: Path | None = None,
+    split: Literal["dev", "test"] = "dev",
+    keep_case: bool = False,
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Loads 160 (dev) or 130 (test) examples.
+
+    Args:
+        model: Its tokenizer encodes the text.
+        data_dir: Folder with `pro_stereotyped_type1.txt.dev` and `.test`. None: the cache, or a
+            download.
+        split: `dev` or `test`.
+        keep_case: Whether possessive pronouns stay possessive in the prompts.
+        on_mismatch: As in `PromptPairs.from_text`.
+
+    Raises:
+        DataNotFoundError: The file is missing.
+        DataFormatError: It does not hold pairs of rows.
+    """
+    if split not in ("dev", "test"):
+        raise ConfigError(f"Unknown split {split!r} of winobias. Use 'dev' or 'test'.")
+    name = f"pro_stereotyped_type1.txt.{split}"
+    lines = _FILES.lines(data_dir, name)
+    if len(lines) % 2:
+        raise DataFormatError(f"{name} has {len(lines)} rows. Rows come in pairs; get it again.")
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
+    check_count(f"winobias {split}", len(rows), _PUBLISHED[split])
+    return PromptPairs.from_text(rows, model, name=f"winobias-{split}", on_mismatch=on_mismatch)
+
+
+def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:
+    parts = [_parse(line) for line in (first, second)]
+    if parts[0] is None or parts[1] is None:
+        return None
+    by_pronoun = {pronoun: (context, rest) for context, pronoun, rest in (parts[0], parts[1])}
+    (context, pronoun, _), (other_context, _, _) = parts[0], parts[1]
+    female, male = _CASES[pronoun]
+    if context != other_context or set(by_pronoun) != {female, male}:
+        return None
+    written = (female, male) if keep_case else ("she", "he")
+    return {
+        "prompt": f"{context} {written[0]}",
+        "counterfactual": f"{context} {written[1]}",
+        "x": by_pronoun[female][1],
+        "y": by_pronoun[male][1],
+    }
+
+
+def _parse(line: str) -> tuple[str, str, str] | None:
+    """Text before the pronoun, the pronoun, text after it (with its leading space)."""
+    numberless = line.partition(" ")[2]
+    pronouns = _PRONOUN.findall(numberless)
+    if len(pronouns) != 1 or pronouns[0] not in _CASES:
+        return None
+    before, after = numberless.split(f"[{pronouns[0]}]")
+    return _unbracket(before).strip(), pronouns[0], _unbracket(after).rstrip()
+
+
+def _unbracket(text: str) -> str:
+    return text.replace("[", "").replace("]", "")

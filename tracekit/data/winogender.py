@@ -1,0 +1,119 @@
+"""WinoGender (Rudinger et al. 2018), the structure-filtered list of Vig et al. 2020.
+
+Rows come in pairs: in one the pronoun refers to the occupation, in the other to the other
+participant. The text before the pronoun, with the female pronoun, is the prompt, with the male
+one the counterfactual. x is the stereotypically female continuation: the one that resolves to the
+occupation if more than half of those in the occupation are women, else the other.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from tracekit.data.download import Files, Remote, check_count
+from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.errors import ConfigError, DataFormatError
+
+_FILES = Files(
+    dataset="winogender",
+    origin=(
+        "the repositories of Rudinger et al. 2018, winogender-schemas (data), and Vig et al. 2020, "
+        "CausalMediationAnalysis (winogender_data)"
+    ),
+    repository="sebastianGehrmann/CausalMediationAnalysis",
+    remotes={
+        "winogender_templates_structurefilter.tsv": Remote(
+            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
+            path="winogender_data/winogender_templates_structurefilter.tsv",
+            sha256="b2c2580187e411e48d262bb9f5d0a7141973adba6e046875bc0bec0d2030f456",
+        ),
+        "winogender_occupation_stats.tsv": Remote(
+            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
+            path="winogender_data/winogender_occupation_stats.tsv",
+            sha256="a4f1ba2bbe6bb415bc55efbe15f5e0dbe0bb54e1d1707fad09dfb1ee06547528",
+        ),
+    },
+)
+_PUBLISHED = 44
+_TEMPLATES = "winogender_templates_structurefilter.tsv"
+_STATISTICS = "winogender_occupation_stats.tsv"
+_PRONOUNS = {
+    "$NOM_PRONOUN": ("she", "he"),
+    "$POSS_PRONOUN": ("her", "his"),
+    "$ACC_PRONOUN": ("her", "him"),
+}
+_PRONOUN = re.compile("|".join(re.escape(name) for name in _PRONOUNS))
+
+
+def load(
+    model: Any,
+    *,
+    data_dir: Path | None = None,
+    statistic: Literal["bergsma", "bls"] = "bergsma",
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Loads 44 examples.
+
+    Args:
+        model: Its tokenizer encodes the text.
+        data_dir: Folder with the templates and the occupation statistics. None: the cache, or a
+            download.
+        statistic: Share of women by text counts (`bergsma`) or labour statistics (`bls`).
+        on_mismatch: As in `PromptPairs.from_text`.
+
+    Raises:
+        DataNotFoundError: A file is missing.
+        DataFormatError: The templates do not come in pairs.
+    """
+    if statistic not in ("bergsma", "bls"):
+        raise ConfigError(f"Unknown statistic {statistic!r}. Use 'bergsma' or 'bls'.")
+    shares = _shares(_FILES.lines(data_dir, _STATISTICS), statistic)
+    lines = [line.split("\t") for line in _FILES.lines(data_dir, _TEMPLATES)[1:]]
+    if len(lines) % 2 or any(len(line) != 4 for line in lines):
+        raise DataFormatError(
+            f"{_TEMPLATES} does not hold pairs of rows with four columns. Get it again."
+        )
+    rows = [
+        _example(first, second, shares)
+        for first, second in zip(lines[::2], lines[1::2], strict=True)
+    ]
+    check_count("winogender", len(rows), _PUBLISHED)
+    name = f"winogender-{statistic}"
+    return PromptPairs.from_text(rows, model, name=name, on_mismatch=on_mismatch)
+
+
+def _shares(lines: list[str], statistic: str) -> dict[str, float]:
+    """Per cent of women by occupation."""
+    header = lines[0].split("\t")
+    column = header.index(f"{statistic}_pct_female")
+    return {cells[0]: float(cells[column]) for cells in (line.split("\t") for line in lines[1:])}
+
+
+def _example(first: list[str], second: list[str], shares: dict[str, float]) -> dict[str, str]:
+    occupation, participant = first[0], first[1]
+    continuations = {}
+    prompts = set()
+    for _, _, answer, sentence in (first, second):
+        filled = sentence.replace("$OCCUPATION", occupation).replace("$PARTICIPANT", participant)
+        match = _PRONOUN.search(filled)
+        if match is None:
+            raise DataFormatError(f"The template {sentence!r} has no pronoun. Get the file again.")
+        female, male = _PRONOUNS[match.group()]
+        prompts.add((filled[: match.start()] + female, filled[: match.start()] + male))
+        continuations[answer] = filled[match.end() :]
+    if len(prompts) != 1 or set(continuations) != {"0", "1"}:
+        raise DataFormatError(
+            f"The two rows for {occupation} and {participant} do not share the text before the "
+            "pronoun, or resolve alike. Get the file again."
+        )
+    prompt, counterfactual = prompts.pop()
+    to_occupation, to_participant = continuations["0"], continuations["1"]
+    female_occupation = shares[occupation] > 50
+    return {
+        "prompt": prompt,
+        "counterfactual": counterfactual,
+        "x": to_occupation if female_occupation else to_participant,
+        "y": to_participant if female_occupation else to_occupation,
+    }

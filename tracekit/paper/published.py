@@ -1,0 +1,141 @@
+"""Published numbers, to set ours beside.
+
+`paper.json` has the tables of "Multi-component Causal Tracing in Large Language Models" (ACL
+2026); `single_heads.json` the effect of every single attention head that Vig et al. (2020)
+published for the real GPT-2 family.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit.errors import DataFormatError, DataNotFoundError, UnknownTableError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SingleHeads:
+    """Effects of all heads of a model, each alone."""
+
+    model: str
+    """Name on the hub."""
+    dataset: str
+    """Name of the pairs, as `PromptPairs.name`."""
+    n_examples: int
+    all_heads: float
+    """Effect of all heads together."""
+    singles: Float[Tensor, "layer head"]
+    source: str
+    """Who measured them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `read_single_heads` reads."""
+        return {
+            "dataset": self.dataset,
+            "model": self.model,
+            "n_examples": self.n_examples,
+            "all_heads_effect": self.all_heads,
+            "single_head_effect": self.singles.tolist(),
+        }
+
+
+def single_heads(model: str, dataset: str) -> SingleHeads:
+    """The published effects of a model's heads.
+
+    Args:
+        model: Name on the hub.
+        dataset: `winobias-dev` or `winogender-bergsma`.
+
+    Raises:
+        UnknownTableError: There are none; the message says for what there are.
+    """
+    document = _read("single_heads.json")
+    tables = {(table["model"], table["dataset"]): table for table in document["tables"]}
+    if (model, dataset) not in tables:
+        names = [f"{one} on {other}" for one, other in tables]
+        raise UnknownTableError(f"{model} on {dataset}", names)
+    return _table(tables[model, dataset], document["source"])
+
+
+def read_single_heads(path: str | Path) -> SingleHeads:
+    """A table of one's own, from JSON with the keys of `single_heads.json`.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        DataFormatError: It is not such a table.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataNotFoundError(f"There is no file {path}. Give a JSON file with a table.")
+    try:
+        return _table(json.loads(path.read_text()), str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataFormatError(
+            f"{path} is no table of single heads. It needs the keys dataset, model, n_examples, "
+            "all_heads_effect and single_head_effect (a list per layer)."
+        ) from error
+
+
+def paper_effects() -> Any:
+    """The paper's tables as a pandas DataFrame: a row per model, data set, method and share.
+
+    Columns: `table` (heads, neurons or facts), `dataset`, `model`, `method`, `share`,
+    `effect`, `minutes` (on one A6000).
+    """
+    import pandas as pd
+
+    rows = []
+    for entry in _read("paper.json")["tables"]:
+        for share, effect in zip(entry["shares"], entry["effects"], strict=True):
+            fixed = {key: entry[key] for key in ("table", "dataset", "model", "method", "minutes")}
+            rows.append({**fixed, "share": share, "effect": effect})
+    return pd.DataFrame(rows)
+
+
+def paper_singles() -> Any:
+    """Effect of the paper's best single components, as a pandas DataFrame.
+
+    Columns: `model`, `dataset`, `optimum`, `pgb-ct`.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(_read("paper.json")["single"])
+
+
+def paper_joint() -> list[dict[str, Any]]:
+    """Heads and blocks that the paper selects for variable binding.
+
+    Each with `model`, `budget` and `components`.
+    """
+    return _read("paper.json")["joint"]
+
+
+def paper_similarity() -> Any:
+    """Jaccard similarities between methods' selections, as a DataFrame."""
+    import pandas as pd
+
+    return pd.DataFrame(_read("paper.json")["similarity"])
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    return json.loads((files("tracekit.paper") / name).read_text(encoding="utf-8"))
+
+
+def _table(entry: dict[str, Any], source: str) -> SingleHeads:
+    return SingleHeads(
+        model=entry["model"],
+        dataset=entry["dataset"],
+        n_examples=int(entry["n_examples"]),
+        all_heads=float(entry["all_heads_effect"]),
+        singles=torch.tensor(entry["single_head_effect"], dtype=torch.float32),
+        source=source,
+    )

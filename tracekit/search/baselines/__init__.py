@@ -1,0 +1,1 @@
+"""Baselines: rankings of single components, greedy, random and exhaustive search."""

@@ -1,0 +1,77 @@
+"""Gradient baselines: rank all components by a few gradients, without a penalty to tune.
+
+*Attribution patching* takes the gradient of the mean effect at the empty mask. By the chain rule
+its entry for a component is (counterfactual - clean activation) . d effect / d activation, summed
+over positions and averaged over examples: first-order attribution patching, for every kind of
+component at once. *Integrated gradients* over masks take the mean gradient along the line from
+the empty to the full mask instead, which sees some of what components do together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from tracekit.engine.engine import Engine
+from tracekit.errors import ConfigError, NonFiniteMetricError
+from tracekit.masks import Mask
+from tracekit.search.base import Found, Goal, ranked, require_gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """Attribution patching: the gradient at the empty mask ranks; two passes in all."""
+
+    name: ClassVar[str] = "attribution"
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+        """Ranks once and measures the best at each budget.
+
+        Raises:
+            NotDifferentiableError: The metric has no gradient.
+            NonFiniteMetricError: The gradient is not finite.
+        """
+        goal.require(self.name)
+        return ranked(engine, goal, _mean_gradient(engine, [0.0], self.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskIG:
+    """Integrated gradients over masks: the mean gradient from the empty to the full mask ranks."""
+
+    name: ClassVar[str] = "mask-ig"
+    steps: int = 10
+    """Intervals of the line; the trapezoid rule takes steps + 1 gradients."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}. It must be at least 1.")
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+        """Ranks once and measures the best at each budget.
+
+        Raises:
+            NotDifferentiableError: The metric has no gradient.
+            NonFiniteMetricError: A gradient is not finite.
+        """
+        goal.require(self.name)
+        places = [step / self.steps for step in range(self.steps + 1)]
+        return ranked(engine, goal, _mean_gradient(engine, places, self.name))
+
+
+def _mean_gradient(engine: Engine, places: list[float], method: str) -> Mask:
+    """Mean over the line of the gradient of the mean effect; the ends count half."""
+    require_gradient(engine.metric, method)
+    total = torch.zeros(engine.n_components)
+    for place in places:
+        mask = torch.full((engine.n_components,), place)
+        weight = 0.5 if len(places) > 1 and place in (0.0, 1.0) else 1.0
+        total += weight * engine.gradient(mask, torch.ones_like)[1] / engine.n_examples
+    if not torch.isfinite(total).all():
+        raise NonFiniteMetricError(
+            f"The gradient of the metric {engine.metric.name!r} is not finite. "
+            "Use a bounded metric such as probability-drop."
+        )
+    return total / max(1, len(places) - 1)

@@ -1,0 +1,65 @@
+"""Exhaustive: every set up to the budget. The optimum, for small numbers of components."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import ClassVar
+
+from tracekit.engine.engine import Engine
+from tracekit.errors import SpaceTooLargeError
+from tracekit.masks import from_indices
+from tracekit.search.base import Found, Goal, Record, not_reached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhaustive:
+    """Measures all non-empty sets of at most the budget's size."""
+
+    name: ClassVar[str] = "exhaustive"
+    max_sets: int = 20_000
+    """Refuses larger spaces."""
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+        """The best set within each budget; for a target, the best of the smallest size."""
+        goal.require(self.name)
+        n = engine.n_components
+        largest = goal.budgets[-1] if goal.budgets else n
+        if goal.budgets:
+            self._refuse_large(n, largest)
+        best: tuple[float, tuple[int, ...]] = (-float("inf"), ())
+        history: list[Record] = []
+        found = []
+        for size in range(1, largest + 1):
+            self._refuse_large(n, size)
+            sets = list(combinations(range(n), size))
+            effects = engine.mean_effects(sets, f"exhaustive, {size}")
+            place = int(effects.argmax())
+            history.append({"n_selected": size, "effect": effects[place].item()})
+            best = max(best, (effects[place].item(), sets[place]), key=lambda pair: pair[0])
+            reached = goal.target is not None and best[0] >= goal.target
+            if reached or size in goal.budgets:
+                mask = from_indices(best[1], n)
+                found.append(
+                    Found(
+                        mask=mask,
+                        effects=engine.effects(mask),
+                        history=tuple(history),
+                        budget=size if goal.target is None else None,
+                    )
+                )
+            if reached:
+                return found
+        if goal.target is not None:
+            raise not_reached(goal.target, best[0])
+        return found
+
+    def _refuse_large(self, n: int, size: int) -> None:
+        count = sum(comb(n, k) for k in range(1, size + 1))
+        if count > self.max_sets:
+            raise SpaceTooLargeError(
+                f"There are {count:,} sets of at most {size} of {n} components; exhaustive search "
+                f"takes at most {self.max_sets:,}. Choose fewer components or a smaller budget, "
+                "or raise max_sets."
+            )

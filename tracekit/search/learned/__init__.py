@@ -1,0 +1,1 @@
+"""Searches that learn a soft mask by gradient descent."""

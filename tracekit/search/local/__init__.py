@@ -1,0 +1,1 @@
+"""Local search: the best set of every size, from measured neighbours of measured sets."""
