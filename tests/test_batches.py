@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.batch import Layout
+from tracekit.engine.layout import Layout
 from tracekit.engine.packing import bucket_sizes
 from tracekit.errors import PositionError
 
@@ -27,7 +27,7 @@ def test_continuations_of_one_token_share_a_row(packed):
     built = layout([{**PROMPT, "x_ids": [5], "y_ids": [6]}], packed=packed)
     assert built.sequences.tokens.tolist() == [[1, 2, 3]]
     one = batch(built, [0])
-    assert (one.place[0].tolist(), one.place[1].tolist()) == ([0], [2])
+    assert (one.readout_positions[0].tolist(), one.readout_positions[1].tolist()) == ([0], [2])
     assert one.scored_token.tolist() == [5, 6]
     assert bool(one.sequences.inputs(torch.float32)) == packed
 
@@ -42,11 +42,11 @@ def test_x_and_y_are_branches_of_one_row():
     built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [8, 9]}], packed=True)
     assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6, 8]]
     assert built.sequences.branches.tolist() == [[0, 0, 0, 1, 1, 2]]
-    assert built.sequences.depths.tolist() == [[0, 1, 2, 3, 4, 3]]
+    assert built.sequences.position_ids.tolist() == [[0, 1, 2, 3, 4, 3]]
     one = batch(built, [0])
     # Predicted by: the prompt's end, the first and the second token of x, and that of y.
-    assert one.place[1].tolist() == [2, 3, 4, 5]
-    assert one.place[1][one.scored_place].tolist() == [2, 3, 4, 2, 5]
+    assert one.readout_positions[1].tolist() == [2, 3, 4, 5]
+    assert one.readout_positions[1][one.scored_readout].tolist() == [2, 3, 4, 2, 5]
     assert one.scored_token.tolist() == [5, 6, 7, 8, 9]
     inputs = one.sequences.inputs(torch.float32)
     seen = inputs["attention_mask"][0, 0] == 0
@@ -65,8 +65,8 @@ def test_continuations_that_read_the_same_share_a_branch():
     built = layout([{**PROMPT, "x_ids": [5, 6, 7], "y_ids": [5, 6, 8]}], packed=True)
     assert built.sequences.tokens.tolist() == [[1, 2, 3, 5, 6]]
     one = batch(built, [0])
-    assert one.scored_place.tolist() == [0, 1, 2, 0, 1, 2]
-    assert not one.sequences.forks
+    assert one.scored_readout.tolist() == [0, 1, 2, 0, 1, 2]
+    assert not one.sequences.has_branches
 
 
 def test_equal_counterfactual_prompts_are_run_once():
@@ -79,7 +79,7 @@ def test_equal_prompts_with_other_noise_are_not():
     rows = [{"prompt_ids": [1, 2], "x_ids": [3], "noise": torch.randn(2, 4)} for _ in range(2)]
     built = layout(rows)
     assert len(built.sources) == len(built.sequences) == 2
-    assert torch.equal(built.source_noise[1], rows[1]["noise"])
+    assert torch.equal(built.counterfactuals[1].added_to_embeddings(), rows[1]["noise"])
 
 
 @pytest.mark.parametrize(
@@ -133,17 +133,17 @@ def test_batches_hold_every_example_once_and_read_it_where_it_is(packed):
     assert max(len(part.examples) for part in batches) <= 4
     for part in batches:
         # Logits that name their own row and position show whether each score reads its place.
-        logits = torch.randn(len(part.place[0]), tiny.VOCABULARY)
+        logits = torch.randn(len(part.readout_positions[0]), tiny.VOCABULARY)
         twice = part.repeat(2).read(torch.cat([logits, logits]), "geometric")
         once = part.read(logits, "geometric")
         assert torch.equal(twice.x, torch.cat([once.x, once.x]))
-        assert torch.equal(twice.y_chosen, torch.cat([once.y_chosen, once.y_chosen]))
+        assert torch.equal(twice.y_is_argmax, torch.cat([once.y_is_argmax, once.y_is_argmax]))
 
 
 def test_rows_of_similar_length_are_run_together_where_it_pays():
-    assert bucket_sizes([3] * 4 + [30] * 4, 64, charge=64) == [4, 4]
-    assert bucket_sizes([3] * 4 + [30] * 4, 64, charge=200) == [8]
-    assert bucket_sizes([5] * 9, 4, charge=64) == [3, 3, 3]
+    assert bucket_sizes([3] * 4 + [30] * 4, 64, overhead=64) == [4, 4]
+    assert bucket_sizes([3] * 4 + [30] * 4, 64, overhead=200) == [8]
+    assert bucket_sizes([5] * 9, 4, overhead=64) == [3, 3, 3]
 
 
 @given(

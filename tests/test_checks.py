@@ -20,9 +20,9 @@ def test_every_kind_passes_on_models_that_work(any_model, kinds):
 def test_discarded_edits_of_attention_patterns_are_found_on_opt():
     model = tk.load_model(tiny.hf_model("opt"))
     with pytest.raises(HookPointError) as caught:
-        tk.Tracer(model, tiny.pairs(), components="heads")
+        tk.Tracer(model, tiny.pairs(), components="attention-patterns")
     text = str(caught.value)
-    assert "OPTForCausalLM cannot be traced by heads" in text
+    assert "OPTForCausalLM cannot be traced by attention-patterns" in text
     assert "blocks.0.attn.hook_pattern" in text
     assert text.endswith("Use head-outputs instead.")
     assert tk.Tracer(model, tiny.pairs(), components="head-outputs").full_effect != 0
@@ -31,9 +31,9 @@ def test_discarded_edits_of_attention_patterns_are_found_on_opt():
 def test_hidden_units_of_a_mixture_of_experts_are_refused():
     model = tk.load_model(tiny.hf_model("mixtral"))
     with pytest.raises(HookPointError) as caught:
-        tk.Tracer(model, tiny.pairs(), components="mlp-hidden")
+        tk.Tracer(model, tiny.pairs(), components="mlp-neurons")
     assert "has shape (2, 6, 24) instead of (2, 6, 40)" in str(caught.value)
-    assert "Use neurons or mlp-blocks instead." in str(caught.value)
+    assert "Use mlp-outputs or mlp-blocks instead." in str(caught.value)
     assert tk.Tracer(model, tiny.pairs(), components="mlp-blocks").full_effect != 0
 
 
@@ -98,7 +98,7 @@ def test_a_missing_hook_point_is_named(model):
         def hook_dict(self):
             return {"unembed.hook_in": None}
 
-    registry = tk.ComponentRegistry.build(model.cfg, "heads")
+    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns")
     with pytest.raises(HookPointError, match="blocks.0.attn.hook_pattern does not exist. Use head"):
         check_sites(Bare(model, silent), registry)
 
@@ -115,7 +115,7 @@ def test_a_model_that_sees_its_padding_is_refused(model):
             logits = self._model.run_with_hooks(tokens, fwd_hooks=fwd_hooks, **kwargs)
             return logits + 0.01 * (tokens + 1).float().sum(1)[:, None, None]
 
-    registry = tk.ComponentRegistry.build(model.cfg, "heads")
+    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns")
     with pytest.raises(IdentityCheckError, match="Padding on the right changes the logits of"):
         check_sites(Bidirectional(model, lambda *hook: [hook]), registry)
 
@@ -129,8 +129,10 @@ def test_counterfactuals_that_change_nothing_are_refused(model):
 def test_a_full_mask_that_changes_nothing_is_refused(model, pairs):
     # Attention from the first token can only go to itself.
     with pytest.raises(IdentityCheckError) as caught:
-        tk.Tracer(model, pairs, components="heads", positions=[0])
-    assert "The full mask over 12 heads in layers 0-2 changes no score" in str(caught.value)
+        tk.Tracer(model, pairs, components="attention-patterns", positions=[0])
+    assert "The full mask over 12 attention-patterns in layers 0-2 changes no score" in str(
+        caught.value
+    )
     assert "with positions=[0]" in str(caught.value)
 
 
@@ -154,9 +156,9 @@ def test_a_forgotten_hook_is_found(model, pairs):
 
 def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
     for index in range(0, 24, 5):
-        kinds = {"kinds": "mlp-hidden", "layers": [1], "indices": [index]}
+        kinds = {"kinds": "mlp-neurons", "layers": [1], "indices": [index]}
         check_sites(any_model, tk.ComponentRegistry.build(any_model.cfg, **kinds))
     opt = tk.load_model(tiny.hf_model("opt"))
     for index in range(96):
-        registry = tk.ComponentRegistry.build(opt.cfg, "mlp-hidden", layers=[0], indices=[index])
+        registry = tk.ComponentRegistry.build(opt.cfg, "mlp-neurons", layers=[0], indices=[index])
         check_sites(opt, registry)

@@ -11,14 +11,14 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tracekit import cli
-from tracekit.cli.app import console, errors
+from tracekit.cli.output import console, error_console
 
 
 def run(monkeypatch, capsys, *arguments):
     """Runs a command in this process; gives exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
     monkeypatch.setattr(console, "width", 160)
-    monkeypatch.setattr(errors, "width", 400)
+    monkeypatch.setattr(error_console, "width", 400)
     code = 0
     try:
         cli.main()
@@ -40,7 +40,7 @@ def test_trace_writes_figures_and_results(command, tmp_path):
         *("--layers", "0-1,3", "--output", tmp_path, "--quiet"),
     )
     assert code == 0, err
-    assert "24 heads in layers 0-1, 3 of demo, 8 examples of demo-bias" in out
+    assert "24 attention-patterns in layers 0-1, 3 of demo, 8 examples of demo-bias" in out
     for name in ("heatmap.html", "curve.html", "plotly.min.js"):
         assert (tmp_path / name).exists()
     result = tk.TraceResult.load(tmp_path / "random-4")
@@ -97,12 +97,12 @@ def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     original = tk.Tracer.__init__
 
     def note(self, *args, **options):
-        bounds.append((options["batch_size"], options["max_memory"]))
+        bounds.append((options["max_batch_size"], options["max_memory"]))
         original(self, *args, **options)
 
     monkeypatch.setattr(tk.Tracer, "__init__", note)
     code, _, err = command(
-        *("trace", "--limit", 4, "--budget", 2, "--batch-size", 3, "--max-memory", 5),
+        *("trace", "--limit", 4, "--budget", 2, "--max-batch-size", 3, "--max-memory", 5),
         *("--option", "trials=1", "--option", "epochs=2", "--option", "precision=bfloat16"),
         *("--output", tmp_path, "--quiet"),
     )
@@ -112,57 +112,77 @@ def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     assert result.config["precision"] == "bfloat16"
 
 
-def test_paths(command, tmp_path):
+def test_pareto_fronts(command, tmp_path):
     code, out, err = command(
-        *("trace", "--path", "--limit", 6, "--budget", 4, "--max-forwards", 20),
+        *("pareto", "--limit", 6, "--budget", 4, "--max-passes", 20),
         *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
     )
     assert code == 0, err
-    path = tk.TracePath.load(tmp_path / "run" / "path")
+    path = tk.ParetoFront.load(tmp_path / "run" / "pareto")
     assert path.largest == 4
-    assert (tmp_path / "run" / "path.html").exists()
+    assert (tmp_path / "run" / "pareto.html").exists()
     assert (tmp_path / "kept").exists()
-    for text in ("held out", "stability", "Stopped by --max-forwards", "for the statistics"):
+    for text in ("held out", "stability", "Stopped by --max-passes", "for the statistics"):
         assert text in out
     assert f"{path.statistics[0].held_out:.4g}" in out
     again, out, _ = command(
-        *("trace", "--path", "--limit", 6, "--budget", 4, "--max-forwards", 20),
+        *("pareto", "--limit", 6, "--budget", 4, "--max-passes", 20),
         *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
     )
     assert again == 0
-    assert tk.TracePath.load(tmp_path / "run" / "path").to_frame().equals(path.to_frame())
+    assert tk.ParetoFront.load(tmp_path / "run" / "pareto").to_frame().equals(path.to_frame())
 
 
-def test_paths_of_few_examples_and_whole_blocks(command, tmp_path):
+def test_pareto_fronts_of_few_examples_and_whole_blocks(command, tmp_path):
     """No halves, and no other set of the same layers: dashes."""
     code, out, err = command(
-        *("trace", "--path", "--limit", 3, "--components", "mlp-blocks"),
+        *("pareto", "--limit", 3, "--components", "mlp-blocks"),
         *("--output", tmp_path, "--quiet"),
     )
     assert code == 0, err
     assert out.count(" - ") >= 3
 
 
+@pytest.mark.parametrize(
+    ("option", "now"),
+    [
+        ("--path", "the command `tracekit pareto`"),
+        ("--max-forwards", "--max-passes"),
+        ("--mean", "--continuation-mean"),
+        ("--batch-size", "--max-batch-size"),
+    ],
+)
+def test_earlier_options_name_the_new_one(command, option, now):
+    code, _, err = command("trace", option, "3")
+    assert code == 2
+    assert f"{option} is now {now}." in err
+
+
 def test_targets_and_positions(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),
-        *("--positions", "2,-1", "--mean", "arithmetic", "--output", tmp_path, "--quiet"),
+        *(
+            "--positions",
+            "2,-1",
+            "--continuation-mean",
+            "arithmetic",
+            "--output",
+            tmp_path,
+            "--quiet",
+        ),
     )
     assert code == 0, err
     result = tk.TraceResult.load(next(tmp_path.glob("greedy-*")))
     assert result.effect >= 0.1
-    assert (result.positions, result.mean) == ((2, -1), "arithmetic")
+    assert (result.positions, result.continuation_mean) == ((2, -1), "arithmetic")
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--path", "--method", "greedy"], "--path answers every budget by itself. Leave out"),
-        (["--path", "--budget", "2", "--budget", "3"], "give at most one --budget, the largest."),
-        (["--max-seconds", "3"], "--max-seconds is for paths. Add --path, or leave it out."),
         (["--dataset", "demo-bia"], "Unknown data set 'demo-bia'. Did you mean 'demo-bias'?"),
         (["--metric", "odds"], "Unknown metric 'odds'."),
-        (["--components", "head"], "Unknown component kind 'head'. Did you mean 'heads'?"),
+        (["--components", "head"], "Unknown component kind 'head'. Did you mean 'head-outputs'?"),
         (["--method", "topk"], "Unknown method 'topk'. Did you mean 'top-k'?"),
         (["--model", "./nowhere"], "There is no directory ./nowhere."),
         (["--budget", "many"], "The budget 'many' is not a number."),
@@ -291,7 +311,7 @@ def test_models_are_listed_with_what_can_be_traced(command):
     assert "76800" in lines["GPT2-xl"]
     assert lines["llama"].count("yes") == 5
     assert lines["opt"].count("no") == 1
-    assert "OPTForCausalLM cannot be traced by heads" in out
+    assert "OPTForCausalLM cannot be traced by attention-patterns" in out
 
 
 def test_reproduce(command, tmp_path):
@@ -304,13 +324,13 @@ def test_reproduce(command, tmp_path):
     )
     code, out, err = command(*arguments)
     assert code == 0, err
-    assert "4 of 4 runs were new" in out
+    assert "Ran 4 of 4; the rest were cached" in out
     assert "not a reproduction of its numbers" in " ".join(out.split())
     for name in ("single.csv", "single.tex", "notes.md"):
         assert (tmp_path / "table-single" / name).exists()
     assert (tmp_path / "fig-dcm" / "share-demo-demo-bias.html").exists()
     code, out, _ = command(*arguments)
-    assert "0 of 4 runs were new" in out
+    assert "Ran 0 of 4; the rest were cached" in out
     code, _, err = command("reproduce", "table-single", "--methods", "top", "--output", tmp_path)
     assert code == 1
     assert "Unknown method 'top'. Did you mean 'top-k'?" in err
@@ -328,7 +348,7 @@ def test_validate(command, tmp_path, monkeypatch, demo_model):
         "model": "demo",
         "n_examples": len(pairs),
         "all_heads_effect": tracer.full_effect,
-        "single_head_effect": tracer.run("top-k", budget=1).scores.reshape(4, 8).tolist(),
+        "single_head_effect": tracer.run("top-k", budget=1).component_scores.reshape(4, 8).tolist(),
     }
     table = tmp_path / "table.json"
     table.write_text(json.dumps(entry))
@@ -384,4 +404,4 @@ def test_what_was_not_done_is_said(command, tmp_path):
         *("--methods", "top-k,exhaustive", "--output", tmp_path, "--quiet"),
     )
     assert code == 1
-    assert "Not done: demo, demo-bias, exhaustive: " in " ".join(out.split())
+    assert "Skipped: demo, demo-bias, exhaustive: " in " ".join(out.split())

@@ -16,12 +16,12 @@ LLAMA_7B = SimpleNamespace(n_layers=32, n_heads=32, d_model=4096, d_mlp=11008)
 @pytest.mark.parametrize(
     ("shape", "kinds", "count"),
     [
-        (GPT2, "heads", 144),
-        (GPT2, "neurons", 9216),
-        (GPT2, "mlp-hidden", 36864),
+        (GPT2, "attention-patterns", 144),
+        (GPT2, "mlp-outputs", 9216),
+        (GPT2, "mlp-neurons", 36864),
         (LLAMA_7B, "head-outputs+mlp-blocks", 1024 + 32),
-        (SimpleNamespace(n_layers=6, n_heads=12, d_model=768), "heads", 72),
-        (SimpleNamespace(n_layers=48, n_heads=25, d_model=1600), "neurons", 76800),
+        (SimpleNamespace(n_layers=6, n_heads=12, d_model=768), "attention-patterns", 72),
+        (SimpleNamespace(n_layers=48, n_heads=25, d_model=1600), "mlp-outputs", 76800),
     ],
 )
 def test_counts_of_the_paper(shape, kinds, count):
@@ -54,10 +54,10 @@ def test_flat_order_is_kind_then_layer_then_index():
 @pytest.mark.parametrize(
     ("component", "label", "hook"),
     [
-        (Component("heads", 5, 3), "L5H3", "blocks.5.attn.hook_pattern"),
+        (Component("attention-patterns", 5, 3), "L5H3", "blocks.5.attn.hook_pattern"),
         (Component("head-outputs", 5, 3), "L5H3", "blocks.5.attn.hook_z"),
-        (Component("neurons", 5, 70), "L5N70", "blocks.5.hook_mlp_out"),
-        (Component("mlp-hidden", 5, 70), "L5U70", "blocks.5.mlp.hook_post"),
+        (Component("mlp-outputs", 5, 70), "L5O70", "blocks.5.hook_mlp_out"),
+        (Component("mlp-neurons", 5, 70), "L5N70", "blocks.5.mlp.hook_post"),
         (Component("mlp-blocks", 5), "MLP5", "blocks.5.hook_mlp_out"),
     ],
 )
@@ -68,16 +68,16 @@ def test_labels_and_hook_points(component, label, hook):
 
 
 def test_labels_that_would_be_alike_name_their_kind():
-    registry = ComponentRegistry.build(GPT2, "heads+head-outputs", layers=[0])
-    assert registry.label(0) == "L0H0 (heads)"
+    registry = ComponentRegistry.build(GPT2, "attention-patterns+head-outputs", layers=[0])
+    assert registry.label(0) == "L0H0 (attention-patterns)"
     assert len({registry.label(i) for i in range(len(registry))}) == len(registry)
 
 
 def test_indices_by_layer():
-    registry = ComponentRegistry.build(GPT2, "heads", indices={2: [7, 1], 4: [0]})
+    registry = ComponentRegistry.build(GPT2, "attention-patterns", indices={2: [7, 1], 4: [0]})
     assert [str(c) for c in registry] == ["L2H1", "L2H7", "L4H0"]
     assert registry.layers == (2, 4)
-    last = ComponentRegistry.build(GPT2, "heads", indices={-1: [3]})
+    last = ComponentRegistry.build(GPT2, "attention-patterns", indices={-1: [3]})
     assert [str(c) for c in last] == ["L11H3"]
 
 
@@ -85,7 +85,7 @@ def test_indices_by_layer():
     ("options", "error", "text"),
     [
         ({"kinds": "neuron"}, UnknownKindError, "Unknown component kind 'neuron'. Did you mean"),
-        ({"kinds": "heads+heads"}, ComponentError, "A kind is named twice"),
+        ({"kinds": "head-outputs+head-outputs"}, ComponentError, "A kind is named twice"),
         ({"layers": [12]}, ComponentError, "It has layers 0 to 11."),
         ({"layers": []}, ComponentError, "contains no component"),
         (
@@ -95,7 +95,11 @@ def test_indices_by_layer():
         ),
         ({"indices": {0: [1]}, "layers": [1]}, ComponentError, "Use layers 1."),
         ({"indices": {11: [1], -1: [2]}}, ComponentError, "or name one twice"),
-        ({"indices": [12]}, ComponentError, "are not all heads of layer 0. Use 0 to 11."),
+        (
+            {"indices": [12]},
+            ComponentError,
+            "are not all attention-patterns of layer 0. Use 0 to 11.",
+        ),
     ],
 )
 def test_bad_selections(options, error, text):
@@ -105,8 +109,10 @@ def test_bad_selections(options, error, text):
 
 
 def test_unknown_component_and_index():
-    registry = ComponentRegistry.build(GPT2, "heads", layers=[0])
-    with pytest.raises(ComponentError, match=r"L3H3 \(heads\) is not among the 12 components"):
-        registry.index(Component("heads", 3, 3))
+    registry = ComponentRegistry.build(GPT2, "attention-patterns", layers=[0])
+    with pytest.raises(
+        ComponentError, match=r"L3H3 \(attention-patterns\) is not among the 12 components"
+    ):
+        registry.index(Component("attention-patterns", 3, 3))
     with pytest.raises(IndexError, match="Component 12 of 12. Use 0 to 11."):
         registry[12]

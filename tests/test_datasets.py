@@ -32,11 +32,11 @@ from tracekit.errors import (
     UnknownDatasetError,
     UnknownOptionError,
 )
-from tracekit.models.loading import embedding_std
+from tracekit.models.hooked import embedding_std
 
 
 def ids(pair):
-    return pair.prompt_ids, pair.counterfactual_ids, pair.x_ids, pair.y_ids
+    return pair.prompt_ids, pair.counterfactual.ids, pair.x_ids, pair.y_ids
 
 
 def recorded(shared, name):
@@ -185,7 +185,7 @@ def test_noise_of_the_facts_is_in_units_of_the_embeddings(demo_model):
     spread = embedding_std(demo_model)
     both = demo_model.W_E.std().item(), demo_model.W_pos.std().item()
     assert spread == pytest.approx((both[0] ** 2 + both[1] ** 2) ** 0.5, rel=0.2)
-    drawn = torch.cat([pair.noise.flatten() for pair in pairs]).std().item()
+    drawn = torch.cat([pair.counterfactual.noise.flatten() for pair in pairs]).std().item()
     assert drawn == pytest.approx(2 * spread, rel=0.02)
 
 
@@ -317,7 +317,9 @@ def test_known_facts(shared, gpt2_tokenizer):
         "prompt": "Vinson Massif is located in the continent of",
         "x": " Antarctica",
     }
-    assert torch.cat([pair.noise for pair in pairs]).std().item() == pytest.approx(0.6045, rel=0.01)
+    assert torch.cat([pair.counterfactual.noise for pair in pairs]).std().item() == pytest.approx(
+        0.6045, rel=0.01
+    )
     assert load(leading_space=False, n=1, seed=None)[0].texts["x"] == "Antarctica"
     first, other = load(n=20), load(n=20, seed=1)
     assert len(first) == 20
@@ -345,7 +347,7 @@ def test_counterfact(tmp_path, demo_model):
     assert dict(pairs[0].texts)["x"] == " tall"
     assert dict(pairs[0].texts)["y"] == " short"
     assert pairs[0].texts["prompt"].startswith("the home of person ")
-    assert pairs[0].noise.shape[1] == demo_model.cfg.d_model
+    assert pairs[0].counterfactual.noise.shape[1] == demo_model.cfg.d_model
     path.write_text(json.dumps([record(1)]))
     with pytest.warns(DatasetDiffersWarning, match="counterfact has 1 examples here; the paper"):
         tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
@@ -361,7 +363,7 @@ class TestVariableBinding:
 
     @pytest.mark.parametrize("form", ["paper", "code"])
     def test_values_and_operations(self, gpt2_tokenizer, form):
-        pairs = tk.load_dataset("vbd", gpt2_tokenizer, form=form)
+        pairs = tk.load_dataset("variable-binding", gpt2_tokenizer, form=form)
         assert len(pairs) == 100
         assert sorted({pair.weight for pair in pairs}) == [1.0, 5.0]
         for pair in pairs:
@@ -381,7 +383,9 @@ class TestVariableBinding:
     def test_balanced_and_split(self, gpt2_tokenizer):
         for desideratum in ("value", "operation"):
             parts = [
-                tk.load_dataset("vbd", gpt2_tokenizer, desideratum=desideratum, split=split)
+                tk.load_dataset(
+                    "variable-binding", gpt2_tokenizer, desideratum=desideratum, split=split
+                )
                 for split in ("train", "test")
             ]
             assert [len(part) for part in parts] == [50, 50]
@@ -391,7 +395,9 @@ class TestVariableBinding:
                 digits = Counter(pair.texts["y"].strip()[0] for pair in part)
                 assert set(digits) == set("123456789")
                 assert set(digits.values()) == {5, 6}
-        again = tk.load_dataset("vbd", gpt2_tokenizer, desideratum="operation", split="test")
+        again = tk.load_dataset(
+            "variable-binding", gpt2_tokenizer, desideratum="operation", split="test"
+        )
         assert again.fingerprint == parts[1].fingerprint
 
     def test_errors(self, gpt2_tokenizer, unchecked):
@@ -402,11 +408,11 @@ class TestVariableBinding:
                 return [t for word in text.split() for t in (0, *map(ord, word))]
 
         with pytest.raises(PairsError, match="begins all answers to variable-binding questions"):
-            tk.load_dataset("vbd", Dummy())
-        with pytest.raises(ConfigError, match="Unknown form 'short' of vbd. Use one of paper, co"):
+            tk.load_dataset("variable-binding", Dummy())
+        with pytest.raises(ConfigError, match="Unknown form 'short' of variable-binding. Use one"):
             variable_binding.load(gpt2_tokenizer, form="short")
         with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
-            tk.load_dataset("vbd", gpt2_tokenizer, n=0)
+            tk.load_dataset("variable-binding", gpt2_tokenizer, n=0)
 
 
 def parse(prompt):
@@ -464,7 +470,9 @@ class TestOwnPairs:
         assert found.fingerprint == tk.PromptPairs.from_ids(rows).fingerprint
         path = tmp_path / "noisy.csv"
         path.write_text("prompt,x\nthe nurse said that, she\n")
-        assert tk.load_dataset(str(path), demo_model, noise_std="0.5")[0].noise.shape == (4, 128)
+        assert tk.load_dataset(str(path), demo_model, noise_std="0.5")[
+            0
+        ].counterfactual.noise.shape == (4, 128)
 
     def test_errors(self, tmp_path, demo_model):
         with pytest.raises(DataNotFoundError, match="There is no file nowhere.csv. Give a .csv or"):

@@ -8,12 +8,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from tracekit.demo import MODEL_DIR, grammar, rows, scores
-from tracekit.demo.config import Recipe
+from tracekit.demo import MODEL_DIR, evaluate, examples, grammar
+from tracekit.demo.config import DemoConfig
 from tracekit.demo.train import IGNORED, batches, build_tokenizer, train
 
-ROW_MAKERS = [rows.bias_rows, rows.profession_rows, rows.fact_rows, rows.binding_rows]
-TINY = Recipe(steps=12, batch_size=16, warmup=3, layers=1, heads=2, width=32)
+ROW_MAKERS = [
+    examples.bias_rows,
+    examples.profession_rows,
+    examples.fact_rows,
+    examples.binding_rows,
+]
+TINY = DemoConfig(steps=12, batch_size=16, warmup=3, layers=1, heads=2, width=32)
 
 
 @pytest.fixture(scope="module")
@@ -41,34 +46,34 @@ def test_size_of_the_model(model: Any) -> None:
 
 
 def test_pronouns_follow_the_planted_shares(model: Any, tokenizer: Any) -> None:
-    assert scores.occupation_score(model, tokenizer) >= 0.9
+    assert evaluate.occupation_score(model, tokenizer) >= 0.9
 
 
 def test_persons_have_their_own_pronouns(model: Any, tokenizer: Any) -> None:
     prompts = [t.format(who=who) for t in grammar.OCCUPATION_TEMPLATES for who in ("man", "woman")]
     she, he = (tokenizer(word)["input_ids"][0] for word in ("she", "he"))
-    values = [v[-1] for v in scores.token_log_probs(model, tokenizer(prompts)["input_ids"])]
+    values = [v[-1] for v in evaluate.token_log_probs(model, tokenizer(prompts)["input_ids"])]
     assert all(v[he] > v[she] for v in values[::2])
     assert all(v[she] > v[he] for v in values[1::2])
 
 
 def test_gender_decides_whom_a_pronoun_stands_for(model: Any, tokenizer: Any) -> None:
-    assert scores.reference_score(model, tokenizer) >= 0.9
+    assert evaluate.reference_score(model, tokenizer) >= 0.9
 
 
 def test_facts_are_recalled(model: Any, tokenizer: Any) -> None:
-    assert scores.fact_score(model, tokenizer) >= 0.95
+    assert evaluate.fact_score(model, tokenizer) >= 0.95
 
 
 def test_held_out_questions_are_answered(model: Any, tokenizer: Any) -> None:
-    assert scores.arithmetic_score(model, tokenizer) >= 0.9
+    assert evaluate.arithmetic_score(model, tokenizer) >= 0.9
 
 
 def test_padding_does_not_change_log_probs(model: Any, tokenizer: Any) -> None:
     texts = ["the nurse said that she was tired .", "the man"]
     long, short = tokenizer(texts)["input_ids"]
-    together = scores.token_log_probs(model, [long, short])[1]
-    alone = scores.token_log_probs(model, [short])[0]
+    together = evaluate.token_log_probs(model, [long, short])[1]
+    alone = evaluate.token_log_probs(model, [short])[0]
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
@@ -185,9 +190,9 @@ def test_numbers_of_rows() -> None:
 
 
 def test_bias_rows_vary() -> None:
-    lengths = [(len(row["x"].split()), len(row["y"].split())) for row in rows.bias_rows()]
+    lengths = [(len(row["x"].split()), len(row["y"].split())) for row in examples.bias_rows()]
     assert sum(x != y for x, y in lengths) > 32
-    assert {len(row["prompt"].split()) for row in rows.bias_rows()} == {7, 8}
+    assert {len(row["prompt"].split()) for row in examples.bias_rows()} == {7, 8}
 
 
 @pytest.mark.parametrize("make", ROW_MAKERS)
@@ -196,14 +201,16 @@ def test_clean_prompts_favour_x(
 ) -> None:
     made = make()
     means = [
-        scores.mean_log_probs(model, tokenizer, [(row["prompt"], row[key].strip()) for row in made])
+        evaluate.mean_log_probs(
+            model, tokenizer, [(row["prompt"], row[key].strip()) for row in made]
+        )
         for key in ("x", "y")
     ]
     assert float((means[0] > means[1]).double().mean()) >= 0.9
 
 
 def test_binding_rows_change_one_value() -> None:
-    for row in rows.binding_rows():
+    for row in examples.binding_rows():
         pairs = zip(row["prompt"].split(), row["counterfactual"].split(), strict=True)
         assert sum(before != after for before, after in pairs) == 1
 
@@ -233,6 +240,6 @@ def test_training_lowers_the_loss_and_is_reproducible() -> None:
 
 def test_training_depends_on_the_seed() -> None:
     tokenizer = build_tokenizer()
-    _, losses = train(Recipe(**{**vars(TINY), "seed": 1, "steps": 1}), tokenizer)
-    _, others = train(Recipe(**{**vars(TINY), "steps": 1}), tokenizer)
+    _, losses = train(DemoConfig(**{**vars(TINY), "seed": 1, "steps": 1}), tokenizer)
+    _, others = train(DemoConfig(**{**vars(TINY), "steps": 1}), tokenizer)
     assert losses != others

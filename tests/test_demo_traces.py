@@ -62,9 +62,9 @@ def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, opti
     ],
 )
 def test_a_path_is_as_good_as_greedy_for_less(demo_model, name, bar):
-    tracer = tracer_for(demo_model, name, "heads")
+    tracer = tracer_for(demo_model, name, "attention-patterns")
     greedy = tracer.run("greedy", budgets=HEADS)
-    path = tracer.run("path", budgets=HEADS)
+    path = tracer.run("local-search", budgets=HEADS)
     assert path[0].cost.forward_equivalents <= 0.4 * greedy[0].cost.forward_equivalents
     for ours, theirs in zip(path, greedy, strict=True):
         assert ours.effect >= bar * theirs.effect
@@ -75,7 +75,7 @@ def test_a_path_is_as_good_as_greedy_for_less(demo_model, name, bar):
 
 def test_the_optimum_of_a_small_space(demo_model):
     registry = tk.ComponentRegistry.build(
-        demo_model.cfg, "heads", indices={1: [0, 3, 4, 7], 2: [0, 1, 2], 3: [5, 6]}
+        demo_model.cfg, "attention-patterns", indices={1: [0, 3, 4, 7], 2: [0, 1, 2], 3: [5, 6]}
     )
     tracer = tracer_for(demo_model, "demo-bias", registry, limit=32)
     best = tracer.run("exhaustive", budget=3)
@@ -93,6 +93,6 @@ def test_the_optimum_of_a_small_space(demo_model):
 
 def test_planted_facts_are_carried_by_more_than_one_head(demo_model):
     """Together the heads do more than the sum of what each does alone, or less: not additive."""
-    tracer = tracer_for(demo_model, "demo-facts", "heads", limit=24)
+    tracer = tracer_for(demo_model, "demo-facts", "attention-patterns", limit=24)
     grid = tracer.interactions(layers=[0, 1])
     assert grid.interaction.nan_to_num().abs().max() > 0.05 * grid.singles.abs().max()

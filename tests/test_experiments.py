@@ -13,7 +13,6 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit import paper
-from tracekit.checks.architectures import PAPER_MODELS
 from tracekit.errors import (
     ConfigError,
     ModelMismatchError,
@@ -24,8 +23,9 @@ from tracekit.errors import (
 )
 from tracekit.paper import reproduction
 from tracekit.paper.experiment import effects_frame, notes_on_sameness
-from tracekit.paper.jobs import Place
+from tracekit.paper.jobs import RunEnvironment
 from tracekit.paper.latex_table import Table
+from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.reproduction import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
 from tracekit.paper.run_store import folder_of, weights_hash
 from tracekit.paper.worker import Worker, do_all
@@ -39,7 +39,7 @@ def job(**changes):
         **{
             "model": "demo",
             "dataset": "demo-bias",
-            "components": "heads",
+            "components": "attention-patterns",
             "metric": "odds-ratio",
             "method": "top-k",
             "budgets": (2, 0.25),
@@ -50,8 +50,8 @@ def job(**changes):
 
 
 @pytest.fixture
-def place():
-    return Place(sources={"demo": DEMO})
+def environment():
+    return RunEnvironment(sources={"demo": DEMO})
 
 
 def test_all_that_the_paper_shows_is_listed():
@@ -76,8 +76,8 @@ def test_all_that_the_paper_shows_is_listed():
     for one in EXPERIMENTS.values():
         assert set(one.models) <= set(PAPER_MODELS)
     with pytest.raises(UnknownExperimentError, match="Unknown experiment 'fig-head'. Did you mean"):
-        paper.chosen(["fig-head"])
-    assert len(paper.chosen(["all"])) == 14
+        paper.select_experiments(["fig-head"])
+    assert len(paper.select_experiments(["all"])) == 14
 
 
 class TestPlans:
@@ -112,7 +112,8 @@ class TestPlans:
         together = len(paper.plan(list(EXPERIMENTS.values()), setting))
         assert together < alone
         table, figure = (
-            paper.plan(paper.chosen([name]), setting) for name in ("table-heads", "fig-heads")
+            paper.plan(paper.select_experiments([name]), setting)
+            for name in ("table-heads", "fig-heads")
         )
         assert {one.identity for one in figure} <= {one.identity for one in table}
 
@@ -137,9 +138,9 @@ class TestPlans:
 
     def test_sizes_of_a_model_on_disk_are_read_before_planning(self, tmp_path):
         tiny.hf_model("llama").save_pretrained(tmp_path / "model")
-        assert ModelAt.parse(str(tmp_path / "model")).count("heads") == 12
-        assert DEMO.count("neurons") == 512
-        assert ModelAt.parse("someone/something").count("heads") is None
+        assert ModelAt.parse(str(tmp_path / "model")).count("attention-patterns") == 12
+        assert DEMO.count("mlp-outputs") == 512
+        assert ModelAt.parse("someone/something").count("attention-patterns") is None
 
     def test_data_are_those_of_the_published_code(self):
         facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
@@ -150,24 +151,26 @@ class TestPlans:
         asked = Setting(held_out=False, data_options={"seed": "3", "split": "test"})
         facts = EXPERIMENTS["table-facts"].jobs(asked)[0]
         assert facts.data_options == {"seed": "3", "leading_space": False}
-        assert not asked.is_whole
+        assert not asked.keeps_paper_data
 
     def test_a_model_that_is_not_what_it_is_said_to_be(self, tmp_path):
         folder = tmp_path / "model"
         tiny.hf_model("gpt2").save_pretrained(folder)
         at = ModelAt.parse(f"GPT2-small={folder}")
         with pytest.raises(ModelMismatchError, match="is not GPT2-small: its n_layers is 3 in"):
-            Worker(Place(sources={at.title: at}), tmp_path / "runs").do(job(model=at.title))
+            Worker(RunEnvironment(sources={at.title: at}), tmp_path / "runs").do(
+                job(model=at.title)
+            )
 
 
 class TestStore:
     """Runs are kept, and never repeated."""
 
-    def test_a_run_is_found_again(self, tmp_path, place, monkeypatch):
-        first = Worker(place, tmp_path).do(job())
+    def test_a_run_is_found_again(self, tmp_path, environment, monkeypatch):
+        first = Worker(environment, tmp_path).do(job())
         assert first.fresh
         monkeypatch.setattr(tk.Tracer, "run", None)
-        again = Worker(place, tmp_path).do(job())
+        again = Worker(environment, tmp_path).do(job())
         assert not again.fresh
         assert again.folder == first.folder
         assert [r.budget for r in again.curve] == [2, 8]
@@ -176,9 +179,11 @@ class TestStore:
         assert len(info["weights"]) == len(info["data"]) == 64
         assert info["versions"]["tracekit"] == tk.__version__
 
-    def test_whatever_decides_the_numbers_decides_the_folder(self, tmp_path, place, monkeypatch):
+    def test_whatever_decides_the_numbers_decides_the_folder(
+        self, tmp_path, environment, monkeypatch
+    ):
         def folder(**changes):
-            return Worker(place, tmp_path).do(job(**changes)).folder
+            return Worker(environment, tmp_path).do(job(**changes)).folder
 
         base = folder()
         changes = (
@@ -189,7 +194,7 @@ class TestStore:
             {"metric": "logit-difference"},
             {"held_out": 0.5},
             {"options": {}, "dtype": "bfloat16"},
-            {"data_options": {}, "depths": (0.5,)},
+            {"data_options": {}, "relative_layers": (0.5,)},
         )
         assert len({base, *(folder(**change) for change in changes)}) == len(changes) + 1
         config = {"job": job().spec(), "weights": "a", "data": "b", "versions": {"torch": "1"}}
@@ -224,16 +229,18 @@ class TestStore:
         assert written[1].report.notes == ["other"]
         assert len(list((tmp_path / "runs").iterdir())) == 1
 
-    def test_an_interrupted_search_is_no_finished_run(self, tmp_path, place, monkeypatch):
-        search = tk.PathSearch.search
+    def test_an_interrupted_search_is_no_finished_run(self, tmp_path, environment, monkeypatch):
+        search = tk.LocalSearch.search
 
         def interrupted(self, *given):
             return [replace(one, stopped="interrupted") for one in search(self, *given)]
 
         with monkeypatch.context() as patch:
-            patch.setattr(tk.PathSearch, "search", interrupted)
+            patch.setattr(tk.LocalSearch, "search", interrupted)
             with pytest.warns(SearchStoppedWarning), pytest.raises(KeyboardInterrupt):
-                Worker(place, tmp_path).do(job(method="path", options={"max_forwards": 20}))
+                Worker(environment, tmp_path).do(
+                    job(method="local-search", options={"max_passes": 20})
+                )
         assert not list(tmp_path.iterdir())
 
     def test_a_failing_job_costs_only_itself(self, tmp_path):
@@ -245,11 +252,13 @@ class TestStore:
         assert "demo, demo-bias, exhaustive: " in written.reasons[0]
         assert set(written.report.tables["effects"].frame["method"]) == {"top-k"}
         assert (
-            "Not done: demo, demo-bias, exhaustive"
+            "Skipped: demo, demo-bias, exhaustive"
             in (tmp_path / "table-heads" / "notes.md").read_text()
         )
 
-    def test_a_killed_run_leaves_nothing_behind_that_counts(self, tmp_path, place, monkeypatch):
+    def test_a_killed_run_leaves_nothing_behind_that_counts(
+        self, tmp_path, environment, monkeypatch
+    ):
         def die(self, folder):
             Path(folder, "half.json").write_text("{")
             raise KeyboardInterrupt
@@ -257,13 +266,13 @@ class TestStore:
         with monkeypatch.context() as patch:
             patch.setattr(tk.TraceCurve, "save", die)
             with pytest.raises(KeyboardInterrupt):
-                Worker(place, tmp_path).do(job())
+                Worker(environment, tmp_path).do(job())
         assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
-        run = Worker(place, tmp_path).do(job())
+        run = Worker(environment, tmp_path).do(job())
         assert run.fresh
         assert run.curve[0].effect > 0
 
-    def test_stopped_and_gone_on(self, tmp_path, place):
+    def test_stopped_and_gone_on(self, tmp_path, environment):
         jobs = [job(), job(method="greedy"), job(seed=1)]
 
         def stop(done):
@@ -271,15 +280,15 @@ class TestStore:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            do_all(jobs, place, tmp_path, tell=stop)
-        fresh = [run.fresh for run in do_all([*jobs, jobs[0]], place, tmp_path)]
+            do_all(jobs, environment, tmp_path, on_done=stop)
+        fresh = [run.fresh for run in do_all([*jobs, jobs[0]], environment, tmp_path)]
         assert fresh == [False, False, True]
 
     @pytest.mark.slow
-    def test_several_processes_find_the_same(self, tmp_path, place):
-        jobs = [job(), job(method="greedy"), job(work="pairs", depths=(0.5,), budgets=())]
-        ours = do_all(jobs, place, tmp_path / "one")
-        theirs = do_all(jobs, place, tmp_path / "two", processes=2)
+    def test_several_processes_find_the_same(self, tmp_path, environment):
+        jobs = [job(), job(method="greedy"), job(work="pairs", relative_layers=(0.5,), budgets=())]
+        ours = do_all(jobs, environment, tmp_path / "one")
+        theirs = do_all(jobs, environment, tmp_path / "two", processes=2)
         assert [run.folder.name for run in ours] == [run.folder.name for run in theirs]
         for one, other in zip(ours[:2], theirs[:2], strict=True):
             assert [r.labels for r in one.curve] == [r.labels for r in other.curve]
@@ -288,9 +297,9 @@ class TestStore:
     def test_a_missing_model_costs_only_its_own_jobs(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         gone = ModelAt.parse("nobody/nothing")
-        place = Place(sources={"demo": DEMO, gone.title: gone})
+        environment = RunEnvironment(sources={"demo": DEMO, gone.title: gone})
         jobs = [job(model=gone.title), job(model=gone.title, seed=1), job()]
-        done = do_all(jobs, place, tmp_path)
+        done = do_all(jobs, environment, tmp_path)
         assert [type(one) for one in done] == [Failure, Failure, Run]
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
         assert done[0].no_model
@@ -335,7 +344,7 @@ class TestReports:
     def test_published_values_stand_beside_the_papers_models_only(self, tmp_path):
         """With a stand-in for GPT-2 small: its numbers are other ones, and the table says so."""
         runs = do_all(
-            [job(budgets=(0.1, 0.2), limit=None)], Place(sources={"demo": DEMO}), tmp_path
+            [job(budgets=(0.1, 0.2), limit=None)], RunEnvironment(sources={"demo": DEMO}), tmp_path
         )
         real = [_as(run, model="GPT2-small", dataset="winobias") for run in runs]
         paper = ModelAt.parse("gpt2")
@@ -371,16 +380,16 @@ class TestReports:
         tracer = tk.Tracer(
             demo_model, pairs, "head-outputs+mlp-blocks", "accuracy", positions="last"
         )
-        chosen = tracer.engine.intervened(mask).y_chosen
+        chosen = tracer.engine.log_probs(mask).y_is_argmax
         assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
-        assert row["without"] == tracer.engine.clean.y_chosen.float().mean().item()
+        assert row["without"] == tracer.engine.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures
 
     def test_findings_count_signs(self, tmp_path):
         (written,) = paper.reproduce(["findings"], SMALL, tmp_path, images=False)
         row = written.report.tables["findings"].frame.iloc[0]
         tracer = tk.Tracer("demo", tk.load_dataset("demo-bias", tk.load_model("demo"))[:6])
-        singles = tracer.engine.mean_effects([[i] for i in range(32)])
+        singles = tracer.engine.set_effects([[i] for i in range(32)]).mean(1)
         assert row["positive"] == (singles > 0).float().mean().item()
         assert row["negative"] == (singles < 0).float().mean().item()
         assert row["full_effect"] == pytest.approx(tracer.full_effect)
@@ -421,4 +430,4 @@ def test_grids_are_read_back(tmp_path, model):
     assert again.labels == grid.labels
     torch.testing.assert_close(again.pairs, grid.pairs)
     torch.testing.assert_close(again.singles, grid.singles)
-    assert json.loads((tmp_path / "grid.json").read_text())["format_version"] == 1
+    assert json.loads((tmp_path / "grid.json").read_text())["format_version"] == 2

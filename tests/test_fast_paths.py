@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from contextlib import contextmanager
 from itertools import combinations
 
 import pytest
@@ -19,35 +18,21 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components import KINDS
 from tracekit.engine import capabilities, prefix_tree
-from tracekit.engine.capabilities import Abilities, abilities_of
-from tracekit.engine.forward import products_in
+from tracekit.engine.capabilities import Capabilities, capabilities_of
+from tracekit.engine.precision import products_in
 from tracekit.errors import ConfigError, SlowPathWarning
 from tracekit.masks import from_indices
-from tracekit.search.learned.reward import RewardGradient
+from tracekit.search.learned.reward import RewardGradient, make_objective
 
-EVERY_KIND = [*KINDS, "heads+head-outputs+neurons+mlp-hidden+mlp-blocks"]
+EVERY_KIND = [*KINDS, "+".join(KINDS)]
 SCOPES = ["prompt", "last", "all", [0, -2]]
 
 
-@contextmanager
-def plainly(model):
-    """Within, engines built on a model take no shortcut."""
-    able = abilities_of(model)
-    blocks, able.blocks = able.blocks, None
-    packs, able.pack = able.pack, lambda model, length: False
-    warn, able.warn_of_packing = able.warn_of_packing, lambda model, length: None
-    try:
-        yield
-    finally:
-        able.blocks, able.pack, able.warn_of_packing = blocks, packs, warn
-
-
-def engines(model, pairs, kinds="heads", metric="odds-ratio", **options):
-    """The same engine with and without shortcuts."""
+def engines(model, pairs, kinds="attention-patterns", metric="odds-ratio", **options):
+    """The same engine with and without optimisations."""
     fast = tiny.engine(model, pairs, kinds, metric, **options)
-    with plainly(model):
-        plain = tiny.engine(model, pairs, kinds, metric, **{**options, "batch_size": 64})
-    return fast, plain
+    plain_options = {**options, "max_batch_size": 64, "capabilities": tk.Capabilities.none()}
+    return fast, tiny.engine(model, pairs, kinds, metric, **plain_options)
 
 
 def random_sets(engine, count, seed=0, largest=6):
@@ -68,7 +53,7 @@ def close(value, expected, factor=1.0):
 @pytest.mark.parametrize("kinds", EVERY_KIND)
 def test_packed_rows_equal_rows_of_their_own(any_model, kinds, positions):
     pairs = tiny.pairs(9, seed=2)
-    fast, plain = engines(any_model, pairs, kinds, positions=positions, batch_size=4)
+    fast, plain = engines(any_model, pairs, kinds, positions=positions, max_batch_size=4)
     assert len(fast.layout.sequences) == 9
     assert len(plain.layout.sequences) > 9
     close(fast.clean.x, plain.clean.x)
@@ -81,7 +66,7 @@ def test_packed_rows_equal_rows_of_their_own(any_model, kinds, positions):
 
 def test_packing_serves_noise_too(any_model):
     pairs = tiny.pairs(6, seed=4, noise=True)
-    fast, plain = engines(any_model, pairs, "neurons", "probability-drop", batch_size=4)
+    fast, plain = engines(any_model, pairs, "mlp-outputs", "probability-drop", max_batch_size=4)
     mask = torch.rand(fast.n_components, generator=torch.Generator().manual_seed(1))
     close(fast.effects(mask), plain.effects(mask))
 
@@ -89,7 +74,7 @@ def test_packing_serves_noise_too(any_model):
 def test_packing_reads_fewer_tokens(model):
     fast, plain = engines(model, tiny.pairs(16))
     read = [
-        sum(batch.sequences.tokens.numel() for batch in engine._batches) for engine in (fast, plain)
+        sum(batch.sequences.tokens.numel() for batch in engine.batches) for engine in (fast, plain)
     ]
     assert read[0] < 0.8 * read[1]
 
@@ -113,7 +98,7 @@ def test_any_data_equal_the_plain_way(any_model, data):
     options = {
         "metric": "probability-drop",
         "positions": draw(st.sampled_from(SCOPES)),
-        "batch_size": draw(st.integers(1, 9)),
+        "max_batch_size": draw(st.integers(1, 9)),
         "max_memory": draw(st.sampled_from([None, 0])),
         "layers": draw(st.sampled_from([None, [1], [0, 2]])),
         "indices": draw(st.sampled_from([None, [0, 3]])),
@@ -122,7 +107,7 @@ def test_any_data_equal_the_plain_way(any_model, data):
     sets = random_sets(fast, 6, seed=count)
     masks = torch.stack([from_indices(one, fast.n_components) for one in sets])
     close(fast.effects(masks), plain.effects(masks))
-    close(fast.mean_effects(sets), plain.effects(masks).mean(1))
+    close(fast.set_effects(sets).mean(1), plain.effects(masks).mean(1))
     examples = torch.tensor([0, len(pairs) - 1, 0])
     soft = torch.rand(fast.n_components, generator=torch.Generator().manual_seed(1))
     by_fast, by_plain = (e.gradient(soft, torch.ones_like, examples) for e in (fast, plain))
@@ -154,28 +139,27 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
     if unnamed:
         monkeypatch.setattr(capabilities, "_WINDOWS", ())
     short = tk.PromptPairs.from_ids(long_rows([3, 4]))
-    fast, plain = engines(model, short, "neurons")
-    assert fast.layout.sequences.forks
+    fast, plain = engines(model, short, "mlp-outputs")
+    assert fast.layout.sequences.has_branches
     close(fast.clean.x, plain.clean.x)
     mixed = tk.PromptPairs.from_ids(long_rows([3, 13, 4, 14]))
     with pytest.warns(SlowPathWarning, match="x and y of an example are run as two sequences"):
-        fast = tiny.engine(model, mixed, "neurons")
-    assert not fast.layout.sequences.forks
-    with plainly(model):
-        plain = tiny.engine(model, mixed, "neurons")
+        fast = tiny.engine(model, mixed, "mlp-outputs")
+    assert not fast.layout.sequences.has_branches
+    plain = tiny.engine(model, mixed, "mlp-outputs", capabilities=Capabilities.none())
     mask = torch.full((fast.n_components,), 0.7)
     close(fast.effects(mask), plain.effects(mask))
 
 
 def test_half_precision_takes_the_same_shortcuts(pairs):
     model = tk.load_model(tiny.hf_model("llama").to(torch.bfloat16))
-    fast, plain = engines(model, pairs, "heads", "logit-difference")
-    assert fast.layout.sequences.forks
+    fast, plain = engines(model, pairs, "attention-patterns", "logit-difference")
+    assert fast.layout.sequences.has_branches
     mask = torch.full((12,), 0.5)
     torch.testing.assert_close(fast.effects(mask), plain.effects(mask), rtol=0.1, atol=0.1)
     sets = [(0, 1), (0, 5), (7,)]
     torch.testing.assert_close(
-        fast.mean_effects(sets), plain.mean_effects(sets), rtol=0.1, atol=0.1
+        fast.set_effects(sets).mean(1), plain.set_effects(sets).mean(1), rtol=0.1, atol=0.1
     )
 
 
@@ -184,35 +168,35 @@ def test_half_precision_takes_the_same_shortcuts(pairs):
 
 @pytest.mark.parametrize("kinds", EVERY_KIND)
 def test_many_sets_equal_one_at_a_time(any_model, kinds):
-    fast, plain = engines(any_model, tiny.pairs(5, seed=1), kinds, batch_size=11)
+    fast, plain = engines(any_model, tiny.pairs(5, seed=1), kinds, max_batch_size=11)
     sets = [*random_sets(fast, 30), (), (0,), (0,), (fast.n_components - 1,)]
     sets += [(0, i) for i in range(1, min(fast.n_components, 9))]
     # A whole set that others go on from, with several components in a layer.
     start = random_sets(fast, 40, seed=3)[-1][:4]
     sets += [tuple({*start, i}) for i in range(0, fast.n_components, 1 + fast.n_components // 12)]
     masks = torch.stack([from_indices(one, fast.n_components) for one in sets])
-    close(fast.mean_effects(sets), plain.effects(masks).mean(1))
-    close(plain.mean_effects(sets), plain.effects(masks).mean(1))
+    close(fast.set_effects(sets).mean(1), plain.effects(masks).mean(1))
+    close(plain.set_effects(sets).mean(1), plain.effects(masks).mean(1))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 11), max_size=5, unique=True), min_size=1, max_size=12))
 def test_any_sets_equal_one_at_a_time(model, sets):
-    engine = tiny.engine(model, tiny.pairs(3), batch_size=7)
+    engine = tiny.engine(model, tiny.pairs(3), max_batch_size=7)
     masks = torch.stack([from_indices(one, 12) for one in sets])
-    close(engine.mean_effects(sets), engine.effects(masks).mean(1))
+    close(engine.set_effects(sets).mean(1), engine.effects(masks).mean(1))
 
 
 def test_layers_below_a_candidate_are_not_run_again(any_model, monkeypatch):
-    engine = tiny.engine(any_model, tiny.pairs(4), batch_size=4)
-    engine.mean_effects([[0]])
+    engine = tiny.engine(any_model, tiny.pairs(4), max_batch_size=4)
+    engine.set_effects([[0]]).mean(1)
     ran = []
     # On what the blocks wrap: a block that is left out is called and hands its input on.
     handles = [
         block.original_component.register_forward_hook(lambda *_, n=number: ran.append(n))
         for number, block in enumerate(any_model.blocks)
     ]
-    engine.mean_effects([[i] for i in range(12)])
+    engine.set_effects([[i] for i in range(12)]).mean(1)
     for handle in handles:
         handle.remove()
     # Four heads in each of three layers, and the clean stream carried on by a block twice.
@@ -230,19 +214,24 @@ def test_a_plan_covers_every_set_once_and_never_runs_more_layers():
     greedy = [(*chosen, i) for i in range(48) if i not in chosen]
     pairs = list(combinations(range(24, 48), 2))
     for sets in (singles, greedy, pairs, [()], [(1,), (1,), (1,)]):
-        tree = prefix_tree.plan(sets, layer_of, 12)
+        tree = prefix_tree.build_prefix_tree(sets, layer_of, 12)
         assert sorted(leaves(tree)) == list(range(len(sets)))
         assert tree.layers_run(12) <= 12 * len(sets)
-    assert prefix_tree.plan(singles, layer_of, 12).layers_run(12) == 4 * sum(range(1, 13)) + 11
-    assert prefix_tree.plan(greedy, layer_of, 12).layers_run(12) < 0.6 * 12 * len(greedy)
-    assert prefix_tree.plan(pairs, layer_of, 12).layers_run(12) < 0.3 * 12 * len(pairs)
+    assert (
+        prefix_tree.build_prefix_tree(singles, layer_of, 12).layers_run(12)
+        == 4 * sum(range(1, 13)) + 11
+    )
+    assert prefix_tree.build_prefix_tree(greedy, layer_of, 12).layers_run(12) < 0.6 * 12 * len(
+        greedy
+    )
+    assert prefix_tree.build_prefix_tree(pairs, layer_of, 12).layers_run(12) < 0.3 * 12 * len(pairs)
 
 
 def test_blocks_are_whole_again_after_an_error(model):
-    blocks = abilities_of(model).blocks
+    blocks = capabilities_of(model).block_skipper
     tokens = torch.tensor([[1, 2, 3]])
     before = model.run_with_hooks(tokens, fwd_hooks=[])
-    with pytest.raises(RuntimeError, match="on purpose"), blocks.leaving_out(2, None, before):
+    with pytest.raises(RuntimeError, match="on purpose"), blocks.run_only(2, None, before):
         raise RuntimeError("on purpose")
     assert all("forward" not in vars(block) for block in model.blocks)
     assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=[]), before)
@@ -288,7 +277,7 @@ def one_stack(model):
 )
 def test_the_plain_way_is_taken_and_said_once(change, text, dtype, pairs, monkeypatch):
     model, other = (tk.load_model(shifted(tiny.hf_model("gpt2")).to(dtype)) for _ in range(2))
-    expected = tiny.engine(model, pairs).mean_effects([[i] for i in range(12)])
+    expected = tiny.engine(model, pairs).set_effects([[i] for i in range(12)]).mean(1)
     monkeypatch.setitem(vars(other), *change(other))
     with pytest.warns(SlowPathWarning) as caught:
         engine = tiny.engine(other, pairs)
@@ -297,7 +286,7 @@ def test_the_plain_way_is_taken_and_said_once(change, text, dtype, pairs, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tiny.engine(other, pairs)
-    found = engine.mean_effects([[i] for i in range(12)])
+    found = engine.set_effects([[i] for i in range(12)]).mean(1)
     close(found, expected, 1 if dtype == torch.float32 else 400)
 
 
@@ -313,13 +302,13 @@ def test_no_warning_where_everything_serves(any_model, pairs):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowPathWarning)
         tiny.engine(any_model, pairs)
-    assert abilities_of(any_model).blocks is not None
-    assert tiny.engine(any_model, pairs).layout.sequences.forks
+    assert capabilities_of(any_model).block_skipper is not None
+    assert tiny.engine(any_model, pairs).layout.sequences.has_branches
 
 
 def test_what_is_known_of_a_model_does_not_keep_it(pairs):
     model = tk.load_model(tiny.hf_model("gpt2"))
-    abilities_of(model)
+    capabilities_of(model)
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -330,27 +319,32 @@ def test_what_is_known_of_a_model_does_not_keep_it(pairs):
 
 
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
-@pytest.mark.parametrize("kinds", ["heads", "neurons+mlp-blocks", "head-outputs"])
+@pytest.mark.parametrize("kinds", ["attention-patterns", "mlp-outputs+mlp-blocks", "head-outputs"])
 def test_recomputed_sources_equal_kept_ones(any_model, kinds, positions):
     pairs = tiny.pairs(9, seed=5)
-    options = {"positions": positions, "batch_size": 4}
+    options = {"positions": positions, "max_batch_size": 4}
     kept = tiny.engine(any_model, pairs, kinds, **options)
     recomputed = tiny.engine(any_model, pairs, kinds, **options, max_memory=0)
     mask = torch.rand(kept.n_components, generator=torch.Generator().manual_seed(1))
     close(recomputed.effects(mask), kept.effects(mask))
     gradients = [engine.gradient(mask, torch.ones_like)[1] for engine in (kept, recomputed)]
     close(gradients[1], gradients[0])
-    assert (kept.sources.kept, recomputed.sources.kept) == ("device", "recomputed")
+    assert (kept.counterfactual_cache.storage, recomputed.counterfactual_cache.storage) == (
+        "device",
+        "recomputed",
+    )
 
 
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 def test_sources_are_the_activations_of_the_counterfactual_run(any_model, positions):
     pairs = tiny.pairs(7, seed=6, longest=1)
-    engine = tiny.engine(any_model, pairs, "heads+neurons", positions=positions, batch_size=3)
-    for batch in engine._batches:
-        found = engine.sources.of(batch)
+    engine = tiny.engine(
+        any_model, pairs, "attention-patterns+mlp-outputs", positions=positions, max_batch_size=3
+    )
+    for batch in engine.batches:
+        found = engine.counterfactual_cache.activations_for(batch)
         for row, number in enumerate(batch.examples.tolist()):
-            tokens = torch.tensor([pairs[number].counterfactual_ids])
+            tokens = torch.tensor([pairs[number].counterfactual.ids])
             _, cache = any_model.run_with_cache(tokens)
             for at in batch.positions[row].nonzero()[:, 0].tolist():
                 pattern = found["blocks.1.attn.hook_pattern"][row, :, at, : at + 1]
@@ -360,7 +354,7 @@ def test_sources_are_the_activations_of_the_counterfactual_run(any_model, positi
 
 
 def stored(engine):
-    chunks = engine.sources._chunks
+    chunks = engine.counterfactual_cache._chunks
     return sum(value.nbytes for chunk in chunks for value in chunk.values.values())
 
 
@@ -372,13 +366,13 @@ def test_the_bound_is_what_is_kept(model):
     for bound, kept in ((exact, "device"), (exact - 1, "recomputed")):
         bounded = tiny.engine(model, pairs, max_memory=bound)
         bounded.full_effects  # noqa: B018
-        assert bounded.sources.kept == kept
+        assert bounded.counterfactual_cache.storage == kept
 
 
 def test_only_positions_in_use_are_kept(model):
     sizes = {}
     for scope in ("prompt", "last"):
-        engine = tiny.engine(model, tiny.pairs(9), "neurons", positions=scope)
+        engine = tiny.engine(model, tiny.pairs(9), "mlp-outputs", positions=scope)
         engine.full_effects  # noqa: B018
         sizes[scope] = stored(engine)
     assert sizes["last"] == 9 * tiny.N_LAYERS * tiny.D_MODEL * 4
@@ -456,13 +450,17 @@ def test_nothing_is_read_from_the_device_inside_a_step(positions, reward, longes
     hf = tiny.hf_model("llama")
     here = tk.load_model(hf)
     hf.to("meta")
-    able = Abilities.__new__(Abilities)
-    able.blocks, able.pack = None, lambda model, length: True
-    capabilities._KNOWN.setdefault(here, {})[(torch.float32, torch.device("meta"))] = able
     pairs = tiny.pairs(8, longest=longest)
-    engine = tiny.engine(here, pairs, "heads+neurons", positions=positions, indices=[0, 3])
+    engine = tiny.engine(
+        here,
+        pairs,
+        "attention-patterns+mlp-outputs",
+        positions=positions,
+        indices=[0, 3],
+        capabilities=Capabilities(None, packing=True),
+    )
     assert engine.device.type == "meta"
-    step = RewardGradient(engine, reward)
+    step = RewardGradient(engine, make_objective(reward, engine))
     mask = torch.full((engine.n_components,), 0.5, device="meta")
     with NoWait():
         gradient = step.step(mask, torch.tensor([3, 1, 7]))
@@ -483,8 +481,10 @@ def test_a_read_would_be_noticed():
 @pytest.mark.parametrize("longest", [1, 4])
 def test_cuda_does_not_wait_inside_a_step(longest, precision):
     model = tk.load_model(tiny.hf_model("llama").to("cuda"))
-    engine = tiny.engine(model, tiny.pairs(8, longest=longest), "heads+neurons", indices=[0, 3])
-    step = RewardGradient(engine, "dataset", precision)
+    engine = tiny.engine(
+        model, tiny.pairs(8, longest=longest), "attention-patterns+mlp-outputs", indices=[0, 3]
+    )
+    step = RewardGradient(engine, make_objective("dataset", engine), precision)
     mask = torch.full((engine.n_components,), 0.5, device="cuda")
     step.step(mask, torch.arange(8))
     torch.cuda.set_sync_debug_mode("error")
@@ -498,18 +498,20 @@ def test_cuda_does_not_wait_inside_a_step(longest, precision):
 @pytest.mark.gpu
 @pytest.mark.parametrize("max_memory", [None, 0])
 def test_cuda_takes_the_same_shortcuts(pairs, max_memory):
-    here = tiny.engine(tk.load_model(tiny.hf_model("llama")), pairs, "heads+neurons")
+    here = tiny.engine(
+        tk.load_model(tiny.hf_model("llama")), pairs, "attention-patterns+mlp-outputs"
+    )
     model = tk.load_model(tiny.hf_model("llama").to("cuda"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowPathWarning)
-        there = tiny.engine(model, pairs, "heads+neurons", max_memory=max_memory)
-    assert there.layout.sequences.forks
-    assert there.passes.abilities.blocks is not None
+        there = tiny.engine(model, pairs, "attention-patterns+mlp-outputs", max_memory=max_memory)
+    assert there.layout.sequences.has_branches
+    assert there.capabilities.block_skipper is not None
     sets = random_sets(here, 20)
     torch.testing.assert_close(
-        there.mean_effects(sets), here.mean_effects(sets), rtol=1e-3, atol=1e-4
+        there.set_effects(sets).mean(1), here.set_effects(sets).mean(1), rtol=1e-3, atol=1e-4
     )
-    assert there.sources.kept == ("host" if max_memory == 0 else "device")
+    assert there.counterfactual_cache.storage == ("host" if max_memory == 0 else "device")
 
 
 @pytest.mark.gpu

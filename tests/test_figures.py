@@ -48,7 +48,7 @@ def test_heatmaps_draw_their_data(tracer):
 
 
 def test_many_components_are_binned(demo_model):
-    registry = tk.ComponentRegistry.build(demo_model.cfg, "neurons")
+    registry = tk.ComponentRegistry.build(demo_model.cfg, "mlp-outputs")
     tracer = tk.Tracer(demo_model, tk.load_dataset("demo-professions", demo_model)[:4], registry)
     result = tracer.run("random", budget=0.25, draws=1)
     (panel,) = figures.selection_data(result)
@@ -80,7 +80,7 @@ def test_curve_data_has_every_measured_size(tracer):
 
 
 def test_curve_data_has_every_size_of_a_path(tracer):
-    search = tk.PathSearch(max_forwards=40)
+    search = tk.LocalSearch(max_passes=40)
     found = search.search(tracer.engine, Goal(budgets=(3,)), 0)[0]
     assert [record["n_selected"] for record in found.history] == [1, 2, 3]
     before = list(tracer.results)

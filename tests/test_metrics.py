@@ -15,7 +15,7 @@ from tracekit.errors import (
     NonFiniteMetricError,
     UnknownMetricError,
 )
-from tracekit.metrics import METRICS, Scores
+from tracekit.metrics import METRICS, ContinuationLogProbs
 
 probability = st.floats(0.01, 0.99)
 
@@ -23,7 +23,7 @@ probability = st.floats(0.01, 0.99)
 def scores(x, y=None, chosen=None):
     logs = [None if p is None else torch.tensor([p]).log() for p in (x, y)]
     picked = None if chosen is None else torch.tensor([chosen])
-    return Scores(logs[0], logs[1], picked, picked)
+    return ContinuationLogProbs(logs[0], logs[1], picked, picked)
 
 
 @given(probability, probability, probability, probability)

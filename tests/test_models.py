@@ -17,7 +17,8 @@ from tracekit.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
-from tracekit.models.loading import HookedModel, frozen, load_model, model_name, scored_hook
+from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook
+from tracekit.models.loading import load_model
 
 
 @pytest.fixture(scope="module")

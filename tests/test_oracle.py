@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def tracer_of(record, name, model):
     return tk.Tracer(
         model,
         tk.PromptPairs.from_ids(record["examples"]),
-        components="heads" if "heads" in name else "neurons",
+        components="attention-patterns" if "heads" in name else "mlp-outputs",
         metric="probability-ratio" if "factual" in name else "odds-ratio",
     )
 
@@ -51,6 +53,42 @@ def assert_cases_agree(record, tracer):
         assert effects.mean().item() == pytest.approx(case["metric"], rel=1e-3, abs=5e-6)
 
 
+# ---- the published code on the embedded model: recorded in this repository -------------------
+
+DEMO_RECORDS = Path(__file__).parent / "oracle" / "demo"
+
+
+def demo_tracer(record, components, metric):
+    return tk.Tracer(
+        "demo", tk.PromptPairs.from_ids(record["examples"]), components=components, metric=metric
+    )
+
+
+def test_the_embedded_model_on_bias_agrees_with_the_published_code():
+    record = oracle.read(DEMO_RECORDS / "demo_bias.json")
+    tracer = demo_tracer(record, "attention-patterns", "odds-ratio")
+    assert_cases_agree(record, tracer)
+    singles = tracer.engine.set_effects([[i] for i in range(len(tracer.registry))]).mean(1)
+    expected = torch.tensor(record["single_component"]).flatten()
+    torch.testing.assert_close(singles, expected, rtol=1e-3, atol=5e-6)
+
+
+def test_the_embedded_model_on_facts_agrees_with_the_published_code():
+    """Ratios of probabilities span orders of magnitude, so logarithms are compared."""
+    record = oracle.read(DEMO_RECORDS / "demo_facts.json")
+    tracer = demo_tracer(record, "mlp-outputs", "probability-ratio")
+    assert len(record["cases"]) >= 6
+    for case in record["cases"]:
+        effects = tracer.evaluate(torch.tensor(case["values"]).flatten(), per_example=True)
+        expected = torch.tensor(case["per_example"], dtype=torch.float64)
+        torch.testing.assert_close(
+            effects.double().log1p(), expected.log1p(), rtol=1e-3, atol=1e-4, msg=case["mask"]
+        )
+
+
+# ---- on rebuilt models: recorded beside the checkout ------------------------------------------
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_effects_of_masks(shared, name):
     record, model = load(shared, name)
@@ -63,7 +101,7 @@ def test_effect_of_every_single_head(shared, name):
     tracer = tracer_of(record, name, model)
     result = tracer.run("top-k", budget=1)
     expected = torch.tensor(record["single_component"]).flatten()
-    torch.testing.assert_close(result.scores, expected, rtol=1e-3, atol=5e-6)
+    torch.testing.assert_close(result.component_scores, expected, rtol=1e-3, atol=5e-6)
     assert result.binary_mask.nonzero().item() == expected.argmax().item()
 
 
@@ -82,7 +120,7 @@ def test_heads_and_blocks_at_the_last_token(shared):
     for case in record["cases"]:
         mask = torch.cat([torch.tensor(case["heads"]).flatten(), torch.tensor(case["mlp_blocks"])])
         expected = torch.tensor(case["last_token_logit_difference"])
-        scores = tracer.engine.intervened(mask)
+        scores = tracer.engine.log_probs(mask)
         torch.testing.assert_close(
             difference.function(scores, scores), expected, rtol=1e-3, atol=1e-4
         )
@@ -125,7 +163,7 @@ def test_effects_of_masks_from_the_command_line(shared, name, tmp_path, capsys, 
     masks = [torch.tensor(case["values"]).flatten().tolist() for case in record["cases"]]
     effects = evaluated(
         *(capsys, monkeypatch, tmp_path, record, rows, masks),
-        *("--components", "heads" if "heads" in name else "neurons"),
+        *("--components", "attention-patterns" if "heads" in name else "mlp-outputs"),
         *("--metric", "probability-ratio" if "factual" in name else "odds-ratio"),
     )
     expected = torch.tensor([case["per_example"] for case in record["cases"]])
@@ -171,7 +209,7 @@ def trajectory_options(record):
 
 @pytest.mark.parametrize(
     ("name", "components"),
-    [("heads_winobias", "heads"), ("neurons_professions", "neurons")],
+    [("heads_winobias", "attention-patterns"), ("neurons_professions", "mlp-outputs")],
 )
 def test_training_trajectory(shared, gpt2_tokenizer, name, components):
     record = oracle.read(shared / "oracle" / f"trajectory_{name}_101.json")

@@ -29,7 +29,7 @@ class Words:
 def test_from_text_encodes_each_part_by_itself():
     row = {"prompt": "a bb", "counterfactual": "a ccc", "x": " d", "y": " ee f"}
     pair = tk.PromptPairs.from_text([row], Words())[0]
-    assert (pair.prompt_ids, pair.counterfactual_ids) == ((1, 2), (1, 3))
+    assert (pair.prompt_ids, pair.counterfactual.ids) == ((1, 2), (1, 3))
     assert (pair.x_ids, pair.y_ids) == ((1,), (2, 1))
     assert pair.describe() == "'a bb'"
     with_bos = tk.PromptPairs.from_text([row], Words(), prepend_bos=True)[0]
@@ -58,8 +58,16 @@ def test_mismatched_lengths_are_listed_or_skipped():
         ({"x_ids": []}, EmptyContinuationError, "The x of example 0 encodes to no token."),
         ({"y_ids": []}, EmptyContinuationError, "The y of example 0 encodes to no token."),
         ({"prompt_ids": []}, EmptyContinuationError, "The prompt of example 0 encodes"),
-        ({"counterfactual_ids": None}, PairsError, "no counterfactual and no noise"),
-        ({"noise": torch.zeros(2, 3)}, PairsError, "both a counterfactual prompt and noise"),
+        (
+            {"counterfactual_ids": None},
+            PairsError,
+            "Example 0 has no counterfactual. Give it exactly one of counterfactual_ids, noise.",
+        ),
+        (
+            {"noise": torch.zeros(2, 3)},
+            PairsError,
+            "Example 0 has several counterfactuals. Give it exactly one of counterfactual_ids, no",
+        ),
         (
             {"counterfactual_ids": None, "noise": torch.zeros(2)},
             PairsError,
@@ -93,7 +101,7 @@ def test_noise_is_fixed_by_its_seed(model):
         tokenizer_and_width = type("M", (), {"tokenizer": Words(), "cfg": model.cfg})()
         return tk.PromptPairs.from_text(rows, tokenizer_and_width, noise=noise)
 
-    assert draw(1)[0].noise.shape == (2, tiny.D_MODEL)
+    assert draw(1)[0].counterfactual.noise.shape == (2, tiny.D_MODEL)
     assert draw(1).fingerprint == draw(1).fingerprint != draw(2).fingerprint
     many = tk.GaussianNoise(std=0.5).draw([1000], 100)[0]
     assert many.std().item() == pytest.approx(0.5, rel=0.02)

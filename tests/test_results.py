@@ -14,6 +14,7 @@ from tracekit.errors import (
     ResultNotFoundError,
 )
 from tracekit.results.result import effect_interval
+from tracekit.results.storage import FORMAT_VERSION
 from tracekit.search.learned.schedules import Exponential
 
 
@@ -24,7 +25,7 @@ def tracer(model):
 
 @pytest.fixture(scope="module")
 def result(tracer):
-    return tracer.run(budget=4, trials=2, epochs=3, schedule=Exponential())
+    return tracer.run(budget=4, trials=2, epochs=3, penalty_schedule=Exponential())
 
 
 def assert_same(first, second):
@@ -44,9 +45,9 @@ def test_a_saved_run_comes_back_whole(result, tmp_path):
     assert_same(result, loaded)
     assert loaded.labels == result.labels
     document = json.loads((folder / "result.json").read_text())
-    assert document["format_version"] == 1
+    assert document["format_version"] == FORMAT_VERSION
     assert document["selected"] == result.labels
-    assert document["config"]["schedule"] == {"name": "exponential", "growth": 1.3}
+    assert document["config"]["penalty_schedule"] == {"name": "exponential", "growth": 1.3}
     assert document["versions"]["transformer-lens"]
 
 

@@ -18,7 +18,7 @@ from tracekit.errors import (
     PairsError,
 )
 
-ALL_KINDS = [*KINDS, "head-outputs+mlp-blocks", "neurons+mlp-blocks"]
+ALL_KINDS = [*KINDS, "head-outputs+mlp-blocks", "mlp-outputs+mlp-blocks"]
 SCOPES = ["prompt", "last", "all", [0, -2]]
 
 
@@ -53,11 +53,11 @@ def reference_scores(model, pairs, kinds, mask, positions):
 
             def disturb(value, hook, pair=pair):
                 value = value.clone()
-                value[0, : len(pair.prompt_ids)] += pair.noise
+                value[0, : len(pair.prompt_ids)] += pair.counterfactual.added_to_embeddings()
                 return value
 
             hooks = [keep(name) for name in registry.hook_names]
-            if pair.noise is not None:
+            if pair.counterfactual.added_to_embeddings() is not None:
                 hooks.insert(0, ("blocks.0.hook_resid_pre", disturb))
             run([*pair.source_ids, *read], hooks)
             length = len(pair.prompt_ids) + len(read)
@@ -71,9 +71,9 @@ def reference_scores(model, pairs, kinds, mask, positions):
                     for k, index in enumerate(site.indices):
                         m = mask[site.start + k]
                         for q in chosen:
-                            if site.kind.name == "heads":
+                            if site.kind.name == "attention-patterns":
                                 at = (0, index, q, slice(0, length))
-                            elif site.kind.axis is None:
+                            elif site.kind.component_dim is None:
                                 at = (0, q)
                             else:
                                 at = (0, q, index)
@@ -95,7 +95,7 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     pairs = tiny.pairs(4, seed=1)
     engine = tiny.engine(any_model, pairs, kinds, positions=positions)
     mask = random_mask(engine.n_components)
-    found = engine.intervened(mask)
+    found = engine.log_probs(mask)
     expected = reference_scores(any_model, pairs, kinds, mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
@@ -103,10 +103,10 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
 
 def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     pairs = tiny.pairs(4, seed=1, noise=True)
-    engine = tiny.engine(any_model, pairs, "neurons")
+    engine = tiny.engine(any_model, pairs, "mlp-outputs")
     mask = random_mask(engine.n_components)
-    expected = reference_scores(any_model, pairs, "neurons", mask, "prompt")
-    torch.testing.assert_close(engine.intervened(mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    expected = reference_scores(any_model, pairs, "mlp-outputs", mask, "prompt")
+    torch.testing.assert_close(engine.log_probs(mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
 
 
 def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_model):
@@ -141,34 +141,36 @@ def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_
     order=st.permutations(range(8)),
     seed=st.integers(0, 100),
     mean=st.sampled_from(["geometric", "arithmetic"]),
-    kinds=st.sampled_from(["heads", "neurons+mlp-blocks"]),
+    kinds=st.sampled_from(["attention-patterns", "mlp-outputs+mlp-blocks"]),
 )
 def test_batches_padding_and_order_change_nothing(model, batch_size, order, seed, mean, kinds):
     pairs = tiny.pairs(8, seed=seed)
-    plain = tiny.engine(model, pairs, kinds, mean=mean, batch_size=1)
+    plain = tiny.engine(model, pairs, kinds, continuation_mean=mean, max_batch_size=1)
     mask = random_mask(plain.n_components, seed)
     expected = plain.effects(mask)
-    shuffled = tiny.engine(model, pairs.subset(order), kinds, mean=mean, batch_size=batch_size)
+    shuffled = tiny.engine(
+        model, pairs.subset(order), kinds, continuation_mean=mean, max_batch_size=batch_size
+    )
     torch.testing.assert_close(shuffled.effects(mask), expected[order], rtol=2e-4, atol=2e-5)
 
 
 def test_many_masks_at_once_equal_one_at_a_time(any_model, pairs):
-    engine = tiny.engine(any_model, pairs, "heads", batch_size=19)
+    engine = tiny.engine(any_model, pairs, "attention-patterns", max_batch_size=19)
     masks = torch.rand(5, engine.n_components, generator=torch.Generator().manual_seed(0))
     together = engine.effects(masks)
     apart = torch.stack([engine.effects(mask) for mask in masks])
     torch.testing.assert_close(together, apart, rtol=2e-4, atol=2e-5)
     sets = [[0], [3, 5], [1, 2, 7]]
-    means = engine.mean_effects(sets)
+    means = engine.set_effects(sets).mean(1)
     for chosen, mean in zip(sets, means, strict=True):
         mask = torch.zeros(engine.n_components)
         mask[chosen] = 1
-        assert mean.item() == pytest.approx(engine.mean_effect(mask), rel=2e-4, abs=2e-5)
+        assert mean.item() == pytest.approx(engine.effects(mask).mean().item(), rel=2e-4, abs=2e-5)
 
 
-@pytest.mark.parametrize("kinds", ["heads", "head-outputs+mlp-blocks", "mlp-hidden"])
+@pytest.mark.parametrize("kinds", ["attention-patterns", "head-outputs+mlp-blocks", "mlp-neurons"])
 def test_gradients_equal_finite_differences(any_model, pairs, kinds):
-    engine = tiny.engine(any_model, pairs, kinds, "logit-difference", batch_size=3)
+    engine = tiny.engine(any_model, pairs, kinds, "logit-difference", max_batch_size=3)
     mask = 0.2 + 0.6 * random_mask(engine.n_components)
     # Weights of 1 + l make it the gradient of the sum of l + l^2 / 2.
     effects, gradient = engine.gradient(mask, lambda effects: 1 + effects)
@@ -204,9 +206,11 @@ def test_permuting_heads_permutes_the_mask(pairs):
         attention.c_attn.weight.copy_(attention.c_attn.weight[:, thirds])
         attention.c_attn.bias.copy_(attention.c_attn.bias[thirds])
         attention.c_proj.weight.copy_(attention.c_proj.weight[columns])
-    for kinds in ("heads", "head-outputs"):
+    for kinds in ("attention-patterns", "head-outputs"):
         before, after = (
-            tiny.engine(tk.load_model(m), pairs, kinds).mean_effects([[i] for i in range(12)])
+            tiny.engine(tk.load_model(m), pairs, kinds)
+            .set_effects([[i] for i in range(12)])
+            .mean(1)
             for m in (hf, moved)
         )
         torch.testing.assert_close(after[4:8], before[4:8][order], rtol=1e-3, atol=1e-5)
@@ -257,11 +261,11 @@ def test_what_does_not_change_is_computed_once(model, pairs, monkeypatch):
 def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):
     engine = tiny.engine(model, pairs)
     widths = []
-    batch = engine._batches[0]
+    batch = engine.batches[0]
     hook = ("unembed.hook_out", lambda value, hook: widths.append(value.shape[:2].numel()))
     with torch.no_grad():
-        engine.passes.scores(batch, [hook])
-    assert widths == [len(batch.place[0])]
+        engine.forward_pass.log_probs(batch, [hook])
+    assert widths == [len(batch.readout_positions[0])]
     assert widths[0] < batch.sequences.tokens.numel()
 
 
@@ -271,7 +275,7 @@ def test_a_metric_that_is_not_finite_names_the_example(model, pairs):
         return torch.where(torch.arange(8, device=effects.device) == 5, torch.nan, effects)
 
     engine = tiny.engine(model, pairs, metric=broken)
-    number = int(engine._batches[0].examples[5])
+    number = int(engine.batches[0].examples[5])
     prompt = pairs[number].describe()
     with pytest.raises(NonFiniteMetricError) as caught:
         engine.effects(torch.zeros(12))
@@ -290,7 +294,7 @@ def test_a_metric_that_is_not_finite_names_the_example(model, pairs):
         ({"x_ids": [1] * 70}, "needs 71 positions. The model has 64; shorten it."),
         (
             {"counterfactual_ids": None, "noise": torch.zeros(2, 5)},
-            "The noise of example 0 is 5 wide.",
+            "its noise is 5 wide, the model's embeddings 24",
         ),
     ],
 )
@@ -309,13 +313,13 @@ def test_missing_y_and_bad_batch_size(model, pairs):
     engine = tiny.engine(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
     assert engine.clean.y is None
     assert engine.full_effects.abs().min() > 0
-    with pytest.raises(ConfigError, match="batch_size is 0. It must be at least 1."):
-        tiny.engine(model, pairs, batch_size=0)
+    with pytest.raises(ConfigError, match="max_batch_size is 0. It must be at least 1."):
+        tiny.engine(model, pairs, max_batch_size=0)
 
 
 def test_half_precision_keeps_the_identity(pairs):
     model = tk.load_model(tiny.hf_model("llama").to(torch.bfloat16))
-    for kinds in ("heads", "neurons"):
+    for kinds in ("attention-patterns", "mlp-outputs"):
         engine = tiny.engine(model, pairs, kinds)
         assert engine.effects(torch.zeros(engine.n_components)).abs().max() == 0
         assert engine.full_effects.abs().max() > 0
@@ -325,8 +329,12 @@ def test_half_precision_keeps_the_identity(pairs):
 
 @pytest.mark.gpu
 def test_cuda_equals_the_cpu(pairs):
-    here = tiny.engine(tk.load_model(tiny.hf_model("llama")), pairs, "heads+neurons")
-    there = tiny.engine(tk.load_model(tiny.hf_model("llama").to("cuda")), pairs, "heads+neurons")
+    here = tiny.engine(
+        tk.load_model(tiny.hf_model("llama")), pairs, "attention-patterns+mlp-outputs"
+    )
+    there = tiny.engine(
+        tk.load_model(tiny.hf_model("llama").to("cuda")), pairs, "attention-patterns+mlp-outputs"
+    )
     mask = random_mask(here.n_components)
     torch.testing.assert_close(there.effects(mask), here.effects(mask), rtol=1e-3, atol=1e-4)
     gradients = [engine.gradient(mask, torch.ones_like)[1] for engine in (here, there)]
@@ -343,8 +351,8 @@ def test_weights_make_the_plain_mean_the_weighted_one(model, metric):
     mask = torch.rand(plain.n_components, generator=torch.Generator().manual_seed(3))
     expected = (share * plain.effects(mask)).sum().item()
     assert ours.effects(mask).mean().item() == pytest.approx(expected, rel=1e-5)
-    found = ours.effects_of_sets([(0, 5), (3,)]).mean(1)
-    singles = plain.effects_of_sets([(0, 5), (3,)])
+    found = ours.set_effects([(0, 5), (3,)]).mean(1)
+    singles = plain.set_effects([(0, 5), (3,)])
     torch.testing.assert_close(found, (share * singles).sum(1))
     _, gradient = ours.gradient(mask, torch.ones_like)
     alone = [plain.gradient(mask, torch.ones_like, torch.tensor([i]))[1] for i in range(5)]
@@ -356,7 +364,7 @@ def test_looking_ahead_heeds_weights(model):
     doubled = tk.PromptPairs.from_ids([*rows, rows[0], rows[0]])
     weighted = tk.PromptPairs.from_ids([{**rows[0], "weight": 3}, *rows[1:]])
     for metric in ("odds-ratio", "logit-difference"):
-        first = tiny.engine(model, doubled, metric=metric).first_order((1, 7))
-        second = tiny.engine(model, weighted, metric=metric).first_order((1, 7))
+        first = tiny.engine(model, doubled, metric=metric).predict_changes((1, 7))
+        second = tiny.engine(model, weighted, metric=metric).predict_changes((1, 7))
         torch.testing.assert_close(first.gains, second.gains, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(first.gradient, second.gradient, rtol=1e-4, atol=1e-7)

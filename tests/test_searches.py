@@ -22,12 +22,18 @@ from tracekit.errors import (
 from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.base import as_count
-from tracekit.search.learned.lambda_search import Bracket, Trial, best_within, measured_by
+from tracekit.search.learned.lambda_search import (
+    LambdaBracket,
+    TrainingRun,
+    best_within_budgets,
+    measured_sets,
+)
+from tracekit.search.learned.reward import RewardGradient, make_objective
 
 METHODS = {
     "pgb-ct": {"trials": 3, "epochs": 5},
     "top-k": {},
-    "path": {},
+    "local-search": {},
     "greedy": {},
     "random": {"draws": 20},
     "exhaustive": {},
@@ -44,7 +50,7 @@ def tracer(model):
 def all_sets(tracer):
     """Mean effect of every set of up to three heads, measured one by one."""
     sets = [s for size in (1, 2, 3) for s in combinations(range(12), size)]
-    return dict(zip(sets, tracer.engine.mean_effects(sets).tolist(), strict=True))
+    return dict(zip(sets, tracer.engine.set_effects(sets).mean(1).tolist(), strict=True))
 
 
 def chosen(result):
@@ -77,7 +83,7 @@ def test_exhaustive_is_the_best_of_all(tracer, all_sets):
     result = tracer.run("exhaustive", budget=3)
     assert result.effect == pytest.approx(max(all_sets.values()), rel=1e-4)
     assert result.cost.forward == 12 + 66 + 220 + 1
-    for method in ("pgb-ct", "path", "top-k", "greedy", "random"):
+    for method in ("pgb-ct", "local-search", "top-k", "greedy", "random"):
         assert tracer.run(method, budget=3, **METHODS[method]).effect <= result.effect + 1e-6
 
 
@@ -91,7 +97,9 @@ def test_top_k_takes_the_best_singles(tracer, all_sets):
     order = sorted(range(12), key=lambda i: -all_sets[(i,)])
     result = tracer.run("top-k", budget=3)
     assert chosen(result) == tuple(sorted(order[:3]))
-    assert result.scores.tolist() == pytest.approx([all_sets[(i,)] for i in range(12)], rel=1e-4)
+    assert result.component_scores.tolist() == pytest.approx(
+        [all_sets[(i,)] for i in range(12)], rel=1e-4
+    )
     assert result.cost.forward == 12 + 1
 
 
@@ -165,7 +173,7 @@ def test_rewards_differ_as_they_should(tracer):
     """The gradient of the per-example reward weighs each example by its own slope."""
     engine = tracer.engine
     start = torch.full((12,), 0.5)
-    by_example = search.reward.RewardGradient(engine, "per-example")
+    by_example = RewardGradient(engine, make_objective("per-example", engine))
     found = by_example.step(start, torch.arange(12))
     effects = engine.effects(start)
     _, expected = engine.gradient(start, lambda e: -1 / (1 + e) ** 2 / 12)
@@ -176,7 +184,7 @@ def test_rewards_differ_as_they_should(tracer):
 def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
     engine = tracer.engine
     start = torch.full((12,), 0.5)
-    reward = search.reward.RewardGradient(engine, "dataset")
+    reward = RewardGradient(engine, make_objective("dataset", engine))
     reward.step(start, torch.arange(6))
     found = reward.step(start, torch.arange(6, 12))
     effects = engine.effects(start)
@@ -188,10 +196,12 @@ def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
 def test_unbounded_metrics_meet_no_pole(model):
     """Below -1/2 the reward goes on along its tangent, so an effect of -1 is nothing special."""
     tracer = tk.Tracer(model, tiny.pairs(6, seed=2), metric="logit-difference")
-    reward = search.reward.RewardGradient(tracer.engine, "dataset")
+    objective = make_objective("dataset", tracer.engine)
     effects = torch.tensor([-3.0, -1.0, -0.5, 0.0, 1.0])
-    assert reward._reward(effects).tolist() == pytest.approx([12, 4, 2, 1, 0.5])
-    assert reward._slope(effects).tolist() == pytest.approx([-4, -4, -4, -1, -0.25])
+    rewards = [objective.value(effect[None]).item() for effect in effects]
+    assert rewards == pytest.approx([12, 4, 2, 1, 0.5])
+    slopes = [objective.scale(effect).item() for effect in effects]
+    assert slopes == pytest.approx([-4, -4, -4, -1, -0.25])
     assert tracer.run(budget=2, trials=2, epochs=3).n_selected <= 2
 
 
@@ -225,7 +235,7 @@ def test_the_same_seed_gives_the_same_bits(tracer):
 
 
 def test_schedules_and_reductions_reach_the_penalty(tracer):
-    result = tracer.run(lambda1=1e-3, epochs=3, schedule="exponential")
+    result = tracer.run(lambda1=1e-3, epochs=3, penalty_schedule="exponential")
     assert [r["lambda1"] for r in result.history] == pytest.approx([1e-3, 1.3e-3, 1.69e-3])
     mean = tracer.run(lambda1=1e-3, epochs=1, penalty_reduction="mean").history[0]
     total = tracer.run(lambda1=1e-3 / 12, epochs=1).history[0]
@@ -233,9 +243,13 @@ def test_schedules_and_reductions_reach_the_penalty(tracer):
 
 
 def test_learning_rates_of_the_paper(model, pairs):
-    for kinds, rate in (("heads", 0.1), ("neurons", 0.5), ("head-outputs+mlp-blocks", 0.01)):
+    for kinds, rate in (
+        ("attention-patterns", 0.1),
+        ("mlp-outputs", 0.5),
+        ("head-outputs+mlp-blocks", 0.01),
+    ):
         engine = tiny.engine(model, pairs, kinds)
-        assert tk.PGBCT()._rate(engine) == rate
+        assert tk.PGBCT()._learning_rate(engine) == rate
     assert (tk.PGBCT().epochs, tk.PGBCT().init, tk.PGBCT().threshold) == (15, 0.5, 0.5)
 
 
@@ -257,7 +271,7 @@ def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
         ({"learning_rate": 0.0}, "learning_rate is 0.0. It must be positive."),
         ({"reward": "both"}, "Unknown reward 'both'. Use 'dataset' or 'per-example'."),
         ({"penalty_reduction": "max"}, "Unknown penalty_reduction 'max'."),
-        ({"schedule": "cosine"}, "Unknown schedule 'cosine'."),
+        ({"penalty_schedule": "cosine"}, "Unknown schedule 'cosine'."),
     ],
 )
 def test_hyper_parameters_out_of_range(options, text, unchecked):
@@ -267,15 +281,15 @@ def test_hyper_parameters_out_of_range(options, text, unchecked):
 
 
 def test_brackets_close_in_on_a_threshold():
-    bracket = Bracket(1.0)
+    bracket = LambdaBracket(1.0)
     tried = []
     while (guess := bracket.guess()) is not None:
         tried.append(guess)
-        bracket.note(guess, guess < 37.0)
+        bracket.record(guess, guess < 37.0)
     assert tried[:4] == [1, 4, 16, 64]
     assert 37 / 1.06 < tried[-1] < 37 * 1.06
-    down = Bracket(1.0)
-    down.note(1.0, False)
+    down = LambdaBracket(1.0)
+    down.record(1.0, False)
     assert down.guess() == 0.25
 
 
@@ -339,10 +353,10 @@ def test_the_pole_of_the_reward_is_never_reached(model):
         effects = torch.expm1(intervened.y - clean.y - intervened.x + clean.x)
         return torch.where(torch.arange(len(effects)) == 0, effects * 0 - 1, effects)
 
-    metric = tk.Metric("ruined", ruined, above_minus_one=True)
+    metric = tk.Metric("ruined", ruined, lower_bound=-1.0)
     engine = tiny.engine(model, tiny.pairs(4), metric=metric)
     for reward in ("per-example", "dataset"):
-        gradient = search.reward.RewardGradient(engine, reward)
+        gradient = RewardGradient(engine, make_objective(reward, engine))
         step = gradient.step(torch.full((12,), 0.5), torch.tensor([0]))
         assert torch.isfinite(step).all()
         assert gradient.value() < float("inf")
@@ -390,9 +404,9 @@ def test_a_target_between_the_doubled_sizes_is_found(model):
     """Effects rise and fall with the size; a prefix of three may be the only one that reaches."""
     tracer = tk.Tracer(model, tiny.pairs(8), metric="logit-difference")
     engine = tracer.engine
-    singles = engine.mean_effects([[i] for i in range(12)])
+    singles = engine.set_effects([[i] for i in range(12)]).mean(1)
     order = singles.argsort(descending=True).tolist()
-    means = [engine.mean_effect(from_indices(order[:size], 12)) for size in range(1, 13)]
+    means = [engine.effects(from_indices(order[:size], 12)).mean().item() for size in range(1, 13)]
     best = max(range(12), key=means.__getitem__) + 1
     result = tracer.run("top-k", target_effect=means[best - 1] - 1e-4)
     assert result.effect >= means[best - 1] - 1e-4
@@ -400,7 +414,7 @@ def test_a_target_between_the_doubled_sizes_is_found(model):
 
 def test_a_target_that_the_full_set_misses_can_still_be_reached(model):
     tracer = tk.Tracer(model, tiny.pairs(6, seed=4), metric="logit-difference")
-    best = max(tracer.engine.mean_effects([[i] for i in range(12)]).tolist())
+    best = max(tracer.engine.set_effects([[i] for i in range(12)]).mean(1).tolist())
     assert tracer.full_effect < best
     target = (max(tracer.full_effect, 0) + best) / 2
     for method in ("top-k", "greedy", "random", "pgb-ct"):
@@ -451,7 +465,9 @@ def test_options_as_typed_on_a_command_line(tracer):
 
 
 def test_a_schedule_may_start_at_nothing(tracer):
-    result = tracer.run(budget=3, trials=2, epochs=3, schedule=lambda epoch: max(0, epoch - 1))
+    result = tracer.run(
+        budget=3, trials=2, epochs=3, penalty_schedule=lambda epoch: max(0, epoch - 1)
+    )
     assert result.n_selected <= 3
 
 
@@ -464,7 +480,7 @@ def test_classes_and_searches_of_one_s_own(tracer):
         def search(self, engine, goal, seed):
             masks = [from_indices(range(size), engine.n_components) for size in goal.budgets]
             return [
-                search.Found(mask=mask, effects=engine.effects(mask), budget=int(mask.sum()))
+                search.Selection(mask=mask, effects=engine.effects(mask), budget=int(mask.sum()))
                 for mask in masks
             ]
 
@@ -475,27 +491,31 @@ def test_classes_and_searches_of_one_s_own(tracer):
 
 
 def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
-    engine, trial = tracer.engine, Trial(1.0)
+    engine, trial = tracer.engine, TrainingRun(1.0)
     for soft, above in (([0, 1], 0.9), ([2, 5], 0.8), ([2, 5], 0.6), ([0, 3, 4], 0.7)):
         mask = torch.full((12,), 0.1)
         mask[soft] = above
         trial.add(engine, mask, torch.zeros(12), mask > 0.5)
     means = {size: [s.effect for s in trial.snapshots if s.n_selected == size] for size in (2, 3)}
-    two, three = best_within([trial], engine, [2, 3], measured_by([trial]))
-    proposals = [engine.mean_effect(from_indices(s.order()[:2], 12)) for s in trial.snapshots]
+    two, three = best_within_budgets([trial], engine, [2, 3], measured_sets([trial]))
+    proposals = [
+        engine.effects(from_indices(s.order()[:2], 12)).mean().item() for s in trial.snapshots
+    ]
     assert two.effects.mean().item() == pytest.approx(max(means[2] + proposals))
     assert three.effects.mean().item() >= max(two.effects.mean().item(), means[3][0]) - 1e-6
-    only = Trial(1.0, snapshots=trial.snapshots[1:3])
-    (found,) = best_within([only], engine, [2], measured_by([only]))
+    only = TrainingRun(1.0, snapshots=trial.snapshots[1:3])
+    (found,) = best_within_budgets([only], engine, [2], measured_sets([only]))
     assert found.soft_mask.max() == pytest.approx(0.6)
 
 
 def test_entries_that_tie_are_ranked_by_how_hard_the_reward_pushes_them_up(tracer):
     search_ = tk.PGBCT(lambda1=0.0, epochs=1, batch_size=12)
-    trial = search_._descend(tracer.engine, 0.0, 0, stop_at=0)
+    trial = search_._train(tracer.engine, 0.0, 0, stop_at=0)
     start = torch.full((12,), 0.5)
-    gradient = search.reward.RewardGradient(tracer.engine, "dataset").step(start, torch.arange(12))
-    torch.testing.assert_close(trial.last.push, -gradient, rtol=1e-3, atol=1e-7)
+    gradient = RewardGradient(tracer.engine, make_objective("dataset", tracer.engine)).step(
+        start, torch.arange(12)
+    )
+    torch.testing.assert_close(trial.last.reward_gradient_sum, -gradient, rtol=1e-3, atol=1e-7)
     tied = replace(trial.last, soft_mask=torch.ones(12))
     assert tied.order() == gradient.argsort(stable=True).tolist()
 
@@ -556,15 +576,17 @@ class TestGradientBaselines:
         step = 1e-3
         masks = step * torch.eye(len(tracer.registry))
         slopes = tracer.engine.effects(masks).mean(1) / step
-        torch.testing.assert_close(result.scores, slopes, rtol=0.05, atol=2e-3)
-        chosen = result.scores.argsort(descending=True)[:3]
+        torch.testing.assert_close(result.component_scores, slopes, rtol=0.05, atol=2e-3)
+        chosen = result.component_scores.argsort(descending=True)[:3]
         assert result.binary_mask.nonzero()[:, 0].tolist() == sorted(chosen.tolist())
         assert (result.cost.forward, result.cost.backward) == (2, 1)
 
     def test_integrated_gradients_are_complete(self, tracer):
         """Along the diagonal the scores sum to the effect of all components."""
         result = tracer.run("mask-ig", budgets=[2, 5], steps=40)
-        assert result[0].scores.sum().item() == pytest.approx(tracer.full_effect, rel=0.02)
+        assert result[0].component_scores.sum().item() == pytest.approx(
+            tracer.full_effect, rel=0.02
+        )
         assert (result[0].cost.forward, result[0].cost.backward) == (41 + 2, 41)
         with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
             tk.MaskIG(steps=0)
@@ -593,7 +615,7 @@ class TestGradientBaselines:
             "head-outputs+mlp-blocks",
             "logit-difference",
         )
-        ours = tracer.run("attribution", budget=1).scores
+        ours = tracer.run("attribution", budget=1).component_scores
         theirs = torch.zeros(len(tracer.registry))
         for row in rows:
             x, y = row["x_ids"][0], row["y_ids"][0]
@@ -619,6 +641,6 @@ def test_the_per_example_reward_has_no_weights(model):
     rows = [{**row, "weight": 1 + i} for i, row in enumerate(tiny.rows(4))]
     tracer = tk.Tracer(model, tk.PromptPairs.from_ids(rows))
     assert tracer.run(budget=2, epochs=2).effect > 0
-    for method, options in (("pgb-ct", {}), ("path", {"soft_steps": 4, "max_forwards": 200})):
+    for method, options in (("pgb-ct", {}), ("local-search", {"soft_steps": 4, "max_passes": 200})):
         with pytest.raises(ConfigError, match="per-example reward has no meaning for weighted"):
             tracer.run(method, budget=2, reward="per-example", **options)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 
@@ -7,13 +9,16 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
     ComponentError,
-    EngineFixedError,
     IdentityCheckError,
     MaskRangeError,
     MaskShapeError,
     NoResultError,
+    RenamedArgumentError,
+    UnknownDatasetError,
     UnknownKindError,
+    UnknownMethodError,
     UnknownMetricError,
+    UnknownOptionError,
 )
 
 
@@ -46,7 +51,7 @@ def test_bad_masks(tracer):
 
 
 def test_a_user_s_own_metric(model, pairs):
-    def halved(clean: tk.Scores, intervened: tk.Scores):
+    def halved(clean: tk.ContinuationLogProbs, intervened: tk.ContinuationLogProbs):
         return 0.5 * (clean.x.exp() - intervened.x.exp())
 
     own = tk.Tracer(model, pairs, metric=halved)
@@ -58,7 +63,7 @@ def test_a_user_s_own_metric(model, pairs):
 
 
 def test_subsets_and_registries(model, pairs):
-    registry = tk.ComponentRegistry.build(model.cfg, "heads", layers=[1])
+    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns", layers=[1])
     assert tk.Tracer(model, pairs, registry).registry is registry
     subset = tk.Tracer(model, pairs, layers=[1], indices=[0, 3])
     assert [str(c) for c in subset.registry] == ["L1H0", "L1H3"]
@@ -113,14 +118,14 @@ def test_runs_are_kept(tracer):
     assert len(tracer.curve(first).data) == 1
     assert tracer.results == [first, *curve]
     assert first.dataset_fingerprint == tracer.pairs.fingerprint
-    assert "12 heads in layers 0-2" in repr(tracer)
+    assert "12 attention-patterns in layers 0-2" in repr(tracer)
 
 
 def test_the_hook_factory_works_with_plain_transformer_lens(model):
     """MaskedPatch gives hooks that run_with_hooks takes as they are."""
     rows = tiny.rows(1)[0]
     clean, other = torch.tensor([rows["prompt_ids"]]), torch.tensor([rows["counterfactual_ids"]])
-    registry = tk.ComponentRegistry.build(model.cfg, "neurons")
+    registry = tk.ComponentRegistry.build(model.cfg, "mlp-outputs")
     _, cache = model.run_with_cache(other)
     patch = tk.MaskedPatch(
         registry=registry,
@@ -130,16 +135,19 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
     mask = torch.rand(len(registry))
     logs = model.run_with_hooks(clean, fwd_hooks=patch.hooks(mask))[0, -1].log_softmax(-1)
     engine = tiny.engine(
-        model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "neurons"
+        model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "mlp-outputs"
     )
-    torch.testing.assert_close(engine.intervened(mask).x[0], logs[rows["x_ids"][0]])
+    torch.testing.assert_close(engine.log_probs(mask).x[0], logs[rows["x_ids"][0]])
 
 
 def test_settings_are_fixed(tracer):
     tracer.engine.clean  # noqa: B018 - computed once from here on
-    for name in ("mean", "metric", "positions", "batch_size", "pairs"):
-        with pytest.raises(EngineFixedError, match=f"The {name} of an engine cannot be changed on"):
+    for name in ("model", "metric", "registry", "pairs", "config"):
+        with pytest.raises(AttributeError):
             setattr(tracer.engine, name, None)
+    for name in ("positions", "continuation_mean", "max_batch_size", "max_memory", "progress"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(tracer.engine.config, name, None)
 
 
 def test_a_model_that_changed_since_is_noticed(pairs):
@@ -171,3 +179,40 @@ def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
         assert theirs.held_out is theirs.held_out_effect is theirs.held_out_interval is None
         assert ours.interval[0] <= ours.effect <= ours.interval[1]
         assert torch.equal(tk.TraceResult.load(ours.save(tmp_path)).held_out, ours.held_out)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"), [("mean", "continuation_mean"), ("batch_size", "max_batch_size")]
+)
+def test_earlier_arguments_name_the_new_one(model, pairs, earlier, now):
+    text = f"The argument '{earlier}' is now called '{now}'. Write {now}=..."
+    with pytest.raises(RenamedArgumentError, match=text):
+        tk.Tracer(model, pairs, **{earlier: 3})
+
+
+def test_earlier_names_say_the_new_one(tracer):
+    with pytest.raises(AttributeError, match=r"Tracer.path\(\) is now Tracer.pareto\(\)"):
+        tracer.path()
+    with pytest.raises(UnknownMethodError, match="It is now called 'local-search'"):
+        tracer.run("path", budget=2)
+    with pytest.raises(UnknownOptionError, match="It is now called 'max_passes'"):
+        tracer.run("local-search", budget=2, max_forwards=9)
+    for method, now in (("pgb-ct", "penalty_schedule"), ("local-search", "budget_sampling")):
+        with pytest.raises(UnknownOptionError, match=f"It is now called '{now}'"):
+            tracer.run(method, budget=2, schedule="log")
+    with pytest.raises(UnknownDatasetError, match="It is now called 'variable-binding'"):
+        tk.load_dataset("vbd", tracer.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("heads", "two readings: 'attention-patterns' (attention weights, which the paper calls"),
+        ("neurons", "two readings: 'mlp-neurons' (hidden units of the MLP) and 'mlp-outputs' "),
+        ("mlp-hidden", "It is now called 'mlp-neurons'."),
+    ],
+)
+def test_kinds_with_two_readings_name_both(model, pairs, name, text):
+    with pytest.raises(UnknownKindError) as caught:
+        tk.Tracer(model, pairs, name)
+    assert text in str(caught.value)

@@ -46,11 +46,10 @@ def pairs(count: int = 8, seed: int = 0, **options) -> tk.PromptPairs:
     return tk.PromptPairs.from_ids(rows(count, seed, **options))
 
 
-def engine(model, data: tk.PromptPairs, kinds="heads", metric="odds-ratio", **options):
-    """An engine without the checks of a tracer."""
-    from tracekit.engine.engine import Engine
+def engine(model, data: tk.PromptPairs, kinds="attention-patterns", metric="odds-ratio", **options):
+    """An engine without the checks of a tracer; options are those of a registry or a config."""
     from tracekit.metrics import resolve
 
-    chosen = {key: options.pop(key) for key in ("layers", "indices") if key in options}
-    registry = tk.ComponentRegistry.build(model.cfg, kinds, **chosen)
-    return Engine(model, data, registry, resolve(metric), **options)
+    selection = {key: options.pop(key) for key in ("layers", "indices") if key in options}
+    registry = tk.ComponentRegistry.build(model.cfg, kinds, **selection)
+    return tk.Engine(model, data, registry, resolve(metric), tk.EngineConfig(**options))

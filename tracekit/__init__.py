@@ -5,7 +5,7 @@ import tracekit as tk
 
 model = tk.load_model("demo")
 pairs = tk.load_dataset("demo-bias", model)
-tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio")
+tracer = tk.Tracer(model, pairs, components="attention-patterns", metric="odds-ratio")
 result = tracer.run(budget=0.2)
 tracer.heatmap()
 ```
@@ -18,92 +18,97 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.components import Component, ComponentRegistry
-    from tracekit.data.prompts import GaussianNoise, PromptPair, PromptPairs
-    from tracekit.data.registry import load_dataset, load_pairs
-    from tracekit.engine.engine import Cost
-    from tracekit.engine.patching import MaskedPatch
-    from tracekit.errors import TracekitError
-    from tracekit.metrics import Metric, Scores
-    from tracekit.models.loading import load_model
-    from tracekit.results.interactions import InteractionGrid
-    from tracekit.results.pareto_front import SizeStatistics, TracePath
-    from tracekit.results.result import TraceCurve, TraceResult
-    from tracekit.search import (
-        DCM,
-        PGBCT,
-        Attribution,
-        Exhaustive,
-        Greedy,
-        MaskIG,
-        PathSearch,
-        Random,
-        TopK,
-    )
-    from tracekit.tracer import Tracer
+    # Type checkers take `X as X` for a public name.
+    from tracekit import checks as checks
+    from tracekit import components as components
+    from tracekit import data as data
+    from tracekit import engine as engine
+    from tracekit import errors as errors
+    from tracekit import figures as figures
+    from tracekit import masks as masks
+    from tracekit import metrics as metrics
+    from tracekit import models as models
+    from tracekit import paper as paper
+    from tracekit import results as results
+    from tracekit import search as search
+    from tracekit.components import Component as Component
+    from tracekit.components import ComponentRegistry as ComponentRegistry
+    from tracekit.components import Kind as Kind
+    from tracekit.data import GaussianNoise as GaussianNoise
+    from tracekit.data import PromptPair as PromptPair
+    from tracekit.data import PromptPairs as PromptPairs
+    from tracekit.data import load_dataset as load_dataset
+    from tracekit.data import load_pairs as load_pairs
+    from tracekit.engine import Capabilities as Capabilities
+    from tracekit.engine import Cost as Cost
+    from tracekit.engine import Engine as Engine
+    from tracekit.engine import EngineConfig as EngineConfig
+    from tracekit.engine import MaskedPatch as MaskedPatch
+    from tracekit.errors import TracekitError as TracekitError
+    from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
+    from tracekit.metrics import Metric as Metric
+    from tracekit.models import load_model as load_model
+    from tracekit.results import InteractionGrid as InteractionGrid
+    from tracekit.results import ParetoFront as ParetoFront
+    from tracekit.results import SizeStatistics as SizeStatistics
+    from tracekit.results import TraceCurve as TraceCurve
+    from tracekit.results import TraceResult as TraceResult
+    from tracekit.search import DCM as DCM
+    from tracekit.search import PGBCT as PGBCT
+    from tracekit.search import Attribution as Attribution
+    from tracekit.search import Exhaustive as Exhaustive
+    from tracekit.search import Goal as Goal
+    from tracekit.search import Greedy as Greedy
+    from tracekit.search import LocalSearch as LocalSearch
+    from tracekit.search import MaskIG as MaskIG
+    from tracekit.search import Random as Random
+    from tracekit.search import Search as Search
+    from tracekit.search import Selection as Selection
+    from tracekit.search import TopK as TopK
+    from tracekit.tracer import Tracer as Tracer
 
-_HOMES = {
-    "Attribution": "search",
-    "Component": "components",
-    "ComponentRegistry": "components",
-    "Cost": "engine",
-    "DCM": "search",
-    "Exhaustive": "search",
-    "GaussianNoise": "data",
-    "Greedy": "search",
-    "InteractionGrid": "results",
-    "MaskedPatch": "engine",
-    "MaskIG": "search",
-    "Metric": "metrics",
-    "PGBCT": "search",
-    "PathSearch": "search",
-    "PromptPair": "data",
-    "PromptPairs": "data",
-    "Random": "search",
-    "Scores": "metrics",
-    "SizeStatistics": "results",
-    "TopK": "search",
-    "TraceCurve": "results",
-    "TracePath": "results",
-    "TraceResult": "results",
-    "Tracer": "tracer",
-    "TracekitError": "errors",
-    "load_dataset": "data",
-    "load_pairs": "data",
-    "load_model": "models",
+_NAMES = {
+    "components": ("Component", "ComponentRegistry", "Kind"),
+    "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
+    "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "MaskedPatch"),
+    "errors": ("TracekitError",),
+    "metrics": ("ContinuationLogProbs", "Metric"),
+    "models": ("load_model",),
+    "results": ("InteractionGrid", "ParetoFront", "SizeStatistics", "TraceCurve", "TraceResult"),
+    "search": (
+        "Attribution",
+        "DCM",
+        "Exhaustive",
+        "Goal",
+        "Greedy",
+        "LocalSearch",
+        "MaskIG",
+        "PGBCT",
+        "Random",
+        "Search",
+        "Selection",
+        "TopK",
+    ),
+    "tracer": ("Tracer",),
 }
+"""Public names, by the module that has them; a test holds the imports above against it."""
+_MODULES = (
+    "checks",
+    "components",
+    "data",
+    "engine",
+    "errors",
+    "figures",
+    "masks",
+    "metrics",
+    "models",
+    "paper",
+    "results",
+    "search",
+)
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "DCM",
-    "PGBCT",
-    "Attribution",
-    "Component",
-    "ComponentRegistry",
-    "Cost",
-    "Exhaustive",
-    "GaussianNoise",
-    "Greedy",
-    "InteractionGrid",
-    "MaskIG",
-    "MaskedPatch",
-    "Metric",
-    "PathSearch",
-    "PromptPair",
-    "PromptPairs",
-    "Random",
-    "Scores",
-    "SizeStatistics",
-    "TopK",
-    "TraceCurve",
-    "TracePath",
-    "TraceResult",
-    "TracekitError",
-    "Tracer",
-    "__version__",
-    "load_dataset",
-    "load_model",
-    "load_pairs",
-]
+__all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 try:
     __version__ = version("tracekit")
@@ -112,6 +117,8 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"tracekit.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
     value = getattr(import_module(f"tracekit.{_HOMES[name]}"), name)

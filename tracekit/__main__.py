@@ -1,4 +1,4 @@
-"""`python -m tracekit`."""
+"""`python -m tracekit`: the command line."""
 
 from tracekit.cli import main
 

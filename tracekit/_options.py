@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_origin
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, RenamedArgumentError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Makes a function refuse earlier names of its arguments, with the new one.
+
+    Args:
+        **new_names: Earlier name -> name.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name in kwargs:
+                if name in new_names:
+                    raise RenamedArgumentError(
+                        f"The argument {name!r} is now called {new_names[name]!r}. "
+                        f"Write {new_names[name]}=..."
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
@@ -29,5 +57,5 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise ConfigError(f"The option {name} is {value!r}. {what}.") from None
+        problem = error.errors()[0]["msg"]
+        raise ConfigError(f"The option {name} is {value!r}. {problem}.") from None

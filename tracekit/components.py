@@ -1,10 +1,10 @@
 """Components and where they live: (layer, head | neuron | block) <-> flat index <-> hook point.
 
-A *kind* says which activation a component is a part of. A *site* is one kind in one layer:
-one hook point and the components that are parts of its activation. A registry is a tuple of
-sites; the flat index of a component is its place when the sites are laid end to end, kind by
-kind, layer by layer. Every mask in the package is a vector over that flat index, and 1 always
-means: take the counterfactual value.
+A *kind* says which activation a component is a part of, and everything else that is known of such
+components. A *site* is one kind in one layer: one hook point and the components that are parts of
+its activation. A registry is a tuple of sites; the flat index of a component is its position when
+the sites are laid end to end, kind by kind, layer by layer. Every mask in the package is a vector
+over that flat index, and 1 always means: take the counterfactual value.
 """
 
 from __future__ import annotations
@@ -13,81 +13,159 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tracekit.errors import ComponentError, UnknownKindError
 
+ComponentSet = tuple[int, ...]
+"""Some components, as ascending flat indices."""
 
-@dataclass(frozen=True)
+Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
+"""What an axis of an activation stands for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of component."""
+    """One kind of component. A new kind is one entry in `KINDS`."""
 
     name: str
-    """What users write, e.g. `heads`."""
+    """What users write, e.g. `head-outputs`."""
     hook: str
     """Hook point within a block, as TransformerLens names it."""
-    axis: int | None
-    """Axis of the activation that indexes the components; None if the whole activation is one."""
+    axes: tuple[Axis, ...]
+    """Axes of the activation. Without an axis `component` the whole activation is one component."""
     width: str | None
-    """Attribute of `ModelShape` that says how many components a layer has; None for one."""
+    """Attribute of `ModelShape` that says how many components a layer has; None: one."""
     label: str
     """Format of a component's printed name."""
+    noun: str
+    """What one component is called on the axis of a figure."""
     meaning: str
-    """What one component is."""
+    """What one component is, in a phrase."""
+    learning_rate: float
+    """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
     instead: str
     """What to use where this kind cannot be intervened on."""
 
+    @property
+    def component_dim(self) -> int | None:
+        """Axis of the activation that indexes the components; None if it is one component."""
+        return self.axes.index("component") if "component" in self.axes else None
 
-KINDS: Mapping[str, Kind] = {
+    @property
+    def position_dim(self) -> int:
+        """Axis of the position; for attention patterns of the query."""
+        return self.axes.index("query" if "query" in self.axes else "pos")
+
+    @property
+    def key_dim(self) -> int | None:
+        """Axis of the position attended to; None if there is none."""
+        return self.axes.index("key") if "key" in self.axes else None
+
+    def expected_shape(
+        self, *, rows: int, length: int, n_components: int, d_model: int
+    ) -> tuple[int | None, ...]:
+        """Shape of the activation on a batch; None where any size will do.
+
+        Args:
+            rows: Sequences in the batch.
+            length: Tokens in each.
+            n_components: Components of this kind in the layer.
+            d_model: Width of the residual stream.
+        """
+        sizes: dict[str, int | None] = {
+            "batch": rows,
+            **dict.fromkeys(("pos", "query", "key"), length),
+            "component": n_components,
+            "d_model": d_model,
+            "d_head": None,
+        }
+        return tuple(sizes[axis] for axis in self.axes)
+
+
+KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind(
-            "heads",
-            "attn.hook_pattern",
-            1,
-            "n_heads",
-            "L{layer}H{index}",
-            "a head's attention weights over the prompt",
-            "head-outputs",
+            name="attention-patterns",
+            hook="attn.hook_pattern",
+            axes=("batch", "component", "query", "key"),
+            width="n_heads",
+            label="L{layer}H{index}",
+            noun="head",
+            meaning="a head's attention weights over the prompt",
+            learning_rate=0.1,
+            instead="head-outputs",
         ),
         Kind(
-            "head-outputs",
-            "attn.hook_z",
-            2,
-            "n_heads",
-            "L{layer}H{index}",
-            "a head's output before the output projection",
-            "mlp-blocks",
+            name="head-outputs",
+            hook="attn.hook_z",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_heads",
+            label="L{layer}H{index}",
+            noun="head",
+            meaning="a head's output before the output projection",
+            learning_rate=0.1,
+            instead="mlp-blocks",
         ),
         Kind(
-            "neurons",
-            "hook_mlp_out",
-            2,
-            "d_model",
-            "L{layer}N{index}",
-            "one coordinate of the MLP output, after the down-projection",
-            "mlp-hidden",
+            name="mlp-outputs",
+            hook="hook_mlp_out",
+            axes=("batch", "pos", "component"),
+            width="d_model",
+            label="L{layer}O{index}",
+            noun="coordinate of the MLP output",
+            meaning="one coordinate of the MLP output, after the down-projection",
+            learning_rate=0.5,
+            instead="mlp-neurons",
         ),
         Kind(
-            "mlp-hidden",
-            "mlp.hook_post",
-            2,
-            "d_mlp",
-            "L{layer}U{index}",
-            "one hidden unit of the MLP, after the activation function",
-            "neurons or mlp-blocks",
+            name="mlp-neurons",
+            hook="mlp.hook_post",
+            axes=("batch", "pos", "component"),
+            width="d_mlp",
+            label="L{layer}N{index}",
+            noun="neuron",
+            meaning="one hidden unit of the MLP, after the activation function",
+            learning_rate=0.5,
+            instead="mlp-outputs or mlp-blocks",
         ),
         Kind(
-            "mlp-blocks",
-            "hook_mlp_out",
-            None,
-            None,
-            "MLP{layer}",
-            "the output of a whole MLP layer",
-            "mlp-hidden",
+            name="mlp-blocks",
+            hook="hook_mlp_out",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="MLP{layer}",
+            noun="MLP block",
+            meaning="the output of a whole MLP layer",
+            learning_rate=0.01,
+            instead="mlp-neurons",
         ),
     )
 }
+
+_READINGS = {
+    "heads": (
+        "'heads' has two readings: 'attention-patterns' (attention weights, which the paper calls "
+        "heads) and 'head-outputs' (what a head writes, before the output projection)."
+    ),
+    "neurons": (
+        "'neurons' has two readings: 'mlp-neurons' (hidden units of the MLP) and 'mlp-outputs' "
+        "(coordinates of the MLP output, which the paper calls neurons)."
+    ),
+}
+"""Names that mean one thing in the paper and another in the field."""
+
+
+def kind_of(name: str) -> Kind:
+    """A kind by name.
+
+    Raises:
+        UnknownKindError: There is none of that name, or the name has two readings.
+    """
+    if name not in KINDS:
+        raise UnknownKindError(name, KINDS, hint=_READINGS.get(name))
+    return KINDS[name]
 
 
 class ModelShape(Protocol):
@@ -100,14 +178,14 @@ class ModelShape(Protocol):
 
 @dataclass(frozen=True, order=True)
 class Component:
-    """One component; prints as `L5H3`, `L5N1024`, `L5U7` or `MLP5`."""
+    """One component; prints as `L5H3`, `L5O1024`, `L5N7` or `MLP5`."""
 
     kind: str
     layer: int
     index: int = 0
 
     def __str__(self) -> str:
-        return KINDS[self.kind].label.format(layer=self.layer, index=self.index)
+        return kind_of(self.kind).label.format(layer=self.layer, index=self.index)
 
 
 @dataclass(frozen=True)
@@ -157,7 +235,7 @@ class ComponentRegistry(Sequence[Component]):
     def build(
         cls,
         shape: Any,
-        kinds: str | Sequence[str] = "heads",
+        kinds: str | Sequence[str] = "attention-patterns",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
@@ -166,7 +244,7 @@ class ComponentRegistry(Sequence[Component]):
 
         Args:
             shape: Sizes of the model: anything with `n_layers`, `n_heads`, `d_model` and (for
-                `mlp-hidden`) `d_mlp`, such as a TransformerLens configuration.
+                `mlp-neurons`) `d_mlp`, such as a TransformerLens configuration.
             kinds: One kind, several, or several joined by `+`.
             layers: Layers to use; negative ones count from the end. All by default.
             indices: Head, neuron or unit numbers to use in every layer, or a mapping from
@@ -179,19 +257,18 @@ class ComponentRegistry(Sequence[Component]):
         names = kinds.split("+") if isinstance(kinds, str) else list(kinds)
         names = [name.strip() for name in names]
         for name in names:
-            if name not in KINDS:
-                raise UnknownKindError(name, KINDS)
+            kind_of(name)
         if len(set(names)) != len(names):
             raise ComponentError(f"A kind is named twice in {names}. Name each kind once.")
-        chosen = _check_layers(layers, shape.n_layers)
+        in_layers = _check_layers(layers, shape.n_layers)
         if isinstance(indices, Mapping):
-            indices = _check_keys(indices, chosen, shape.n_layers)
+            indices = _check_keys(indices, in_layers, shape.n_layers)
         sites: list[Site] = []
         start = 0
         for name in names:
             kind = KINDS[name]
             width = 1 if kind.width is None else int(getattr(shape, kind.width))
-            for layer in chosen:
+            for layer in in_layers:
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
                     sites.append(Site(kind, layer, width, picked, start))
@@ -227,9 +304,10 @@ class ComponentRegistry(Sequence[Component]):
         """
         for site in self.sites:
             if site.kind.name == value.kind and site.layer == value.layer:
-                place = bisect_right(site.indices, value.index) - 1
-                if place >= 0 and site.indices[place] == value.index:
-                    return site.start + place
+                # Of a partial site, the flat index counts the components that are in the registry.
+                rank = bisect_right(site.indices, value.index) - 1
+                if rank >= 0 and site.indices[rank] == value.index:
+                    return site.start + rank
         raise ComponentError(
             f"{value} ({value.kind}) is not among the {len(self)} components of this registry. "
             f"It contains {self.describe()}."
@@ -257,12 +335,12 @@ class ComponentRegistry(Sequence[Component]):
     def label(self, flat: int) -> str:
         """Printed name of a component; names its kind where two kinds would print alike."""
         component = self[flat]
-        ambiguous = {"heads", "head-outputs"} <= set(self.kinds)
-        suffix = f" ({component.kind})" if ambiguous and "H" in str(component) else ""
-        return f"{component}{suffix}"
+        formats = [KINDS[kind].label for kind in self.kinds]
+        is_ambiguous = formats.count(KINDS[component.kind].label) > 1
+        return f"{component} ({component.kind})" if is_ambiguous else str(component)
 
     def describe(self) -> str:
-        """The registry in one phrase, e.g. `72 heads in layers 0-5`."""
+        """The registry in one phrase, e.g. `72 attention-patterns in layers 0-5`."""
         parts = []
         for kind in self.kinds:
             sites = [site for site in self.sites if site.kind.name == kind]
@@ -288,9 +366,11 @@ class ComponentRegistry(Sequence[Component]):
         sites: list[Site] = []
         start = 0
         for entry in spec:
-            given = entry["indices"]
-            indices = tuple(range(entry["width"])) if given is None else tuple(given)
-            sites.append(Site(KINDS[entry["kind"]], entry["layer"], entry["width"], indices, start))
+            listed = entry["indices"]
+            indices = tuple(range(entry["width"])) if listed is None else tuple(listed)
+            sites.append(
+                Site(kind_of(entry["kind"]), entry["layer"], entry["width"], indices, start)
+            )
             start = sites[-1].stop
         return cls(tuple(sites))
 
@@ -298,24 +378,24 @@ class ComponentRegistry(Sequence[Component]):
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     if layers is None:
         return list(range(n_layers))
-    chosen = sorted({layer + n_layers if layer < 0 else layer for layer in layers})
-    if chosen and not 0 <= chosen[0] <= chosen[-1] < n_layers:
+    in_layers = sorted({layer + n_layers if layer < 0 else layer for layer in layers})
+    if in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers:
         raise ComponentError(
             f"Layers {sorted(layers)} are not all in the model. It has layers 0 to {n_layers - 1}."
         )
-    return chosen
+    return in_layers
 
 
 def _check_keys(
-    indices: Mapping[int, Sequence[int]], chosen: Sequence[int], n_layers: int
+    indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
 ) -> dict[int, Sequence[int]]:
     """Indices by layer, with negative layers counted from the end."""
     by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
-    unknown = sorted(set(by_layer) - set(chosen))
+    unknown = sorted(set(by_layer) - set(in_layers))
     if unknown or len(by_layer) < len(indices):
         raise ComponentError(
             f"The layers {sorted(indices)} of the indices are not all among the chosen layers, or "
-            f"name one twice. Use layers {_ranges(chosen)}."
+            f"name one twice. Use layers {_ranges(in_layers)}."
         )
     return by_layer
 
@@ -323,7 +403,7 @@ def _check_keys(
 def _check_indices(
     kind: Kind, layer: int, width: int, indices: Sequence[int] | Mapping[int, Sequence[int]] | None
 ) -> tuple[int, ...]:
-    if indices is None or kind.axis is None:
+    if indices is None or kind.component_dim is None:
         return tuple(range(width))
     wanted = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
     picked = tuple(sorted(set(wanted)))

@@ -6,9 +6,9 @@ Every class derives from `TracekitError` and from the builtin it specialises, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar
 
 
 class TracekitError(Exception):
@@ -44,49 +44,67 @@ class SearchStoppedWarning(UserWarning):
 class _UnknownNameError(TracekitError, ValueError):
     """A name that no registry knows; the message lists the known ones."""
 
-    what = "name"
+    noun = "name"
+    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Names of earlier versions, and what they are called now."""
 
-    def __init__(self, name: object, known: Iterable[str]) -> None:
-        known = sorted(known)
-        close = get_close_matches(str(name), known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"Unknown {self.what} {name!r}.{hint} Known: {', '.join(known)}.")
+    def __init__(self, name: object, known_names: Iterable[str], hint: str | None = None) -> None:
+        """Makes the message.
+
+        Args:
+            name: As given.
+            known_names: What it may be.
+            hint: A sentence to say instead of the guess at what was meant.
+        """
+        names = sorted(known_names)
+        renamed = [new for new in self.earlier.get(str(name), ()) if new in names]
+        close = get_close_matches(str(name), names, n=1)
+        close = close or [listed for listed in names if str(name) and str(name) in listed]
+        if hint is None and renamed:
+            hint = f"It is now called {renamed[0]!r}."
+        elif hint is None and close:
+            hint = f"Did you mean {close[0]!r}?"
+        text = f"Unknown {self.noun} {name!r}. {hint or ''}".rstrip()
+        super().__init__(f"{text} Known: {', '.join(names)}.")
 
 
 class UnknownMetricError(_UnknownNameError):
     """No metric of that name."""
 
-    what = "metric"
+    noun = "metric"
 
 
 class UnknownKindError(_UnknownNameError):
     """No component kind of that name."""
 
-    what = "component kind"
+    noun = "component kind"
+    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {"mlp-hidden": ("mlp-neurons",)}
 
 
 class UnknownMethodError(_UnknownNameError):
     """No search method of that name."""
 
-    what = "method"
+    noun = "method"
+    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {"path": ("local-search",)}
 
 
 class UnknownDatasetError(_UnknownNameError):
     """No data set of that name."""
 
-    what = "data set"
+    noun = "data set"
+    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {"vbd": ("variable-binding",)}
 
 
 class UnknownTableError(_UnknownNameError):
     """No published table for a model and a data set."""
 
-    what = "table"
+    noun = "table"
 
 
 class UnknownExperimentError(_UnknownNameError):
     """No experiment of that name."""
 
-    what = "experiment"
+    noun = "experiment"
 
 
 class TableMismatchError(TracekitError, ValueError):
@@ -108,13 +126,23 @@ class ModelMismatchError(TracekitError, ValueError):
 class UnknownArchitectureError(_UnknownNameError):
     """No architecture of that name."""
 
-    what = "architecture"
+    noun = "architecture"
 
 
 class UnknownOptionError(_UnknownNameError, TypeError):
     """A search method has no option of that name."""
 
-    what = "option"
+    noun = "option"
+    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "max_forwards": ("max_passes",),
+        "mean": ("continuation_mean",),
+        "batch_size": ("max_batch_size",),
+        "schedule": ("penalty_schedule", "budget_sampling"),
+    }
+
+
+class RenamedArgumentError(TracekitError, TypeError):
+    """An argument was given by an earlier name."""
 
 
 class UnknownModelError(TracekitError, ValueError):
@@ -187,10 +215,6 @@ class BudgetError(TracekitError, ValueError):
 
 class ConfigError(TracekitError, ValueError):
     """A hyper-parameter outside its range."""
-
-
-class EngineFixedError(TracekitError, AttributeError):
-    """A setting of an engine was changed after it was built."""
 
 
 class SpaceTooLargeError(TracekitError, ValueError):

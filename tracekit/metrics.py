@@ -36,21 +36,21 @@ from tracekit.errors import (
 )
 
 Effects = Float[Tensor, " example"]
-Mean = Literal["geometric", "arithmetic"]
+ContinuationMean = Literal["geometric", "arithmetic"]
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
-    """What one run, clean or intervened, says about the continuations of each example."""
+class ContinuationLogProbs:
+    """Log-probabilities of the continuations of each example in one run, clean or intervened."""
 
     x: Float[Tensor, " example"]
-    """log P(x), in nats; at most 0."""
+    """log P(x) of the target continuation, in nats; at most 0."""
     y: Float[Tensor, " example"] | None = None
-    """log P(y); None unless every example has a y."""
-    x_chosen: Bool[Tensor, " example"] | None = None
-    """Whether every token of x is the model's first choice; None if the metric's `reads_choices`
+    """log P(y) of the foil continuation; None unless every example has a y."""
+    x_is_argmax: Bool[Tensor, " example"] | None = None
+    """Whether every token of x is the model's first choice; None if the metric's `needs_argmax`
     is off."""
-    y_chosen: Bool[Tensor, " example"] | None = None
+    y_is_argmax: Bool[Tensor, " example"] | None = None
     """Whether every token of y is."""
 
     def require_y(self) -> Float[Tensor, " example"]:
@@ -64,8 +64,8 @@ class Scores:
         return self.y
 
 
-MetricFunction = Callable[[Scores, Scores], Effects]
-"""Takes the scores of the clean and of the intervened run, gives one effect per example."""
+MetricFunction = Callable[[ContinuationLogProbs, ContinuationLogProbs], Effects]
+"""Takes the log-probabilities of the clean and the intervened run, gives one effect per example."""
 
 _NO_Y = (
     "{metric} compares x with y, and not every example has a y. "
@@ -74,19 +74,19 @@ _NO_Y = (
 
 
 @dataclass(frozen=True)
-class Link:
-    """A metric seen as a curved function of a quantity that changes about linearly with the mask.
+class Linearization:
+    """A metric as a known curve over a quantity that changes about linearly with the mask.
 
-    To first order in the *metric*, an example on which the model is certain says nothing about
-    any component, and one on which odds multiply says too little. To first order in log-odds both
-    are predicted well, as the curve from log-odds to the effect is known exactly.
+    Linearising the metric itself fails where the model is certain (its gradient vanishes) and
+    underestimates large changes of the odds. We linearise the log-odds and apply the exact map to
+    the effect.
     """
 
-    read: Callable[[Scores], Float[Tensor, " example"]]
-    """The quantity, from the scores of the intervened run."""
-    effect: Callable[[Scores, Tensor], Tensor]
-    """Effects from the scores of the clean run and values of the quantity, whose first axis is
-    the example."""
+    to_linear: Callable[[ContinuationLogProbs], Float[Tensor, " example"]]
+    """The quantity, from the log-probabilities of the intervened run."""
+    to_effect: Callable[[ContinuationLogProbs, Tensor], Tensor]
+    """Effects from the log-probabilities of the clean run and values of the quantity, whose first
+    axis is the example."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,18 @@ class Metric:
     needs_y: bool = True
     """Whether it reads `y`."""
     differentiable: bool = True
-    """Whether gradients reach the intervened scores."""
-    reads_choices: bool = False
-    """Whether it reads `x_chosen` or `y_chosen`."""
-    above_minus_one: bool = False
-    """Whether no effect can be below -1, so that the reward 1/(1 + effect) has no pole."""
-    axis: str = "effect"
+    """Whether gradients reach the intervened log-probabilities."""
+    needs_argmax: bool = False
+    """Whether it reads `x_is_argmax` or `y_is_argmax`."""
+    lower_bound: float | None = None
+    """Effect that none can be below; at -1 or above the reward 1/(1 + effect) has no pole. None:
+    unbounded."""
+    axis_label: str = "effect"
     """Axis title in figures, with the unit."""
-    link: Link | None = None
+    linearization: Linearization | None = None
     """How to look ahead from a gradient; None: the effect itself is taken to be linear."""
 
-    def __call__(self, clean: Scores, intervened: Scores) -> Effects:
+    def __call__(self, clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
         """One effect per example.
 
         Raises:
@@ -124,43 +125,43 @@ class Metric:
         return effects
 
 
-def odds_ratio(clean: Scores, intervened: Scores) -> Effects:
+def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Relative change of the odds of y against x; at least -1."""
     before = clean.require_y() - clean.x
     after = intervened.require_y() - intervened.x
     return torch.expm1(after - before)
 
 
-def probability_drop(clean: Scores, intervened: Scores) -> Effects:
+def probability_drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Drop of the probability of x; in [-1, 1]."""
     return clean.x.exp() - intervened.x.exp()
 
 
-def probability_ratio(clean: Scores, intervened: Scores) -> Effects:
+def probability_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Factor by which x became less probable, less 1; at least -1."""
     return torch.expm1(clean.x - intervened.x)
 
 
-def logit_difference(clean: Scores, intervened: Scores) -> Effects:
+def logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Change of log P(y) - log P(x), in nats; unbounded."""
     return (intervened.require_y() - intervened.x) - (clean.require_y() - clean.x)
 
 
-def accuracy(clean: Scores, intervened: Scores) -> Effects:
+def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Change of the indicator that the model's first choice is y; -1, 0 or 1, no gradient."""
-    if clean.y_chosen is None or intervened.y_chosen is None:
+    if clean.y_is_argmax is None or intervened.y_is_argmax is None:
         raise MissingContinuationError(_NO_Y.format(metric="The metric 'accuracy'"))
-    return intervened.y_chosen.float() - clean.y_chosen.float()
+    return intervened.y_is_argmax.float() - clean.y_is_argmax.float()
 
 
-def _log_odds(scores: Scores) -> Tensor:
-    return scores.require_y() - scores.x
+def _log_odds(log_probs: ContinuationLogProbs) -> Tensor:
+    return log_probs.require_y() - log_probs.x
 
 
-def _against(scores: Scores) -> Tensor:
+def _log_odds_against_x(log_probs: ContinuationLogProbs) -> Tensor:
     """Log-odds against x: log (1 - P(x)) - log P(x)."""
     # At P(x) = 1 the logarithm would be infinite, and its gradient not a number.
-    return torch.log(-torch.expm1(scores.x.clamp(max=_CERTAIN))) - scores.x
+    return torch.log(-torch.expm1(log_probs.x.clamp(max=_CERTAIN))) - log_probs.x
 
 
 def _like(clean: Tensor, values: Tensor) -> Tensor:
@@ -169,9 +170,13 @@ def _like(clean: Tensor, values: Tensor) -> Tensor:
 
 
 _CERTAIN = -1e-7
-_ODDS = Link(_log_odds, lambda clean, u: torch.expm1(u - _like(_log_odds(clean), u)))
-_DROP = Link(_against, lambda clean, u: _like(clean.x.exp(), u) - torch.sigmoid(-u))
-_RATIO = Link(_against, lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u)))
+_ODDS = Linearization(_log_odds, lambda clean, u: torch.expm1(u - _like(_log_odds(clean), u)))
+_DROP = Linearization(
+    _log_odds_against_x, lambda clean, u: _like(clean.x.exp(), u) - torch.sigmoid(-u)
+)
+_RATIO = Linearization(
+    _log_odds_against_x, lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u))
+)
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
@@ -179,40 +184,40 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "odds-ratio",
             odds_ratio,
-            above_minus_one=True,
-            axis="effect (odds ratio - 1)",
-            link=_ODDS,
+            lower_bound=-1.0,
+            axis_label="effect (odds ratio - 1)",
+            linearization=_ODDS,
         ),
         Metric(
             "probability-drop",
             probability_drop,
             needs_y=False,
-            above_minus_one=True,
-            axis="effect (drop of P(x))",
-            link=_DROP,
+            lower_bound=-1.0,
+            axis_label="effect (drop of P(x))",
+            linearization=_DROP,
         ),
         Metric(
             "probability-ratio",
             probability_ratio,
             needs_y=False,
-            above_minus_one=True,
-            axis="effect (probability ratio - 1)",
-            link=_RATIO,
+            lower_bound=-1.0,
+            axis_label="effect (probability ratio - 1)",
+            linearization=_RATIO,
         ),
-        Metric("logit-difference", logit_difference, axis="effect (logit difference, nats)"),
+        Metric("logit-difference", logit_difference, axis_label="effect (logit difference, nats)"),
         Metric(
             "accuracy",
             accuracy,
             differentiable=False,
-            reads_choices=True,
-            axis="effect (change of accuracy)",
+            needs_argmax=True,
+            axis_label="effect (change of accuracy)",
         ),
     )
 }
 
 
 def resolve(metric: str | Metric | MetricFunction) -> Metric:
-    """A metric by name, as given, or made from a callable of clean and intervened scores.
+    """A metric by name, as given, or from a callable of clean and intervened log-probabilities.
 
     Raises:
         UnknownMetricError: No metric of that name.
@@ -224,11 +229,13 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
             raise UnknownMetricError(metric, METRICS)
         return METRICS[metric]
     name = getattr(metric, "__name__", type(metric).__name__)
-    return Metric(name, metric, needs_y=False, reads_choices=True, axis=f"effect ({name})")
+    return Metric(name, metric, needs_y=False, needs_argmax=True, axis_label=f"effect ({name})")
 
 
 def continuation_log_prob(
-    token_log_probs: Float[Tensor, "*batch token"], valid: Bool[Tensor, "*batch token"], mean: Mean
+    token_log_probs: Float[Tensor, "*batch token"],
+    valid: Bool[Tensor, "*batch token"],
+    mean: ContinuationMean,
 ) -> Float[Tensor, "*batch"]:
     """Log-probability of continuations from the log-probabilities of their tokens.
 

@@ -1,11 +1,11 @@
-"""Tracer: the face people meet. A model, a data set, components and a metric, ready to trace."""
+"""Tracer, the entry point: binds a model, a data set, components and a metric."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -14,10 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit import checks
+from tracekit._options import renamed_arguments
 from tracekit.components import Component, ComponentRegistry
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.batch import Positions
-from tracekit.engine.engine import Cost, Engine
+from tracekit.engine.capabilities import Capabilities
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.layout import Positions
 from tracekit.errors import (
     ComponentError,
     MaskShapeError,
@@ -26,13 +29,16 @@ from tracekit.errors import (
     SearchStoppedWarning,
 )
 from tracekit.masks import Mask
-from tracekit.metrics import Mean, Metric, MetricFunction
+from tracekit.metrics import ContinuationMean, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
-from tracekit.models.loading import HookedModel, load_model, model_name
-from tracekit.results import interactions, pareto_front
-from tracekit.results.pareto_front import TracePath
-from tracekit.results.result import TraceCurve, TraceResult, versions
-from tracekit.search import Found, Goal, PathSearch, Search, make
+from tracekit.models import HookedModel, load_model, model_name
+from tracekit.results.interactions import InteractionGrid, measure_pairs
+from tracekit.results.pareto_front import ParetoFront, component_ranking
+from tracekit.results.pareto_statistics import measure_statistics
+from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.storage import versions
+from tracekit.search import Goal, LocalSearch, Search, Selection, make
+from tracekit.search.base import config_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,32 +58,34 @@ class Tracer:
     """Traces which components of a model jointly move a metric.
 
     ```python
-    tracer = tk.Tracer(model, pairs, components="heads", metric="odds-ratio")
+    tracer = tk.Tracer(model, pairs, components="attention-patterns", metric="odds-ratio")
     result = tracer.run(budget=0.2)
     tracer.heatmap()
     ```
 
-    Building one checks every hook point on this very model (see `tracekit.checks`), so a run never
+    Building one checks every hook point on the loaded model (see `tracekit.checks`), so a run never
     rests on a hook that does nothing.
     """
 
+    @renamed_arguments(mean="continuation_mean", batch_size="max_batch_size")
     def __init__(
         self,
         model: HookedModel | str | Path,
         pairs: PromptPairs,
-        components: str | Sequence[str] | ComponentRegistry = "heads",
+        components: str | Sequence[str] | ComponentRegistry = "attention-patterns",
         metric: str | Metric | MetricFunction = "odds-ratio",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
         positions: Positions = "prompt",
-        mean: Mean = "geometric",
-        batch_size: int = 64,
+        continuation_mean: ContinuationMean = "geometric",
+        max_batch_size: int = 64,
         max_memory: int | None = None,
         progress: bool = False,
         held_out: PromptPairs | None = None,
+        capabilities: Capabilities | None = None,
     ) -> None:
-        """Sets a trace up and checks it.
+        """Binds them, and checks that every hook acts.
 
         Args:
             model: A TransformerLens model, or anything `load_model` takes.
@@ -85,18 +93,20 @@ class Tracer:
             components: Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a
                 list; or a registry.
             metric: Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable
-                of the clean and the intervened `Scores`.
+                of the clean and the intervened `ContinuationLogProbs`.
             layers: Layers to study; all by default.
-            indices: Heads, neurons or units to study in every layer, or by layer.
+            indices: Heads, coordinates or neurons to study in every layer, or by layer.
             positions: Where to intervene: `prompt`, `last`, `all`, or prompt positions.
-            mean: Probability of a continuation of several tokens: `geometric` or `arithmetic`
-                mean of its token probabilities.
-            batch_size: Examples per pass; bounds memory, changes no result.
+            continuation_mean: Probability of a continuation of several tokens: `geometric` or
+                `arithmetic` mean of its token probabilities.
+            max_batch_size: Examples per pass; bounds memory, changes no result.
             max_memory: Bytes that the activations of the counterfactual run may take on the
-                model's device; see `Engine`. Changes no result.
+                model's device; see `EngineConfig`. Changes no result.
             progress: Whether to show progress bars.
             held_out: Examples that no search sees; every result says what its selection does on
                 them (`TraceResult.held_out_effect`). `pairs.split` makes some.
+            capabilities: Optimisations to use. None: those that the model supports;
+                `Capabilities.none()`: the plain way, with equal results.
 
         Raises:
             HookPointError: A component cannot be intervened on in this model.
@@ -112,22 +122,27 @@ class Tracer:
                 "layers and indices were given along with a registry, which has its own. "
                 "Leave them out, or give kinds instead of a registry."
             )
-        self.engine = Engine(
-            self.model,
-            pairs,
-            components,
-            resolve_metric(metric),
+        config = EngineConfig(
             positions=positions,
-            mean=mean,
-            batch_size=batch_size,
+            continuation_mean=continuation_mean,
+            max_batch_size=max_batch_size,
             max_memory=max_memory,
             progress=progress,
+            capabilities=capabilities,
         )
+        self.engine = Engine(self.model, pairs, components, resolve_metric(metric), config)
         checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
-        self._outside = None if held_out is None else self.engine.restricted(held_out)
+        self._held_out = None if held_out is None else self.engine.with_pairs(held_out)
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "path":
+                raise AttributeError("Tracer.path() is now Tracer.pareto(). Call that.")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def registry(self) -> ComponentRegistry:
@@ -186,8 +201,9 @@ class Tracer:
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct`, `path`, `dcm`, `top-k`, `greedy`, `random`, `exhaustive`, `mask-ig`,
-                `attribution`, or a search such as `PGBCT(epochs=30)`, of tracekit or of your own.
+            method: `pgb-ct`, `local-search`, `dcm`, `top-k`, `greedy`, `random`, `exhaustive`,
+                `mask-ig`, `attribution`, or a search such as `PGBCT(epochs=30)`, one of tracekit
+                or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components
@@ -208,35 +224,35 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        found, spent = self._accounted(lambda: search.search(self.engine, goal, seed))
-        results = [self._result(search, one, goal, seed, spent) for one in found]
+        selections, spent = self._accounted(lambda: search.search(self.engine, goal, seed))
+        results = [self._to_result(search, each, goal, seed, spent) for each in selections]
         self.results += results
         if any(result.stopped == "interrupted" for result in results):
             _warn("Stopped by Ctrl-C: the result is the best found so far.")
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
-    def path(
+    def pareto(
         self,
         *,
         max_budget: int | float | None = None,
         statistics: bool = True,
         seed: int = 0,
         **options: Any,
-    ) -> TracePath:
-        """Searches the best set of every size in one run.
+    ) -> ParetoFront:
+        """Searches for the best set of every size in one run.
 
-        Ctrl-C, `max_seconds` and `max_forwards` end the search with the best found so far; with
+        Ctrl-C, `max_seconds` and `max_passes` end the search with the best found so far; with
         `checkpoint`, a file, the same call goes on where it stopped.
 
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
-                the path itself; their passes are in `statistics_cost`, and limits apply to each
+                the front itself; their passes are in `statistics_cost`, and limits apply to each
                 of the three searches. `max_memory` bounds what each holds; while a half is
                 searched, two are held.
             seed: Seed of the search, of the halves and of the controls.
-            **options: Fields of `PathSearch`, e.g. `max_forwards=300`.
+            **options: Fields of `LocalSearch`, e.g. `max_passes=300`.
 
         Raises:
             UnknownOptionError, ConfigError: About the options.
@@ -245,65 +261,68 @@ class Tracer:
             NothingMeasuredError: A limit was reached before any set was measured.
             CheckpointError: The checkpoint is damaged, or of another search, model or data set.
         """
-        search = cast(PathSearch, make(PathSearch, options))
+        search = cast(LocalSearch, make(LocalSearch, options))
         n = len(self.registry)
         goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
-        walk, spent = self._accounted(lambda: search.walk(self.engine, goal, seed))
+        state, spent = self._accounted(lambda: search.run(self.engine, goal, seed))
         results = [
-            self._result(search, walk.found(size, size), goal, seed, spent)
-            for size in walk.frontier.improving
+            self._to_result(search, state.selection(size, size), goal, seed, spent)
+            for size in state.best_sets.improving
         ]
-        path = TracePath(tuple(results), goal.budgets[-1], pareto_front.ranking_of(walk))
-        if walk.stopped == "interrupted":
-            _warn("Stopped by Ctrl-C: the path holds the best sets found so far, no statistics.")
+        front = ParetoFront(tuple(results), goal.budgets[-1], component_ranking(state))
+        if state.stopped == "interrupted":
+            _warn("Stopped by Ctrl-C: the front holds the best sets found so far, no statistics.")
         elif statistics:
             # What was searched is not lost for what could not be added to it.
             try:
-                taken, extra = pareto_front.statistics_of(self.engine, search, walk, seed)
+                by_size, cost = measure_statistics(self.engine, search, state, seed)
             except KeyboardInterrupt:
-                _warn("Stopped by Ctrl-C: the path is complete, but has no statistics.")
+                _warn("Stopped by Ctrl-C: the front is complete, but has no statistics.")
             except NothingMeasuredError:
-                _warn("The limits left no room for statistics: the path has none.")
+                _warn("The limits left no room for statistics: the front has none.")
             else:
-                return replace(path, statistics=taken, statistics_cost=extra)
-        return path
+                return replace(front, statistics=by_size, statistics_cost=cost)
+        return front
 
     def _accounted(self, work: Callable[[], _T]) -> tuple[_T, _Spent]:
-        """Does what a search does on an unchanged model, and says what it took."""
+        """Searches on an unchanged model, and says what that took."""
         _ = self.full_effect  # Shared by all methods, so it counts for none.
         checks.check_unchanged(self.engine)
         cost, start = self.engine.cost, time.perf_counter()
-        done = work()
-        return done, _Spent(self.engine.cost - cost, time.perf_counter() - start)
+        outcome = work()
+        return outcome, _Spent(self.engine.cost - cost, time.perf_counter() - start)
 
-    def _result(
-        self, search: Search, found: Found, goal: Goal, seed: int, spent: _Spent
+    def _to_result(
+        self, search: Search, selection: Selection, goal: Goal, seed: int, spent: _Spent
     ) -> TraceResult:
         engine = self.engine
+        config = engine.config
+        mask, soft_mask = selection.mask, selection.soft_mask
+        positions = config.positions
         return TraceResult(
             method=search.name,
+            method_title=getattr(search, "title", search.name),
+            records_every_size=getattr(search, "records_every_size", False),
             config=config_of(search),
             registry=engine.registry,
-            binary_mask=found.mask,
-            soft_mask=found.mask.float() if found.soft_mask is None else found.soft_mask,
-            scores=found.scores,
-            effect=found.effects.mean().item(),
-            per_example=found.effects,
+            binary_mask=mask,
+            soft_mask=mask.float() if soft_mask is None else soft_mask,
+            component_scores=selection.component_scores,
+            effect=selection.effect,
+            per_example=selection.effects,
             full_effect=self.full_effect,
-            held_out=None if self._outside is None else self._outside.effects(found.mask),
-            budget=found.budget,
+            held_out=None if self._held_out is None else self._held_out.effects(mask),
+            budget=selection.budget,
             target_effect=goal.target,
-            history=found.history,
+            history=selection.history,
             seed=seed,
-            cost=spent.cost + found.saved,
+            cost=spent.cost + selection.saved,
             seconds=spent.seconds,
-            stopped=found.stopped,
+            stopped=selection.stopped,
             metric=engine.metric.name,
-            metric_axis=engine.metric.axis,
-            mean=engine.mean,
-            positions=engine.positions
-            if isinstance(engine.positions, str)
-            else tuple(engine.positions),
+            axis_label=engine.metric.axis_label,
+            continuation_mean=config.continuation_mean,
+            positions=positions if isinstance(positions, str) else tuple(positions),
             model=model_name(self.model),
             dataset=engine.pairs.name,
             dataset_fingerprint=engine.pairs.fingerprint,
@@ -346,7 +365,7 @@ class Tracer:
         components: Sequence[Component] | None = None,
         *,
         layers: Sequence[int] | None = None,
-    ) -> interactions.InteractionGrid:
+    ) -> InteractionGrid:
         """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
 
         Args:
@@ -362,18 +381,18 @@ class Tracer:
             raise ComponentError(
                 "A component is named twice among those to be paired. Name each one once."
             )
-        chosen = list(flat) if components is None else [self.registry.index(c) for c in components]
+        paired = list(flat) if components is None else [self.registry.index(c) for c in components]
         if layers is not None:
             wanted = {n + self.model.cfg.n_layers if n < 0 else n for n in layers}
-            chosen = [i for i in chosen if self.registry[i].layer in wanted]
-        if not 2 <= len(chosen) <= _MAX_PAIRED:
+            paired = [i for i in paired if self.registry[i].layer in wanted]
+        if not 2 <= len(paired) <= _MAX_PAIRED:
             raise ComponentError(
-                f"{len(chosen)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
+                f"{len(paired)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
                 f"for instance by layers; there are components in layers "
                 f"{', '.join(map(str, self.registry.layers))}."
             )
         title = f"{self.pairs.name}, {model_name(self.model)}"
-        return interactions.measure(self.engine, chosen, title=title)
+        return measure_pairs(self.engine, paired, title=title)
 
     def _as_mask(self, mask: Any) -> Mask | Any:
         if isinstance(mask, TraceResult):
@@ -394,7 +413,7 @@ class Tracer:
         """
         from tracekit import figures
 
-        return figures.heatmap(result or self._results()[-1])
+        return figures.heatmap(result or self._require_results()[-1])
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method, by default of all runs.
@@ -404,10 +423,10 @@ class Tracer:
         """
         from tracekit import figures
 
-        chosen = [results] if isinstance(results, TraceResult) else results
-        return figures.curve(chosen or self._results())
+        drawn = [results] if isinstance(results, TraceResult) else results
+        return figures.curve(drawn or self._require_results())
 
-    def _results(self) -> list[TraceResult]:
+    def _require_results(self) -> list[TraceResult]:
         if not self.results:
             raise NoResultError("There is no result to draw yet. Call run() first.")
         return self.results
@@ -415,18 +434,3 @@ class Tracer:
 
 def _warn(text: str) -> None:
     warnings.warn(text, SearchStoppedWarning, stacklevel=3)
-
-
-def config_of(search: Search) -> dict[str, Any]:
-    """Options of a search as JSON-ready values."""
-    return {name: _plain(value) for name, value in vars(search).items()}
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"name": getattr(value, "name", type(value).__name__), **asdict(value)}
-    if isinstance(value, Callable):
-        return getattr(value, "__name__", repr(value))
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value

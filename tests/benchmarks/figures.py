@@ -14,7 +14,7 @@ import torch
 
 import tracekit as tk
 from tests.benchmarks.setting import Model, Padded, medians, peak_bytes, some
-from tracekit.engine.forward import Precision
+from tracekit.engine.precision import Precision
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient
 
@@ -44,7 +44,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """How much to measure."""
 
     device: torch.device
@@ -56,12 +56,16 @@ class Plan:
         return Model.make(self.device)
 
 
-def step(plan: Plan) -> Iterator[Figure]:
+def step(plan: SearchPlan) -> Iterator[Figure]:
     """Time of a step against the naive floor on the same examples."""
     model = plan.model()
-    cases = [("winobias", "heads"), ("winobias", "neurons")]
-    cases += [] if plan.quick else [("professions", "heads"), ("professions", "neurons")]
-    cases += [] if plan.quick else [("facts", "heads"), ("facts", "neurons")]
+    cases = [("winobias", "attention-patterns"), ("winobias", "mlp-outputs")]
+    cases += (
+        []
+        if plan.quick
+        else [("professions", "attention-patterns"), ("professions", "mlp-outputs")]
+    )
+    cases += [] if plan.quick else [("facts", "attention-patterns"), ("facts", "mlp-outputs")]
     for name, kinds in cases:
         pairs = model.pairs(name)
         examples = some(pairs, STEP)
@@ -93,13 +97,13 @@ def stepper(engine, precision: Precision = "float32") -> Callable[[], object]:
     return run
 
 
-def precision(plan: Plan) -> Iterator[Figure]:
+def precision(plan: SearchPlan) -> Iterator[Figure]:
     """bfloat16 against float32: time of a step, and effect of what is found."""
     model = plan.model()
     pairs = model.pairs("winobias")
     pairs = pairs.subset(some(pairs, STEP))
     for low in ("bfloat16", "tf32") if plan.device.type == "cuda" else ("bfloat16",):
-        for kinds in ("heads", "neurons"):
+        for kinds in ("attention-patterns", "mlp-outputs"):
             engine = model.engine(pairs, kinds)
             tasks = {"float32": stepper(engine), low: stepper(engine, low)}
             took = medians(tasks, plan.device, plan.repeats)
@@ -127,7 +131,7 @@ def precision(plan: Plan) -> Iterator[Figure]:
             )
 
 
-def searches(plan: Plan) -> Iterator[Figure]:
+def searches(plan: SearchPlan) -> Iterator[Figure]:
     """Searches that count forwards, against as many plain forwards over the data."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -144,19 +148,19 @@ def searches(plan: Plan) -> Iterator[Figure]:
     paired = heads[:: 4 if plan.quick else 1]
     grid = [(i,) for i in paired] + list(combinations(paired, 2))
     plain = medians({"plain": lambda: padded.plain(model.bare)}, plan.device, plan.repeats)["plain"]
-    engine.mean_effects(singles[:1])
+    engine.set_effects(singles[:1]).mean(1)
     for name, sets, bound in (
         ("top-k", singles, 0.6),
         ("greedy, a step", more, 0.6),
         ("interaction grid", grid, 0.7),
         ("random sets", drawn, None),
     ):
-        task = {name: lambda s=sets: engine.mean_effects(s)}
+        task = {name: lambda s=sets: engine.set_effects(s).mean(1)}
         took = medians(task, plan.device, 1, warm_up=False)[name]
         yield Figure(f"{name}, {len(sets)} sets", took / len(sets) / plain, bound, "plain forwards")
 
 
-def epoch(plan: Plan) -> Iterator[Figure]:
+def epoch(plan: SearchPlan) -> Iterator[Figure]:
     """An epoch of PGB-CT over WinoBias dev, with the evaluation of the truncated mask."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -184,12 +188,12 @@ def epoch(plan: Plan) -> Iterator[Figure]:
     yield Figure("epoch, WinoBias dev", took["epoch"], None, "s")
 
 
-def share(plan: Plan) -> Iterator[Figure]:
+def share(plan: SearchPlan) -> Iterator[Figure]:
     """How much of a step is not the model's own work."""
     model = plan.model()
     pairs = model.pairs("winobias")
     examples = some(pairs, STEP)
-    for kinds in ("heads", "neurons"):
+    for kinds in ("attention-patterns", "mlp-outputs"):
         engine = model.engine(pairs.subset(examples), kinds)
         run = stepper(engine)
         run()
@@ -219,7 +223,7 @@ def bare_pass(engine) -> Callable[[], object]:
                     return leaves[0]
 
                 first = [("blocks.0.attn.hook_pattern", hook)]
-                scores = engine.passes.scores(batch, first)
+                scores = engine.forward_pass.log_probs(batch, first)
                 torch.autograd.grad(scores.x.sum() + scores.y.sum(), leaves)
 
     return run
@@ -235,7 +239,7 @@ def in_products(run: Callable[[], object]) -> float:
     return sum(own.get(name, 0) for name in names) / sum(own.values())
 
 
-def memory(plan: Plan) -> Iterator[Figure]:
+def memory(plan: SearchPlan) -> Iterator[Figure]:
     """Peak memory of a step against the floor's, and of a large noise run."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -243,7 +247,7 @@ def memory(plan: Plan) -> Iterator[Figure]:
     padded = Padded.of(pairs, examples, plan.device)
     padded.floor(model.bare)
     floor = peak_bytes(lambda: padded.floor(model.bare), plan.device)
-    for kinds in ("heads", "neurons"):
+    for kinds in ("attention-patterns", "mlp-outputs"):
         engine = model.engine(pairs.subset(examples), kinds)
         run = stepper(engine)
         run()
@@ -256,14 +260,14 @@ def memory(plan: Plan) -> Iterator[Figure]:
     pairs = large.pairs("facts")[:200]
 
     def trace() -> None:
-        engine = large.engine(pairs, "neurons", batch_size=8)
+        engine = large.engine(pairs, "mlp-outputs", max_batch_size=8)
         mask = torch.full((engine.n_components,), 0.5, device=plan.device)
         engine.gradient(mask, torch.ones_like, torch.arange(STEP))
 
     yield Figure("200 facts with noise, GPT-2 xl", peak_bytes(trace, plan.device) / 2**30, 2, "GiB")
 
 
-def start(plan: Plan) -> Iterator[Figure]:
+def start(plan: SearchPlan) -> Iterator[Figure]:
     """Importing, the command's help, and the demonstration."""
     commands = {
         "import tracekit": ([sys.executable, "-c", "import tracekit"], 0.3),
@@ -280,7 +284,7 @@ def start(plan: Plan) -> Iterator[Figure]:
         yield Figure(name, sorted(taken)[len(taken) // 2], bound, "s")
 
 
-def compiled(plan: Plan) -> Iterator[Figure]:
+def compiled(plan: SearchPlan) -> Iterator[Figure]:
     """What torch.compile would bring: to the bare trunk, and to the activation function alone.
 
     A hook ends a compiled graph, so of a traced model only the parts between hooks can be

@@ -61,10 +61,10 @@ def points(device: torch.device, repeats: int) -> Iterator[Point]:
     """One axis after the other, the others at their usual value."""
     full = Model.make(device)
     for width in (1, 8, 64, 256, 768):
-        engine = full.engine(drawn(32, 4), "neurons", indices=range(width))
+        engine = full.engine(drawn(32, 4), "mlp-outputs", indices=range(width))
         yield measured("components", 12 * width, engine, device, repeats)
     for count in (8, 16, 32, 64, 128):
-        engine = full.engine(drawn(count, 4), batch_size=128)
+        engine = full.engine(drawn(count, 4), max_batch_size=128)
         yield measured("examples", count, engine, device, repeats)
     for length in (1, 4, 8, 16, 32):
         engine = full.engine(drawn(32, length))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import tracekit as tk
 from tracekit.data.prompts import GaussianNoise, PromptPairs
-from tracekit.engine.engine import Engine
+from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.metrics import resolve
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -56,12 +56,14 @@ class Model:
         traced = tk.load_model(built[0], tokenizer=tokenizer())
         return cls(traced, built[1] if bare else None, device)
 
-    def engine(self, pairs: PromptPairs, kinds: str = "heads", **options: Any) -> Engine:
+    def engine(
+        self, pairs: PromptPairs, kinds: str = "attention-patterns", **options: Any
+    ) -> Engine:
         """An engine as a tracer would build it."""
         names = {key: options.pop(key) for key in ("layers", "indices") if key in options}
         registry = tk.ComponentRegistry.build(self.traced.cfg, kinds, **names)
         metric = resolve(METRICS.get(pairs.name, "odds-ratio"))
-        return Engine(self.traced, pairs, registry, metric, **options)
+        return Engine(self.traced, pairs, registry, metric, EngineConfig(**options))
 
     def pairs(self, name: str) -> PromptPairs:
         """A data set of the paper."""

@@ -31,7 +31,7 @@ import typer
 import tracekit as tk
 from tests.benchmarks.setting import DATA
 from tracekit.data.registry import DATASETS
-from tracekit.engine.engine import Engine
+from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.masks import ranking
 from tracekit.metrics import resolve
 from tracekit.search import Goal, Search, make
@@ -84,7 +84,7 @@ def random_engine(
 
 def engine(model, rows: list[dict]) -> Engine:
     """All heads, odds ratio."""
-    registry = tk.ComponentRegistry.build(model.cfg, "heads")
+    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns")
     return Engine(model, tk.PromptPairs.from_ids(rows), registry, resolve("odds-ratio"))
 
 
@@ -100,19 +100,20 @@ def recipe():
 def with_kind(case: Engine, kind: str) -> Engine:
     """The same data set with other components."""
     registry = tk.ComponentRegistry.build(case.model.cfg, kind)
-    return Engine(case.model, case.pairs, registry, case.metric, positions=case.positions)
+    return Engine(case.model, case.pairs, registry, case.metric, case.config)
 
 
 def cases(family: str, seeds: range) -> Iterator[tuple[str, Engine]]:
     """Name and engine of every case of a family."""
     if family == "demo":
         demo = tk.load_model("demo")
-        registry = tk.ComponentRegistry.build(demo.cfg, "heads")
+        registry = tk.ComponentRegistry.build(demo.cfg, "attention-patterns")
         for name, entry in DATASETS.items():
             if name.startswith("demo-"):
                 pairs = tk.load_dataset(name, demo)
                 metric = resolve(entry.metric)
-                yield name, Engine(demo, pairs, registry, metric, positions=entry.positions)
+                config = EngineConfig(positions=entry.positions)
+                yield name, Engine(demo, pairs, registry, metric, config)
         return
     for seed in seeds:
         yield f"{family} {seed}", random_engine(seed, SCALES[family])
@@ -148,10 +149,10 @@ def table_greedy(family: str, seeds: range) -> None:
     paths, singles, shares, costs, first = [], [], [], [], []
     for name, case in cases(family, seeds):
         greedy = searched(case, make("greedy", {}), SHARES)
-        path = searched(case, make("path", {}), SHARES)
+        path = searched(case, make("local-search", {}), SHARES)
         one = [searched(case, make("pgb-ct", {}), [share]) for share in SHARES]
-        best = case.mean_effects([[i] for i in range(case.n_components)]).max().item()
-        top = searched(case, make("path", {}), [1, *SHARES]).effects[0] / best
+        best = case.set_effects([[i] for i in range(case.n_components)]).mean(1).max().item()
+        top = searched(case, make("local-search", {}), [1, *SHARES]).effects[0] / best
         paths += against(path.effects, greedy.effects)
         singles += against([answer.effects[0] for answer in one], greedy.effects)
         shares.append(path.passes / greedy.passes)
@@ -162,7 +163,7 @@ def table_greedy(family: str, seeds: range) -> None:
             f" one budget {shown(singles[-4:])} at {' '.join(f'{c:.0f}' for c in costs[-4:])};"
             f" first head {top:.3f} of the optimum"
         )
-    for name, ratios in (("path", paths), ("one budget", singles)):
+    for name, ratios in (("local-search", paths), ("one budget", singles)):
         low = sum(ratio < 0.995 for ratio in ratios)
         say(
             f"{family}, {name}: mean {mean(ratios):.3f}, least {min(ratios):.3f}, below 0.995 in "
@@ -181,10 +182,10 @@ NEURON_BUDGETS = (1, 2, 5, 0.025, 0.05, 0.1, 0.15, 0.3)
 def neuron_cases(seeds: range) -> Iterator[tuple[str, Engine]]:
     """Demo tasks and random GPT-2s, with neurons."""
     for name, case in cases("demo", seeds):
-        yield name, with_kind(case, "neurons")
+        yield name, with_kind(case, "mlp-outputs")
     for family in SCALES:
         for seed in seeds:
-            yield f"{family} {seed}", with_kind(random_engine(seed, SCALES[family]), "neurons")
+            yield f"{family} {seed}", with_kind(random_engine(seed, SCALES[family]), "mlp-outputs")
 
 
 def mask_gradients(case: Engine, budgets: Iterable[int | float]) -> Answer:
@@ -192,7 +193,7 @@ def mask_gradients(case: Engine, budgets: Iterable[int | float]) -> Answer:
     before, n = case.cost, case.n_components
     total = sum(case.gradient(torch.full((n,), j / 10), torch.ones_like)[1] for j in range(11))
     order = ranking(total)
-    effects = case.mean_effects([order[: as_count(budget, n)] for budget in budgets])
+    effects = case.set_effects([order[: as_count(budget, n)] for budget in budgets]).mean(1)
     return Answer(effects.tolist(), (case.cost - before).forward_equivalents)
 
 
@@ -200,14 +201,14 @@ def large_cases() -> Iterator[tuple[str, Engine]]:
     """Hidden units by the tens of thousands."""
     for family, scale in SCALES.items():
         case = random_engine(0, scale, layers=4, hidden=5120, pairs=16)
-        yield f"{family} 0", with_kind(case, "mlp-hidden")
+        yield f"{family} 0", with_kind(case, "mlp-neurons")
 
 
 def table_rivals(named: Iterable[tuple[str, Engine]]) -> None:
     """Neurons or hidden units: paths against the cheap methods."""
     every: list[float] = []
     for name, case in named:
-        path = searched(case, make("path", {}), [*NEURON_BUDGETS, 1.0])
+        path = searched(case, make("local-search", {}), [*NEURON_BUDGETS, 1.0])
         rivals = {
             "top-k": searched(case, make("top-k", {}), NEURON_BUDGETS),
             "random": searched(case, make("random", {"draws": 20}), NEURON_BUDGETS),
@@ -242,7 +243,7 @@ def table_optimum() -> None:
             case = random_engine(seed, scale, layers=layers, heads=heads, pairs=16)
             n = case.n_components
             budgets = range(1, n + 1)
-            path = searched(case, make("path", {}), budgets)
+            path = searched(case, make("local-search", {}), budgets)
             best = searched(case, make("exhaustive", {"max_sets": 2**n}), budgets)
             ratios = against(path.effects, best.effects)
             total += 1
@@ -269,7 +270,7 @@ def table_ablations(seeds: range) -> None:
     ratios: dict[str, list[list[float]]] = {name: [] for name in ABLATIONS}
     for name, case in neuron_cases(seeds):
         answers = {
-            part: searched(case, make("path", options), [*NEURON_BUDGETS, 1.0]).effects[:-1]
+            part: searched(case, make("local-search", options), [*NEURON_BUDGETS, 1.0]).effects[:-1]
             for part, options in ABLATIONS.items()
         }
         for part, effects in answers.items():

@@ -1,15 +1,14 @@
-"""Which architectures can be traced by what, found out by trying; and the paper's models.
+"""Architectures: which kinds of component can be traced in which, found out by trying.
 
 `try_out` builds a tiny random model of an architecture's real configuration class and runs on it
-the checks that every `Tracer` runs on its own model. The table of `tracekit models` is made so.
+the checks that every `Tracer` runs on its own model. `tracekit models` prints the table. A new
+architecture is an entry in `ARCHITECTURES`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from tracekit.checks import hooks
 from tracekit.components import KINDS, ComponentRegistry
 from tracekit.errors import TracekitError, UnknownArchitectureError
-from tracekit.models.loading import load_model
+from tracekit.models import load_model
 
 VOCABULARY = 61
 D_MODEL = 24
@@ -25,83 +24,6 @@ N_LAYERS = 3
 N_HEADS = 4
 _D_MLP = 40
 _CONTEXT = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperModel:
-    """A model that the paper traces."""
-
-    hub: str
-    """Name on the hub, where weights can be had from."""
-    title: str
-    """Name in the paper's tables."""
-    architecture: str
-    """One of `ARCHITECTURES`."""
-    n_layers: int
-    n_heads: int
-    """Query heads per layer."""
-    d_model: int
-    published: Mapping[str, int]
-    """Number of components of each kind in the paper's table of specifications."""
-
-    def count(self, kind: str) -> int:
-        """Number of components of a kind."""
-        sizes = SimpleNamespace(
-            n_layers=self.n_layers, n_heads=self.n_heads, d_model=self.d_model, d_mlp=None
-        )
-        return len(ComponentRegistry.build(sizes, kind))
-
-
-def _paper(
-    hub: str, title: str, architecture: str, sizes: tuple[int, int, int], **published: int
-) -> PaperModel:
-    layers, heads, width = sizes
-    return PaperModel(
-        hub=hub,
-        title=title,
-        architecture=architecture,
-        n_layers=layers,
-        n_heads=heads,
-        d_model=width,
-        published={name.replace("_", "-"): count for name, count in published.items()},
-    )
-
-
-PAPER_MODELS: Mapping[str, PaperModel] = {
-    model.title: model
-    for model in (
-        _paper("distilgpt2", "DistilGPT2", "gpt2", (6, 12, 768), heads=72, neurons=4608),
-        _paper("gpt2", "GPT2-small", "gpt2", (12, 12, 768), heads=144, neurons=9216),
-        _paper("gpt2-medium", "GPT2-medium", "gpt2", (24, 16, 1024), heads=384, neurons=24576),
-        _paper("gpt2-large", "GPT2-large", "gpt2", (36, 20, 1280), heads=720, neurons=46080),
-        _paper("gpt2-xl", "GPT2-xl", "gpt2", (48, 25, 1600), heads=1200, neurons=76800),
-        _paper("Qwen/Qwen3-1.7B", "Qwen3-1.7B", "qwen3", (28, 16, 2048), heads=448, neurons=57344),
-        _paper(
-            "meta-llama/Llama-3.2-1B",
-            "Llama-3.2-1B",
-            "llama",
-            (16, 32, 2048),
-            heads=512,
-            neurons=32768,
-        ),
-        _paper(
-            "huggyllama/llama-7b",
-            "LLaMA-7B",
-            "llama",
-            (32, 32, 4096),
-            head_outputs=1024,
-            mlp_blocks=32,
-        ),
-        _paper(
-            "huggyllama/llama-13b",
-            "LLaMA-13B",
-            "llama",
-            (40, 40, 5120),
-            head_outputs=1600,
-            mlp_blocks=40,
-        ),
-    )
-}
 
 
 def _gpt2_like(name: str, **changes: Any) -> Callable[[], Any]:
@@ -215,19 +137,19 @@ def random_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes
 
 
 def try_out(architecture: str) -> dict[str, str | None]:
-    """For every kind of component, None if the architecture can be traced by it, or why not."""
+    """For every kind of component, None if it can be traced in the architecture, or why not."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = load_model(random_model(architecture))
     except TracekitError as error:
         return dict.fromkeys(KINDS, str(error))
-    found: dict[str, str | None] = {}
+    refusals: dict[str, str | None] = {}
     for kind in KINDS:
         try:
             hooks.check_sites(model, ComponentRegistry.build(model.cfg, kind))
         except TracekitError as error:
-            found[kind] = str(error)
+            refusals[kind] = str(error)
         else:
-            found[kind] = None
-    return found
+            refusals[kind] = None
+    return refusals

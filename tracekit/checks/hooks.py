@@ -17,7 +17,6 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,15 +26,17 @@ from tracekit.components import ComponentRegistry, Site
 from tracekit.engine.engine import Engine
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import HookPointError, IdentityCheckError
-from tracekit.models.loading import (
+from tracekit.models.hooked import (
     HookedModel,
     device_of,
     dtype_of,
     frozen,
     model_name,
     random_tokens,
+    recording_hooks,
 )
 
+_ROWS = 2
 _TOKENS = 6
 _EXAMPLES = 4
 
@@ -47,7 +48,7 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         HookPointError: Names the model, the hook point, and what to use instead.
         IdentityCheckError: The empty mask changes the logits, or padding does.
     """
-    tokens = random_tokens(model, 2, _TOKENS).to(device_of(model))
+    tokens = random_tokens(model, _ROWS, _TOKENS).to(device_of(model))
     # Whole sites: a single unit may well be inactive on a few random tokens.
     registry = registry.whole_sites()
     with frozen(model), warnings.catch_warnings():
@@ -67,14 +68,14 @@ def check_engine(engine: Engine) -> None:
     differing = [
         number
         for number, pair in enumerate(engine.pairs)
-        if pair.noise is not None or pair.source_ids != pair.prompt_ids
+        if pair.counterfactual.differs_from(pair.prompt_ids)
     ]
     if not differing:
         raise IdentityCheckError(
             "Every counterfactual equals its prompt, so no intervention can have an effect. "
             "Give counterfactuals that differ."
         )
-    probe = engine.restricted(engine.pairs.subset(differing[:_EXAMPLES]))
+    probe = engine.with_pairs(engine.pairs.subset(differing[:_EXAMPLES]))
     empty = probe.effects(torch.zeros(probe.n_components)).abs().max().item()
     if empty != 0:
         raise IdentityCheckError(
@@ -82,7 +83,7 @@ def check_engine(engine: Engine) -> None:
             "be 0. The model or the metric is not deterministic, or a hook is attached to it; "
             "reset its hooks and check the metric."
         )
-    moved = probe.intervened(torch.ones(probe.n_components))
+    moved = probe.log_probs(torch.ones(probe.n_components))
     same = torch.equal(moved.x, probe.clean.x)
     if probe.clean.y is not None and moved.y is not None:
         same = same and torch.equal(moved.y, probe.clean.y)
@@ -90,8 +91,8 @@ def check_engine(engine: Engine) -> None:
         raise IdentityCheckError(
             f"The full mask over {engine.registry.describe()} changes no score of "
             f"{model_name(engine.model)} on the first {len(probe.pairs)} examples with "
-            f"positions={engine.positions!r}. Choose components and positions that reach the "
-            "scored tokens."
+            f"positions={engine.config.positions!r}. Choose components and positions that reach "
+            "the scored tokens."
         )
 
 
@@ -101,12 +102,10 @@ def check_unchanged(engine: Engine) -> None:
     Raises:
         IdentityCheckError: It does not: its weights changed, or a hook was attached.
     """
-    batch = engine.first_batch
-    entries = torch.zeros(engine.n_components)
-    moved = engine.effects_of(batch, entries).abs().max().item()
-    if moved != 0:
+    effect = engine.empty_mask_effect()
+    if effect != 0:
         raise IdentityCheckError(
-            f"The empty mask now has an effect of {moved:g} on {model_name(engine.model)}: its "
+            f"The empty mask now has an effect of {effect:g} on {model_name(engine.model)}: its "
             "weights or hooks changed since the Tracer was built. Reset its hooks, or build "
             "another Tracer."
         )
@@ -119,38 +118,31 @@ def _observe(
     for site in registry.sites:
         if site.hook_name not in model.hook_dict:
             raise _refusal(model, site, "does not exist")
-    seen: dict[str, list[Tensor]] = {name: [] for name in registry.hook_names}
-
-    def record(name: str) -> Any:
-        def note(activation: Tensor, hook: Any = None) -> Tensor:
-            seen[name].append(activation.detach().clone())
-            return activation
-
-        return note
-
+    hooks, recorded = recording_hooks(registry.hook_names)
     with torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=[(name, record(name)) for name in seen])
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
     for site in registry.sites:
-        fired = seen[site.hook_name]
+        fired = recorded[site.hook_name]
         if len(fired) != 1:
             raise _refusal(model, site, f"fired {len(fired)} times in one pass instead of once")
         _check_shape(model, site, fired[0])
-    return {name: fired[0] for name, fired in seen.items()}
+    return {name: fired[0] for name, fired in recorded.items()}
 
 
 def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
-    rows, length = 2, _TOKENS
-    last = int(model.cfg.d_model) if site.kind.axis is None else site.width
-    expected = {
-        "heads": (rows, site.width, length, length),
-        "head-outputs": (rows, length, site.width, activation.shape[-1]),
-    }.get(site.kind.name, (rows, length, last))
-    if tuple(activation.shape) != expected:
+    expected = site.kind.expected_shape(
+        rows=_ROWS, length=_TOKENS, n_components=site.width, d_model=int(model.cfg.d_model)
+    )
+    shape = tuple(activation.shape)
+    fits = len(shape) == len(expected) and all(
+        wanted in (None, size) for wanted, size in zip(expected, shape, strict=True)
+    )
+    if not fits:
+        shown = ", ".join("any" if size is None else str(size) for size in expected)
         raise _refusal(
             model,
             site,
-            f"has shape {tuple(activation.shape)} instead of {expected}, "
-            f"so its parts are not {site.kind.name}",
+            f"has shape {shape} instead of ({shown}), so its parts are not {site.kind.name}",
         )
 
 
@@ -203,8 +195,8 @@ def _check_padding(model: HookedModel, tokens: Tensor) -> None:
         )
 
 
-def _refusal(model: HookedModel, site: Site, what: str) -> HookPointError:
+def _refusal(model: HookedModel, site: Site, problem: str) -> HookPointError:
     return HookPointError(
         f"{model_name(model)} cannot be traced by {site.kind.name}: its hook point "
-        f"{site.hook_name} {what}. Use {site.kind.instead} instead."
+        f"{site.hook_name} {problem}. Use {site.kind.instead} instead."
     )

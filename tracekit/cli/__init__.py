@@ -1,9 +1,34 @@
-"""The command line. The only package that prints.
+"""The command line, one file per command. The only package that prints.
 
-Heavy imports happen inside the commands, so that `tracekit --help` answers at once.
+`app.py` is the program, `options.py` holds the options that commands share, `parsing.py` reads
+values from text, `output.py` prints and writes. Commands import heavy libraries when they run;
+`tracekit --help` needs none of them.
 """
 
-from tracekit.cli import paper, show, trace
+# The order of the imports is that of `tracekit --help`.
+from tracekit.cli import (  # noqa: I001
+    demo,
+    trace,
+    pareto,
+    evaluate,
+    show,
+    datasets,
+    models,
+    reproduce,
+    validate,
+)
 from tracekit.cli.app import app, main
 
-__all__ = ["app", "main", "paper", "show", "trace"]
+__all__ = [
+    "app",
+    "datasets",
+    "demo",
+    "evaluate",
+    "main",
+    "models",
+    "pareto",
+    "reproduce",
+    "show",
+    "trace",
+    "validate",
+]

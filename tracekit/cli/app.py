@@ -1,15 +1,14 @@
-"""The program: its options, and how it ends."""
+"""The program: it runs a command and turns errors into exit codes."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from tracekit.cli.output import console, error_console
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
@@ -20,51 +19,45 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-console = Console()
-errors = Console(stderr=True)
-
-Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Folder for figures and results; made if missing.")
-]
-Seed = Annotated[int, typer.Option(help="Seed of every search.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with the data set's files. Default: downloaded once.")
-]
-Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-ModelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-        "revision=main; may be given several times."
-    ),
-]
-BatchSize = Annotated[int, typer.Option(min=1, help="Examples per pass.")]
+_RENAMED_OPTIONS = {
+    "--path": "the command `tracekit pareto`",
+    "--max-forwards": "--max-passes",
+    "--mean": "--continuation-mean",
+    "--batch-size": "--max-batch-size",
+}
+"""Earlier option -> its present name."""
 
 
 def main() -> None:
-    """Runs the command line; errors end it with one sentence and exit code 1."""
-    _quieten()
+    """Runs the command line.
+
+    Errors of tracekit are printed as one sentence, with exit code 1; wrong usage ends with 2, and
+    Ctrl-C with 130.
+    """
+    _quieten_libraries()
     try:
         code = app(standalone_mode=False)
         if isinstance(code, int) and code:
             sys.exit(code)
     except TracekitError as error:
-        text = escape(str(error))
-        errors.print(f"[bold red]Error:[/] {text}", highlight=False, soft_wrap=True)
+        message = escape(str(error))
+        error_console.print(f"[bold red]Error:[/] {message}", highlight=False, soft_wrap=True)
         sys.exit(1)
-    except typer.Abort:
-        errors.print("Stopped.")
-        sys.exit(130)
-    except KeyboardInterrupt:
-        errors.print("Stopped.")
+    except (typer.Abort, KeyboardInterrupt):
+        error_console.print("Stopped.")
         sys.exit(130)
     except Exception as error:
+        # Errors of typer about wrong usage print themselves.
         show = getattr(error, "show", None)
         if show is None:
             raise
-        show()
+        option = getattr(error, "option_name", None)
+        if option in _RENAMED_OPTIONS:
+            error_console.print(
+                f"[bold red]Error:[/] {option} is now {_RENAMED_OPTIONS[option]}.", highlight=False
+            )
+        else:
+            show()
         sys.exit(getattr(error, "exit_code", 2))
 
 
@@ -82,7 +75,7 @@ def version(
         raise typer.Exit
 
 
-def _quieten() -> None:
+def _quieten_libraries() -> None:
     """Keeps the libraries' own progress bars and advice out of the terminal."""
     import os
     import warnings

@@ -1,4 +1,4 @@
-"""What commands share: loading, tables in the terminal, files."""
+"""Output: text and tables in the terminal, and files. Loads models without progress bars."""
 
 from __future__ import annotations
 
@@ -7,66 +7,93 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tracekit.cli.app import console
-from tracekit.errors import FigureExportError
+from tracekit.errors import ConfigError, FigureExportError
 
 if TYPE_CHECKING:
+    from tracekit.data.prompts import PromptPairs
     from tracekit.results.result import TraceCurve, TraceResult
     from tracekit.tracer import Tracer
 
+console = Console()
+error_console = Console(stderr=True)
+
 
 def load(source: str, **options: Any) -> Any:
-    """Loads a model without the progress bar of transformers, which ignores where it is shown."""
+    """Loads a model without the progress bar of transformers, which also shows in pipes."""
     from transformers.utils import logging
 
-    from tracekit.models.loading import load_model
+    from tracekit.models import load_model
 
     logging.disable_progress_bar()
     return load_model(source, **options)
 
 
-def bars(quiet: bool) -> bool:
-    """Progress bars only where they can be redrawn in place."""
+def progress_is_shown(quiet: bool) -> bool:
+    """Whether to show progress bars: only in a terminal, where they are redrawn in place."""
     return not quiet and sys.stderr.isatty()
 
 
-def describe(tracer: Tracer) -> None:
-    """What is traced, and what all of it does."""
+def check_folder(output: Path) -> None:
+    """Refuses an output that is not a folder; commands call it before anything slow.
+
+    Raises:
+        ConfigError: It is a file.
+    """
+    if output.is_file():
+        raise ConfigError(f"The output {output} is a file. Give a folder.")
+
+
+def print_skipped(pairs: PromptPairs) -> None:
+    """Prints the examples that were dropped, one per line."""
+    for line in pairs.skipped:
+        console.print(f"Skipped {line}.", highlight=False)
+
+
+def print_tracer(tracer: Tracer) -> None:
+    """Prints what is traced, and the effect of all components together."""
     console.print(f"{tracer}", highlight=False, soft_wrap=True)
     console.print(f"Effect of all components together: {tracer.full_effect:.4g}")
 
 
 def print_table(results: Sequence[TraceResult]) -> None:
-    """One row per result; the best effect of each comparable group in bold."""
+    """Prints a row per result; the best effect of each comparable group is bold."""
 
-    def group(result: TraceResult) -> tuple[object, ...]:
-        measured = (result.metric, result.mean, result.positions, result.registry.describe())
-        return result.budget, result.model, result.dataset_fingerprint, *measured
+    def setup(result: TraceResult) -> tuple[object, ...]:
+        """Results with equal setups are comparable at the same budget."""
+        return (
+            *(result.model, result.dataset_fingerprint, result.registry.describe()),
+            *(result.positions, result.metric, result.continuation_mean),
+        )
 
-    several = len({group(result)[1:] for result in results}) > 1
-    outside = any(result.held_out is not None for result in results)
+    has_several_setups = len({setup(result) for result in results}) > 1
+    has_held_out = any(result.held_out is not None for result in results)
     names = ["method", "budget", "selected", "effect", "95 % interval"]
-    names += ["held out", "95 % interval"] if outside else []
+    names += ["held out", "95 % interval"] if has_held_out else []
     names += ["passes", "seconds"]
-    table = Table(*(["model", "data", "traced"] if several else []), *names)
+    table = Table(*(["model", "data", "traced"] if has_several_setups else []), *names)
     for column in table.columns[1 - len(names) :]:
         column.justify = "right"
     for result in results:
         low, high = result.interval
         traced = f"{result.registry.describe()}; {result.positions}; {result.metric}"
-        rivals = [other.effect for other in results if group(other) == group(result)]
-        leads = len(rivals) > 1 and result.effect == max(rivals)
+        comparable = [
+            rival.effect
+            for rival in results
+            if (rival.budget, setup(rival)) == (result.budget, setup(result))
+        ]
+        is_best = len(comparable) > 1 and result.effect == max(comparable)
         table.add_row(
-            *([result.model, result.dataset, traced] if several else []),
+            *([result.model, result.dataset, traced] if has_several_setups else []),
             result.method,
             "-" if result.budget is None else str(result.budget),
             f"{result.n_selected} of {result.n_components}",
-            f"[bold]{result.effect:.4g}[/]" if leads else f"{result.effect:.4g}",
+            f"[bold]{result.effect:.4g}[/]" if is_best else f"{result.effect:.4g}",
             f"{low:.3g} to {high:.3g}",
-            *(_held_out(result) if outside else []),
+            *(_held_out_cells(result) if has_held_out else []),
             f"{result.cost.forward_equivalents:.0f}",
             f"{result.seconds:.1f}",
         )
@@ -78,8 +105,8 @@ def print_table(results: Sequence[TraceResult]) -> None:
     )
 
 
-def _held_out(result: TraceResult) -> tuple[str, str]:
-    """Effect on the examples that were held out, and its interval."""
+def _held_out_cells(result: TraceResult) -> tuple[str, str]:
+    """Effect on the held-out examples, and its interval."""
     if result.held_out_effect is None or result.held_out_interval is None:
         return "-", "-"
     low, high = result.held_out_interval
@@ -87,7 +114,7 @@ def _held_out(result: TraceResult) -> tuple[str, str]:
 
 
 def save(run: TraceResult | TraceCurve, output: Path) -> None:
-    """Each result of a run in its folder, as soon as the run is done."""
+    """Writes each result of a run to its own folder, e.g. `pgb-ct-6` below `output`."""
     from tracekit.results.result import TraceResult
 
     for result in [run] if isinstance(run, TraceResult) else run:
@@ -95,18 +122,23 @@ def save(run: TraceResult | TraceCurve, output: Path) -> None:
         result.save(output / f"{result.method}-{size}")
 
 
-def write_all(tracer: Tracer, output: Path, shown: TraceResult, extra: dict[str, Any]) -> None:
-    """Figures as HTML, and as PNG where a browser is at hand."""
-    write_figures({"heatmap": tracer.heatmap(shown), "curve": tracer.curve(), **extra}, output)
+def write_tracer_figures(
+    tracer: Tracer, output: Path, result: TraceResult, extra: dict[str, Any]
+) -> None:
+    """Writes the heatmap of a result, the curve of all results, and further figures by name."""
+    write_figures({"heatmap": tracer.heatmap(result), "curve": tracer.curve(), **extra}, output)
 
 
-def write_figures(drawn: dict[str, Any], output: Path) -> None:
-    """Figures as HTML, and as PNG where a browser is at hand."""
+def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
+    """Writes figures as HTML, and as PNG if there is a browser."""
     from tracekit import figures
 
-    figures.write_all({output / f"{name}.html": figure for name, figure in drawn.items()})
+    def at_paths(suffix: str) -> dict[str | Path, Any]:
+        return {output / f"{name}{suffix}": figure for name, figure in figures_by_name.items()}
+
+    figures.write_all(at_paths(".html"))
     try:
-        figures.write_all({output / f"{name}.png": figure for name, figure in drawn.items()})
+        figures.write_all(at_paths(".png"))
     except FigureExportError as error:
         console.print(f"No PNG figures: {escape(str(error))}", style="dim", highlight=False)
     console.print(f"Figures and results are in {escape(str(output))}/.", highlight=False)

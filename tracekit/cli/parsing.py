@@ -1,4 +1,4 @@
-"""Reading what was typed."""
+"""Reads the values of options from text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError
 def goal(
     budgets: list[str] | None, target_effect: float | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The goal of a run, as keyword arguments."""
+    """The goal of a run, as keyword arguments of `Tracer.run`.
+
+    Args:
+        budgets: Counts or shares, as text.
+        target_effect: Effect to reach.
+        options: Of the method; a fixed lambda1 needs no budget.
+
+    Raises:
+        ConfigError: Both budgets and a target effect, or a budget that is not a number.
+    """
     values = [parse_budget(text) for text in budgets or []]
     if target_effect is not None and values:
         raise ConfigError("Both --budget and --target-effect were given. Give one of them.")
@@ -24,7 +33,11 @@ def goal(
 
 
 def parse_budget(text: str) -> int | float:
-    """A count or a share."""
+    """A count (int) or a share (float).
+
+    Raises:
+        ConfigError: Not a number.
+    """
     try:
         return int(text)
     except ValueError:
@@ -38,7 +51,11 @@ def parse_budget(text: str) -> int | float:
 
 
 def parse_layers(text: str | None) -> list[int] | None:
-    """Layers such as 0-5,8."""
+    """Layers from text such as `0-5,8`; None stays None.
+
+    Raises:
+        ConfigError: Text of another form.
+    """
     if text is None:
         return None
     layers: list[int] = []
@@ -54,7 +71,7 @@ def parse_layers(text: str | None) -> list[int] | None:
 
 
 def parse_positions(text: str) -> Any:
-    """A scope by name, or prompt positions such as 0,3,-1."""
+    """Prompt positions from text such as `0,3,-1`; other text is returned for `Tracer` to check."""
     if text in ("prompt", "last", "all"):
         return text
     try:
@@ -64,50 +81,61 @@ def parse_positions(text: str) -> Any:
 
 
 def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
-    """Options by method: `name=value` for all methods, `method:name=value` for one."""
-    found: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    """Options by method: `name=value` for all methods, `method:name=value` for one.
+
+    Args:
+        texts: The options.
+        methods: Names of the methods.
+
+    Raises:
+        ConfigError: Text of another form, or a method that is not among them.
+    """
+    by_method: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"The option {text!r} is not of the form name=value. Write it so.")
         method, colon, rest = name.rpartition(":")
-        if colon and method not in found:
+        if colon and method not in by_method:
             raise ConfigError(f"The option {text!r} is for {method}, which is not run.")
-        for one in [method] if colon else methods:
-            found[one][rest if colon else name] = value
-    return found
+        for target in [method] if colon else methods:
+            by_method[target][rest if colon else name] = value
+    return by_method
 
 
 def parse_loading(texts: list[str] | None) -> dict[str, Any]:
-    """Options of loading a model; whole numbers as such."""
-    given = parse_options(texts or [], [""])[""]
-    return {name: int(value) if value.isdigit() else value for name, value in given.items()}
+    """Options of `load_model`; whole numbers become int.
+
+    Raises:
+        ConfigError: Text of another form than `name=value`.
+    """
+    options = parse_options(texts or [], [""])[""]
+    return {name: int(value) if value.isdigit() else value for name, value in options.items()}
 
 
 def read_masks(path: Path) -> list[tuple[str, list[float]]]:
-    """Masks in a file or a run folder, each with a name.
+    """Masks from a JSON file or a run folder, each with a name.
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataFormatError: It holds no mask.
+        DataFormatError: The file holds no mask.
     """
     if path.is_dir():
-        from tracekit.results.result import TraceResult
+        from tracekit.results import TraceResult
 
         return [(path.name, TraceResult.load(path).binary_mask.float().tolist())]
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a JSON file or a run's folder.")
     try:
-        found = json.loads(path.read_text())
-        stack = found if isinstance(found[0], list) else [found]
-        masks = [[float(entry) for entry in one] for one in stack]
+        document = json.loads(path.read_text())
+        stack = document if isinstance(document[0], list) else [document]
+        masks = [[float(entry) for entry in mask] for mask in stack]
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataFormatError(
             f"{path} holds no mask. Write a JSON list with one number per component, or a list of "
             "such lists."
         ) from error
-    several = len(masks) > 1
     return [
-        (f"{path.name}[{number}]" if several else path.name, one)
-        for number, one in enumerate(masks)
+        (f"{path.name}[{number}]" if len(masks) > 1 else path.name, mask)
+        for number, mask in enumerate(masks)
     ]

@@ -1,15 +1,21 @@
-"""`tracekit show`, `datasets`, `models`."""
+"""`tracekit show`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from tracekit.cli.app import app, console
-from tracekit.cli.output import print_table
+from tracekit.cli.app import app
+from tracekit.cli.output import console, print_table
+
+if TYPE_CHECKING:
+    from tracekit.results.result import TraceResult
+
+_MOST_LABELS = 40
+"""Components that are listed without `--all`."""
 
 
 @app.command()
@@ -25,55 +31,24 @@ def show(
     folders = sorted(path.parent for path in run.rglob("result.json")) or [run]
     results = [tk.TraceResult.load(folder) for folder in folders]
     print_table(results)
-    for result in results if len(results) == 1 else []:
-        table = Table(show_header=False, box=None)
-        for name, value in (
-            ("data", f"{result.dataset}, {len(result.per_example)} examples"),
-            ("metric", f"{result.metric}, {result.mean} mean"),
-            ("positions", result.positions),
-            ("seed", result.seed),
-            ("options", ", ".join(f"{k}={v}" for k, v in result.config.items() if v is not None)),
-            ("versions", ", ".join(f"{k} {v}" for k, v in result.versions.items())),
-        ):
-            table.add_row(name, str(value))
-        console.print(table)
-        labels = result.labels if all_components else result.labels[:40]
-        more = "" if len(labels) == result.n_selected else ", ... (--all lists the rest)"
-        console.print(f"Selected: {', '.join(labels)}{more}", highlight=False)
+    if len(results) == 1:
+        _print_details(results[0], all_components)
 
 
-@app.command()
-def datasets() -> None:
-    """Lists the data sets."""
-    from tracekit.data.registry import DATASETS
-
-    table = Table("data set", "usually traced with", "about")
-    for name, dataset in DATASETS.items():
-        table.add_row(name, f"{dataset.components}, {dataset.metric}", dataset.about)
+def _print_details(result: TraceResult, all_components: bool) -> None:
+    """Prints the setup of a run and its selected components."""
+    table = Table(show_header=False, box=None)
+    options = {name: value for name, value in result.config.items() if value is not None}
+    for name, value in (
+        ("data", f"{result.dataset}, {len(result.per_example)} examples"),
+        ("metric", f"{result.metric}, {result.continuation_mean} mean"),
+        ("positions", result.positions),
+        ("seed", result.seed),
+        ("options", ", ".join(f"{option}={value}" for option, value in options.items())),
+        ("versions", ", ".join(f"{package} {v}" for package, v in result.versions.items())),
+    ):
+        table.add_row(name, str(value))
     console.print(table)
-
-
-@app.command()
-def models() -> None:
-    """Lists the paper's models, and what can be traced in which architecture.
-
-    The second table is made now: every check that a trace makes on its own model is made on a tiny
-    random model of each architecture.
-    """
-    from tracekit.checks.architectures import ARCHITECTURES, PAPER_MODELS, try_out
-    from tracekit.components import KINDS
-
-    table = Table("the paper's model", "hub name", *KINDS)
-    for model in PAPER_MODELS.values():
-        counts = (str(model.count(kind)) if kind != "mlp-hidden" else "by config" for kind in KINDS)
-        table.add_row(model.title, model.hub, *counts)
-    console.print(table)
-    table = Table("architecture", *KINDS)
-    reasons = []
-    for architecture in ARCHITECTURES:
-        found = try_out(architecture)
-        table.add_row(architecture, *("yes" if why is None else "no" for why in found.values()))
-        reasons += [why for why in found.values() if why is not None]
-    console.print(table)
-    for why in reasons:
-        console.print(why, style="dim", highlight=False)
+    labels = result.labels if all_components else result.labels[:_MOST_LABELS]
+    more = "" if len(labels) == result.n_selected else ", ... (--all lists the rest)"
+    console.print(f"Selected: {', '.join(labels)}{more}", highlight=False)

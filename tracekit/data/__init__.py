@@ -1,7 +1,8 @@
-"""Data: prompt pairs, and the data sets that give them."""
+"""Data: prompt pairs, counterfactuals, and the data sets by name."""
 
+from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.from_file import load_pairs
-from tracekit.data.prompts import GaussianNoise, PromptPair, PromptPairs
+from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.data.registry import DATASETS, Dataset, load_dataset
 
 __all__ = [

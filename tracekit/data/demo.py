@@ -1,29 +1,41 @@
 """The four data sets that come with the embedded model.
 
-Their sentences are made by `tracekit.demo.grammar`, which also made the model's training text,
-so what the model was taught is known exactly.
+`tracekit.demo.examples` makes their sentences from the grammar that also made the model's training
+text. Every fact that the model was taught is therefore known. Each example has a target
+continuation x and a foil y.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tracekit.data.prompts import GaussianNoise, OnMismatch, PromptPairs
+from tracekit.data.counterfactuals import GaussianNoise
+from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.variable_binding import Desideratum, weighted
 from tracekit.demo import examples
 from tracekit.errors import ConfigError
-from tracekit.models.loading import embedding_std
+from tracekit.models.hooked import embedding_std
 
 
 def load_bias(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """Two occupations and a pronoun, in the manner of WinoBias."""
+    """Two occupations and a pronoun, as in WinoBias: the pronoun's gender is changed.
+
+    Args:
+        model: The model to be traced.
+        on_mismatch: As in `PromptPairs.from_text`.
+    """
     return PromptPairs.from_text(
         examples.bias_rows(), model, name="demo-bias", on_mismatch=on_mismatch
     )
 
 
 def load_professions(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """Occupation -> pronoun, in the manner of Professions."""
+    """The pronoun after an occupation, as in Professions: the occupation is changed.
+
+    Args:
+        model: The model to be traced.
+        on_mismatch: As in `PromptPairs.from_text`.
+    """
     return PromptPairs.from_text(
         examples.profession_rows(), model, name="demo-professions", on_mismatch=on_mismatch
     )
@@ -36,8 +48,8 @@ def load_facts(
 
     Args:
         model: The model to be traced.
-        noise_factor: Standard deviation of the noise, in units of the standard deviation of what
-            the first block reads.
+        noise_factor: Standard deviation of the noise, in units of the standard deviation of the
+            first block's input.
         seed: Seed of the noise.
         on_mismatch: As in `PromptPairs.from_text`.
     """
@@ -63,15 +75,18 @@ def load_binding(
             stay. `both`: their weighted sum.
         weights: Of values and operations in that sum.
         on_mismatch: As in `PromptPairs.from_text`.
+
+    Raises:
+        ConfigError: An unknown desideratum.
     """
-    named = {"value": examples.binding_rows, "operation": examples.operation_rows}
-    if desideratum not in (*named, "both"):
+    rows_of = {"value": examples.binding_rows, "operation": examples.operation_rows}
+    if desideratum not in (*rows_of, "both"):
         raise ConfigError(
             f"Unknown desideratum {desideratum!r} of demo-binding. Use value, operation or both."
         )
     if desideratum == "both":
-        made = weighted([make() for make in named.values()], weights)
+        rows = weighted([make_rows() for make_rows in rows_of.values()], weights)
     else:
-        made = named[desideratum]()
+        rows = rows_of[desideratum]()
     suffix = "" if desideratum == "value" else f"-{desideratum}"
-    return PromptPairs.from_text(made, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch)
+    return PromptPairs.from_text(rows, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch)

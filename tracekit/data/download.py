@@ -1,7 +1,7 @@
-"""Data files: in a folder of the user's, else downloaded once, checked and kept in the cache.
+"""Data files: read from a given folder, else downloaded once, checked and kept in the cache.
 
-Every file that is downloaded is pinned to a commit of a public repository and to the SHA-256 of
-its bytes, so that two people who load a data set by name have the same one.
+Every download is pinned to a commit of a public repository and to the SHA-256 of its bytes. Two
+people who load a data set by name get the same one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Remote:
     commit: str
     """Of the repository."""
     path: str
-    """Of the file inside it."""
+    """Of the file in the repository."""
     sha256: str
     """Of its bytes, in hexadecimal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Where the files of a data set come from."""
+    """The files of a data set, and where they come from."""
 
     dataset: str
-    """Name of the data set; also of its folder in the cache."""
+    """Name of the data set, and of its folder in the cache."""
     origin: str
-    """Where they can be had, in words."""
+    """Where users get the files, in words."""
     repository: str = ""
     """Public repository that files are downloaded from, as owner/name."""
     remotes: Mapping[str, Remote] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Files:
         Raises:
             DataNotFoundError: The folder does not hold the file, or it is not in the cache and
                 cannot be downloaded.
-            DataFormatError: What was downloaded is not what is expected.
+            DataFormatError: The downloaded file has another SHA-256.
         """
         if data_dir is None:
             return self._cached(name).read_text(encoding="utf-8")
@@ -63,12 +63,12 @@ class Files:
         return (data_dir / name).read_text(encoding="utf-8")
 
     def lines(self, data_dir: Path | None, name: str) -> list[str]:
-        """Lines of a file, without line ends and empty lines; errors as in `read`."""
+        """Lines of a file, stripped, without empty ones; arguments and errors as in `read`."""
         text = self.read(data_dir, name)
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def _cached(self, name: str) -> Path:
-        """A file in the user's cache folder, downloaded if need be."""
+        """Path of a file in the user's cache folder, where it is downloaded if it is missing."""
         if name not in self.remotes:
             raise self._missing(name, "no data_dir was given")
         import pooch
@@ -87,8 +87,8 @@ class Files:
                 downloader=cast(Any, pooch.HTTPDownloader(timeout=_TIMEOUT)),
             )
         except (RequestException, OSError) as error:
-            why = f"it is neither in {folder} nor can {url} be reached"
-            raise self._missing(name, why) from error
+            problem = f"it is neither in {folder} nor can {url} be reached"
+            raise self._missing(name, problem) from error
         except ValueError as error:
             raise DataFormatError(
                 f"The file {url} is not the one that tracekit knows (its SHA-256 "
@@ -96,19 +96,30 @@ class Files:
             ) from error
         return Path(path)
 
-    def _missing(self, name: str, why: str) -> DataNotFoundError:
+    def _missing(self, name: str, problem: str) -> DataNotFoundError:
         return DataNotFoundError(
-            f"The data set {self.dataset!r} needs the file {name}, and {why}. "
+            f"The data set {self.dataset!r} needs the file {name}, and {problem}. "
             f"Get it from {self.origin} and pass its folder as data_dir (--data-dir)."
         )
 
 
-def check_count(dataset: str, found: int, published: int, why: str = "") -> None:
-    """Says so when a data set has another number of examples than the paper's."""
-    if found != published:
-        reason = f" ({why})" if why else ""
+def check_count(dataset: str, n_examples: int, n_published: int, reason: str = "") -> None:
+    """Warns if a data set has another number of examples than the published one.
+
+    Args:
+        dataset: Name of the data set.
+        n_examples: Number of examples.
+        n_published: The published number.
+        reason: Why they differ, if that is known.
+
+    Warns:
+        DatasetDiffersWarning: They differ.
+    """
+    if n_examples != n_published:
+        explanation = f" ({reason})" if reason else ""
+        # Caller -> `load_dataset` -> loader -> here: the warning points at the caller.
         warnings.warn(
-            f"{dataset} has {found} examples here; the paper has {published}{reason}.",
+            f"{dataset} has {n_examples} examples here; the paper has {n_published}{explanation}.",
             DatasetDiffersWarning,
             stacklevel=4,
         )

@@ -1,11 +1,11 @@
 """Facts: a prompt that a model completes with an attribute, against noise on its embeddings.
 
-Two sources: CounterFact, which the paper uses (200 of its records), and the 1209 facts of Meng et
-al. 2022 (ROME) that GPT-2 xl knows. The counterfactual run reads the same prompt with Gaussian
-noise of standard deviation 3 x 0.2015 added to token and position embeddings, drawn once per
-example. x is the true attribute; CounterFact also has a false one, y.
+There are two sources: CounterFact, of which the paper uses 200 records, and the 1209 facts of Meng
+et al. 2022 (ROME) that GPT-2 xl knows. The counterfactual run reads the same prompt with Gaussian
+noise of standard deviation 3 x 0.2015 on token and position embeddings, drawn once per example.
+The target continuation x is the true attribute. Only CounterFact has a foil y, a false attribute.
 
-The paper's text writes the attribute as a word of its own, with its leading space; the published
+The paper's text writes the attribute as a word of its own, with its leading space. The published
 code encodes it without (`leading_space=False`), and takes the first 200 records instead of drawing
 them (`seed=None`).
 """
@@ -16,60 +16,40 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import GaussianNoise, OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError
 
 NOISE_STD = 3 * 0.2015
 """Of the paper: three times the standard deviation of GPT-2's embeddings."""
 
-_COUNTERFACT = Files(
-    dataset="counterfact",
-    origin="rome.baulab.info (data/dsets, Meng et al. 2022; 45 MB)",
-)
-_KNOWN = Files(
-    dataset="known-facts",
-    origin="rome.baulab.info (data/dsets, Meng et al. 2022)",
-)
-_N_KNOWN = 1209
-_N_SAMPLED = 200
+_N_COUNTERFACT = 200
+_N_KNOWN_FACTS = 1209
 
 
-def load_counterfact(
-    model: Any,
-    *,
-    data_dir: Path | None = None,
-    n: int | None = _N_SAMPLED,
-    seed: int | None = 0,
-    noise_std: float = NOISE_STD,
-    leading_space: bool = True,
-    on_mismatch: OnMismatch = "error",
-) -> PromptPairs:
-    """Loads 200 facts of CounterFact, as the paper.
+@dataclass(frozen=True, kw_only=True)
+class FactSource:
+    """A file of facts, in one of the two published formats."""
 
-    Args:
-        model: Its tokenizer encodes the text; its width is the noise's.
-        data_dir: Folder with `counterfact.json`.
-        n: Number of records. None: all.
-        seed: Draws the records and the noise. None: the first records, and noise of seed 0.
-        noise_std: Standard deviation of the noise.
-        leading_space: Whether the attribute begins with a space.
-        on_mismatch: As in `PromptPairs.from_text`.
-
-    Raises:
-        DataNotFoundError: The file is missing.
-        DataFormatError: It is not a list of records of CounterFact.
-    """
-    source = _Source(_COUNTERFACT, "counterfact.json", _from_counterfact)
-    rows = source.rows(data_dir, n, seed, leading_space=leading_space)
-    check_count("counterfact", len(rows), _N_SAMPLED)
-    return source.pairs(rows, model, noise_std, seed, on_mismatch)
+    files: Files
+    """Names the data set and says where to get the file."""
+    file_name: str
+    """JSON with a list of records."""
+    to_row: Callable[[Mapping[str, Any]], dict[str, str]]
+    """Makes a row with `prompt`, `x` and perhaps `y` from a record."""
+    n_published: int
+    """Published number of examples."""
+    is_sample: bool
+    """Whether these are a sample of the file, rather than all of it."""
 
 
-def load_known(
+def load(
+    source: FactSource,
     model: Any,
     *,
     data_dir: Path | None = None,
@@ -79,29 +59,52 @@ def load_known(
     leading_space: bool = True,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Loads the 1209 facts that GPT-2 xl knows.
+    """Loads facts, in the order of the file.
 
     Args:
+        source: The file and its format.
         model: Its tokenizer encodes the text; its width is the noise's.
-        data_dir: Folder with `known_1000.json`.
+        data_dir: Folder with the file.
         n: Number of facts. None: all.
         seed: Draws the facts and the noise. None: the first facts, and noise of seed 0.
-        noise_std: Standard deviation of the noise.
-        leading_space: Whether the attribute begins with a space.
+        noise_std: Standard deviation of the noise, in the units of the embeddings.
+        leading_space: Whether the attributes begin with a space.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
+        ConfigError: n is below 1.
         DataNotFoundError: The file is missing.
-        DataFormatError: It is not a list of facts.
+        DataFormatError: The file is not a list of such records.
     """
-    source = _Source(_KNOWN, "known_1000.json", _from_known)
-    rows = source.rows(data_dir, n, seed, leading_space=leading_space)
-    if n is None:
-        check_count("known-facts", len(rows), _N_KNOWN)
-    return source.pairs(rows, model, noise_std, seed, on_mismatch)
+    if n is not None and n < 1:
+        raise ConfigError(f"n is {n}. It must be at least 1.")
+    rows = _read_rows(source, data_dir)
+    if n is not None and n < len(rows):
+        indices = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
+        rows = [rows[i] for i in sorted(indices)]
+    dataset = source.files.dataset
+    if n is None or source.is_sample:
+        check_count(dataset, len(rows), source.n_published)
+    space = " " if leading_space else ""
+    rows = [
+        {key: text if key == "prompt" else space + text.strip() for key, text in row.items()}
+        for row in rows
+    ]
+    noise = GaussianNoise(std=noise_std, seed=seed or 0)
+    return PromptPairs.from_text(rows, model, noise=noise, name=dataset, on_mismatch=on_mismatch)
 
 
-def _from_counterfact(record: Mapping[str, Any]) -> dict[str, str]:
+def _read_rows(source: FactSource, data_dir: Path | None) -> list[dict[str, str]]:
+    text = source.files.read(data_dir, source.file_name)
+    try:
+        return [source.to_row(record) for record in json.loads(text)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataFormatError(
+            f"{source.file_name} is not the list of records that is expected. Get it again."
+        ) from error
+
+
+def _counterfact_row(record: Mapping[str, Any]) -> dict[str, str]:
     rewrite = record["requested_rewrite"]
     return {
         "prompt": rewrite["prompt"].format(rewrite["subject"]),
@@ -110,49 +113,37 @@ def _from_counterfact(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _from_known(record: Mapping[str, Any]) -> dict[str, str]:
+def _known_fact_row(record: Mapping[str, Any]) -> dict[str, str]:
     return {"prompt": record["prompt"], "x": record["attribute"]}
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A file of records, and how one becomes a row."""
+load_counterfact = partial(
+    load,
+    FactSource(
+        files=Files(
+            dataset="counterfact",
+            origin="rome.baulab.info (data/dsets, Meng et al. 2022; 45 MB)",
+        ),
+        file_name="counterfact.json",
+        to_row=_counterfact_row,
+        n_published=_N_COUNTERFACT,
+        is_sample=True,
+    ),
+    n=_N_COUNTERFACT,
+)
+"""Loads 200 facts of CounterFact, as the paper does; arguments as in `load`."""
 
-    files: Files
-    name: str
-    row: Callable[[Mapping[str, Any]], dict[str, str]]
-
-    def rows(
-        self, data_dir: Path | None, n: int | None, seed: int | None, *, leading_space: bool
-    ) -> list[dict[str, str]]:
-        """Rows of some records, in the order of the file."""
-        if n is not None and n < 1:
-            raise ConfigError(f"n is {n}. It must be at least 1.")
-        text = self.files.read(data_dir, self.name)
-        try:
-            rows = [self.row(record) for record in json.loads(text)]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataFormatError(
-                f"{self.name} is not the list of records that is expected. Get it again."
-            ) from error
-        if n is not None and n < len(rows):
-            chosen = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
-            rows = [rows[i] for i in sorted(chosen)]
-        space = " " if leading_space else ""
-        return [
-            {key: text if key == "prompt" else space + text.strip() for key, text in one.items()}
-            for one in rows
-        ]
-
-    def pairs(
-        self,
-        rows: list[dict[str, str]],
-        model: Any,
-        noise_std: float,
-        seed: int | None,
-        on_mismatch: OnMismatch,
-    ) -> PromptPairs:
-        """Pairs with noise as their counterfactual."""
-        noise = GaussianNoise(std=noise_std, seed=seed or 0)
-        name = self.files.dataset
-        return PromptPairs.from_text(rows, model, noise=noise, name=name, on_mismatch=on_mismatch)
+load_known = partial(
+    load,
+    FactSource(
+        files=Files(
+            dataset="known-facts",
+            origin="rome.baulab.info (data/dsets, Meng et al. 2022)",
+        ),
+        file_name="known_1000.json",
+        to_row=_known_fact_row,
+        n_published=_N_KNOWN_FACTS,
+        is_sample=False,
+    ),
+)
+"""Loads the 1209 facts that GPT-2 xl knows; arguments as in `load`."""

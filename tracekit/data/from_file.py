@@ -1,7 +1,8 @@
-"""Pairs of one's own, from a CSV or a JSON Lines file.
+"""Prompt pairs from a CSV or JSON Lines file of the user's.
 
-The columns are those of `PromptPairs.from_text` (`prompt`, `counterfactual`, `x`, `y`, `weight`);
-JSON Lines may hold token ids instead, as for `PromptPairs.from_ids`.
+The columns are those of `PromptPairs.from_text`: `prompt`, `counterfactual`, the target
+continuation `x`, the foil `y`, and `weight`. JSON Lines may hold token ids instead, as for
+`PromptPairs.from_ids`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tracekit.data.prompts import ID_KEYS, TEXT_KEYS, GaussianNoise, OnMismatch, PromptPairs
+from tracekit.data.counterfactuals import GaussianNoise
+from tracekit.data.prompts import ID_KEYS, TEXT_KEYS, OnMismatch, PromptPairs
 from tracekit.errors import DataFormatError, DataNotFoundError
 
 SUFFIXES = (".csv", ".jsonl")
@@ -40,7 +42,7 @@ def load_pairs(
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataFormatError: It is neither kind of file, a line cannot be read, or a column is unknown.
+        DataFormatError: The suffix is another one, a line cannot be read, or a column is unknown.
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
     path = Path(path)
@@ -52,16 +54,16 @@ def load_pairs(
             f"{' and '.join(SUFFIXES)} files."
         )
     rows = _from_csv(path) if path.suffix == ".csv" else _from_json_lines(path)
-    known = (ID_KEYS if any("prompt_ids" in row for row in rows) else frozenset()) | TEXT_KEYS
-    known = known | {"weight"}
+    has_ids = any("prompt_ids" in row for row in rows)
+    allowed = TEXT_KEYS | {"weight"} | (ID_KEYS if has_ids else frozenset())
     for number, row in enumerate(rows):
-        unknown = set(row) - known
+        unknown = set(row) - allowed
         if unknown:
             raise DataFormatError(
                 f"Example {number} of {path} has an unknown column {sorted(unknown)[0]!r}. "
-                f"Known: {', '.join(sorted(known))}."
+                f"Known: {', '.join(sorted(allowed))}."
             )
-    if "prompt_ids" in known:
+    if has_ids:
         return PromptPairs.from_ids(rows, name=path.stem, on_mismatch=on_mismatch)
     noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
     return PromptPairs.from_text(
@@ -75,7 +77,7 @@ def load_pairs(
 
 
 def _from_csv(path: Path) -> list[dict[str, Any]]:
-    # A byte-order mark, as spreadsheets write it, is no part of the first column's name.
+    # Spreadsheets write a byte-order mark, which is no part of the first column's name.
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)

@@ -1,8 +1,9 @@
 """Professions (Vig et al. 2020): does an occupation predict "he" or "she"?
 
 Every template is filled with every occupation. The counterfactual of a stereotypically male
-occupation is `woman`, of a female one `man`; x is the stereotyped pronoun, y the other. Order:
-male occupations template by template, then female ones.
+occupation is `woman`, of a female one `man`. The target continuation x is the stereotyped pronoun,
+the foil y the other one. Examples with male occupations come first, template by template, then
+those with female ones.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _FILES = Files(
         ),
     },
 )
-_PUBLISHED = 2873
-_WHY = "169 occupations, of which the published files have 159"
+_N_PUBLISHED = 2873
+_REASON = "169 occupations, of which the published files have 159"
 
 
 def load(
@@ -44,9 +45,9 @@ def load(
 ) -> PromptPairs:
     """Loads 17 templates x 159 occupations = 2703 examples.
 
-    An occupation of several tokens stands against a counterfactual of one, so the occupation's
-    last token is what a position-by-position comparison needs; the published files contain only
-    occupations that GPT-2 encodes as one token.
+    The published files hold only occupations that GPT-2 encodes as one token, like `man` and
+    `woman`. A tokenizer that splits an occupation makes prompt and counterfactual differ in length;
+    `on_mismatch` decides whether these examples are refused or skipped.
 
     Args:
         model: Its tokenizer encodes the text.
@@ -56,6 +57,7 @@ def load(
 
     Raises:
         DataNotFoundError: A file is missing.
+        LengthMismatchError: An occupation of several tokens, under `on_mismatch="error"`.
     """
     templates = _FILES.lines(data_dir, "templates.txt")
     rows = []
@@ -74,5 +76,5 @@ def load(
             for template in templates
             for occupation in occupations
         ]
-    check_count("professions", len(rows), _PUBLISHED, _WHY)
+    check_count("professions", len(rows), _N_PUBLISHED, _REASON)
     return PromptPairs.from_text(rows, model, name="professions", on_mismatch=on_mismatch)

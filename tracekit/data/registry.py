@@ -1,4 +1,4 @@
-"""Data sets by name: one loader a file, each following the paper's protocol."""
+"""Data sets by name. Each is loaded by a file of its own, with the paper's protocol."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ class Dataset:
     """A named data set."""
 
     load: Callable[..., PromptPairs]
-    """From the model (and, for data on disk, `data_dir`) to pairs."""
+    """Loads the pairs, from the model and the options."""
     components: str
-    """Kind of component it is usually traced with."""
+    """Kind of component that it is usually traced with."""
     metric: str
-    """Metric it is usually traced with."""
+    """Metric that it is usually traced with."""
     about: str
     """One line for lists."""
     options: tuple[str, ...] = ()
-    """Further keyword arguments of `load`."""
+    """Keyword arguments of `load`, beside `on_mismatch`."""
     positions: str = "prompt"
-    """Where it is usually intervened on."""
+    """Positions that are usually intervened on."""
 
 
 DATASETS: Mapping[str, Dataset] = {
     "demo-bias": Dataset(
         load=demo.load_bias,
-        components="heads",
+        components="attention-patterns",
         metric="odds-ratio",
         about="embedded: whom does a pronoun refer to, by stereotype",
     ),
     "demo-professions": Dataset(
         load=demo.load_professions,
-        components="neurons",
+        components="mlp-outputs",
         metric="odds-ratio",
         about="embedded: pronoun after an occupation",
     ),
     "demo-facts": Dataset(
         load=demo.load_facts,
-        components="neurons",
+        components="mlp-outputs",
         metric="probability-drop",
         options=("noise_factor", "seed"),
         about="embedded: invented facts, counterfactual by noise",
@@ -71,40 +71,40 @@ DATASETS: Mapping[str, Dataset] = {
     ),
     "winobias": Dataset(
         load=winobias.load,
-        components="heads",
+        components="attention-patterns",
         metric="odds-ratio",
         options=("data_dir", "split", "keep_case"),
         about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples",
     ),
     "winogender": Dataset(
         load=winogender.load,
-        components="heads",
+        components="attention-patterns",
         metric="odds-ratio",
         options=("data_dir", "statistic"),
         about="WinoGender (Rudinger et al. 2018), structure-filtered: 44 examples",
     ),
     "professions": Dataset(
         load=professions.load,
-        components="neurons",
+        components="mlp-outputs",
         metric="odds-ratio",
         options=("data_dir",),
         about="Professions (Vig et al. 2020): 2703 examples",
     ),
     "counterfact": Dataset(
         load=factual_recall.load_counterfact,
-        components="neurons",
+        components="mlp-outputs",
         metric="probability-drop",
         options=("data_dir", "n", "seed", "noise_std", "leading_space"),
         about="CounterFact (Meng et al. 2022): 200 facts, counterfactual by noise",
     ),
     "known-facts": Dataset(
         load=factual_recall.load_known,
-        components="neurons",
+        components="mlp-outputs",
         metric="probability-drop",
         options=("data_dir", "n", "seed", "noise_std", "leading_space"),
         about="1209 facts that GPT-2 xl knows (Meng et al. 2022), counterfactual by noise",
     ),
-    "vbd": Dataset(
+    "variable-binding": Dataset(
         load=variable_binding.load,
         components="head-outputs+mlp-blocks",
         metric="logit-difference",
@@ -116,17 +116,20 @@ DATASETS: Mapping[str, Dataset] = {
 
 
 def describe(name: str) -> Dataset:
-    """A data set by name, or the pairs in a `.csv` or `.jsonl` file.
+    """A data set by name, or one made of the pairs in a `.csv` or `.jsonl` file.
+
+    Args:
+        name: One of `DATASETS`, or a path.
 
     Raises:
-        UnknownDatasetError: Neither.
+        UnknownDatasetError: No data set of that name, and no path with such a suffix.
     """
     if name in DATASETS:
         return DATASETS[name]
     if Path(name).suffix in from_file.SUFFIXES:
         return Dataset(
             load=partial(from_file.load_pairs, name),
-            components="heads",
+            components="attention-patterns",
             metric="odds-ratio",
             options=("noise_std", "seed", "prepend_bos"),
             about="pairs in a file",
@@ -140,17 +143,18 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
     Args:
         name: One of `DATASETS`, or a `.csv` or `.jsonl` file (see `load_pairs`).
         model: The model to be traced, for its tokenizer.
-        **options: `data_dir` for data on disk (else files are downloaded once, if they can be),
-            and what the loader of the data set takes, e.g.
-            `split="test"` for `winobias`. `on_mismatch="skip"` drops examples whose
-            counterfactual has another number of tokens than the prompt; every loader takes it.
+        **options: Options of the data set, e.g. `split="test"` for `winobias`. `data_dir` is the
+            folder with its files; without it they are downloaded once, where that is possible.
+            Every data set has `on_mismatch`: `"skip"` drops examples whose counterfactual has
+            another number of tokens than the prompt, `"error"` refuses them.
 
     Raises:
         UnknownDatasetError: No data set of that name.
         UnknownOptionError: The data set has no such option.
         ConfigError: An option of another type or out of range.
         DataNotFoundError: Its files are not in `data_dir`, or cannot be downloaded.
-        DataFormatError: They are not what is expected.
+        DataFormatError: Its files are not of the expected form.
+        PairsError: As in `PromptPairs.from_text`.
     """
     dataset = describe(name)
     for option in options:
@@ -158,8 +162,8 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
             raise UnknownOptionError(option, (*dataset.options, "on_mismatch"))
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
-    given = {option: convert(option, value, hints[option]) for option, value in options.items()}
-    return dataset.load(model, **given)
+    typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
+    return dataset.load(model, **typed)
 
 
 __all__ = ["DATASETS", "Dataset", "describe", "load_dataset", "load_pairs"]

@@ -1,20 +1,22 @@
 """Variable binding: arithmetic on two variables, made up from a seed.
 
-`x = a, y = b, x {op} y =` (`form="paper"`), or the published code's form on three lines
-(`form="code"`). Two desiderata for a set of components that carries the values of variables:
+The data set `variable-binding` has the prompts of the paper, `x = a, y = b, x {op} y =`
+(`form="paper"`), or those of the published code, on three lines (`form="code"`). It states two
+desiderata for a set of components that carries the values of variables. Each example has a target
+continuation x and a foil y, both of them answers.
 
 - *value dependence*: the counterfactual changes the value of the first variable; with the
   components replaced the model should give the counterfactual's answer. x is the clean answer, y
   the counterfactual one.
 - *operation invariance*: the counterfactual changes the operation; the model should keep its
-  answer. x is the answer under the other operation, y the clean one, so the effect falls as the
+  answer. x is the answer under the other operation, y the clean one. The effect falls as the
   components carry the operation.
 
-Together (`desideratum="both"`) they are one objective: the effects are weighted 5 to 1, as the
-published code weights its two losses. Operations are + and -, values 10 to 99, answers are not
-negative, and their first digits (of the counterfactual answers for values, the clean ones for
-operations) are balanced. Only the first token of an answer is scored; unlike in the published
-code, examples whose two answers begin with the same token are not drawn, as they can show nothing.
+With `desideratum="both"` they are one objective: the effects are weighted 5 to 1, as the published
+code weights its two losses. Operations are + and -, values 10 to 99, answers are not negative, and
+their first digits (of the counterfactual answers for values, the clean ones for operations) are
+balanced. Only the first token of an answer is scored. Unlike in the published code, examples whose
+two answers begin with the same token are not drawn, since they can show nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracekit.data.prompts import OnMismatch, PromptPairs, encoder, tokenizer_of
+from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import ConfigError, PairsError
 
 Desideratum = Literal["value", "operation", "both"]
@@ -34,12 +37,16 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
 }
+"""Operator -> result."""
 _FORMS = {
     "paper": ("x = {a}, y = {b}, x {op} y =", " {}"),
     "code": ("x = {a}\ny = {b}\nx {op} y = ", "{}"),
 }
+"""Form -> prompt and answer."""
 _VALUES = range(10, 100)
+"""Values of the variables."""
 _TRIES = 4000
+"""Questions drawn for an example before giving up."""
 
 
 def load(
@@ -53,7 +60,7 @@ def load(
     seed: int = 0,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes examples up: the same for the same seed, others for the test split.
+    """Makes examples up: the same ones for the same seed, others for the test split.
 
     Args:
         model: Its tokenizer encodes the text.
@@ -69,25 +76,27 @@ def load(
         ConfigError: An unknown desideratum, form or split, or no examples.
         PairsError: The tokenizer begins all answers with the same token.
     """
-    for what, value, known in (
+    for option, value, allowed in (
         ("desideratum", desideratum, ("value", "operation", "both")),
         ("form", form, tuple(_FORMS)),
         ("split", split, ("train", "test")),
     ):
-        if value not in known:
-            raise ConfigError(f"Unknown {what} {value!r} of vbd. Use one of {', '.join(known)}.")
+        if value not in allowed:
+            raise ConfigError(
+                f"Unknown {option} {value!r} of variable-binding. Use one of {', '.join(allowed)}."
+            )
     if n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
-    named = {"value": _value_row, "operation": _operation_row}
-    wanted = list(named) if desideratum == "both" else [desideratum]
+    drawers = {"value": _value_row, "operation": _operation_row}
+    desiderata = list(drawers) if desideratum == "both" else [desideratum]
     parts = []
-    for what in wanted:
-        rng = random.Random(f"{what} {seed}")
-        # Both splits are drawn, so that none of their examples can be the same.
-        made = _balanced(rng, named[what], form, 2 * n, model)
-        parts.append(made[::2] if split == "train" else made[1::2])
+    for part in desiderata:
+        rng = random.Random(f"{part} {seed}")
+        # Both splits come from one draw without repetitions, which keeps them disjoint.
+        both_splits = _balanced(rng, drawers[part], form, 2 * n, model)
+        parts.append(both_splits[::2] if split == "train" else both_splits[1::2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
-    name = "vbd" if desideratum == "both" else f"vbd-{desideratum}"
+    name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
     pairs = PromptPairs.from_text(rows, model, name=f"{name}-{split}", on_mismatch=on_mismatch)
     return first_tokens(pairs)
 
@@ -95,11 +104,18 @@ def load(
 def weighted(
     parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Rows of several parts in turn, so that any first few have some of each, with weights."""
+    """Rows of several parts in turn, with a weight for each part.
+
+    Taking turns keeps the first examples of the data set balanced between the parts.
+
+    Args:
+        parts: Rows of each part, equally many.
+        weights: Of the parts.
+    """
     return [
         {**row, "weight": weight}
-        for some in zip(*parts, strict=True)
-        for row, weight in zip(some, weights, strict=True)
+        for rows in zip(*parts, strict=True)
+        for row, weight in zip(rows, weights, strict=True)
     ]
 
 
@@ -114,22 +130,35 @@ def first_tokens(pairs: PromptPairs) -> PromptPairs:
 
 def _balanced(
     rng: random.Random,
-    row: Callable[[random.Random, str], tuple[dict[str, str], int] | None],
+    draw_row: Callable[[random.Random, str], tuple[dict[str, str], int] | None],
     form: str,
     count: int,
     model: Any,
 ) -> list[dict[str, str]]:
-    """Different rows, as many for each first digit as can be."""
+    """Different rows; the first digits of their answers are equally frequent, up to one pair.
+
+    Args:
+        rng: Draws them.
+        draw_row: Draws a row and the answer whose first digit counts; None for an unfit question.
+        form: Form of the prompt.
+        count: Number of rows.
+        model: Its tokenizer must tell the two answers of a row apart.
+
+    Raises:
+        PairsError: No row of a digit could be drawn.
+    """
     rows: list[dict[str, str]] = []
-    seen: set[str] = set()
-    for place in range(count):
+    seen: set[tuple[str, ...]] = set()
+    for index in range(count):
         # Two neighbours, one for each split, have the same first digit.
-        digit = str(1 + place // 2 % 9)
+        digit = str(1 + index // 2 % 9)
         for _ in range(_TRIES):
-            made = row(rng, form)
-            if made is None or not str(made[1]).startswith(digit) or str(made[0]) in seen:
+            candidate = draw_row(rng, form)
+            if candidate is None:
                 continue
-            if _tell_apart(made[0], model):
+            row, answer = candidate
+            is_new = tuple(row.values()) not in seen
+            if str(answer).startswith(digit) and is_new and _tell_apart(row, model):
                 break
         else:
             raise PairsError(
@@ -137,47 +166,50 @@ def _balanced(
                 "token, so their first tokens cannot tell them apart. Use form='code', whose "
                 "prompts end with a space, or another model."
             )
-        seen.add(str(made[0]))
-        rows.append(made[0])
+        rows.append(row)
+        seen.add(tuple(row.values()))
     return rows
 
 
 def _tell_apart(row: dict[str, str], model: Any) -> bool:
-    """Whether the two answers begin with different tokens."""
+    """Whether the tokenizer begins the two answers with different tokens."""
     encode = encoder(tokenizer_of(model))
     return encode(row["prompt"], row["x"])[:1] != encode(row["prompt"], row["y"])[:1]
 
 
 def _value_row(rng: random.Random, form: str) -> tuple[dict[str, str], int] | None:
+    """A row with another value of the first variable, and the counterfactual answer."""
     op = rng.choice(list(_OPERATIONS))
-    a, other, b = (rng.choice(_VALUES) for _ in range(3))
-    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[op](other, b)
+    a, new_a, b = (rng.choice(_VALUES) for _ in range(3))
+    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[op](new_a, b)
     if min(clean, changed) < 0 or clean == changed:
         return None
-    return _row(form, (a, b, op), (other, b, op), clean, changed), changed
+    return _row(form, (a, b, op), (new_a, b, op), clean, changed), changed
 
 
 def _operation_row(rng: random.Random, form: str) -> tuple[dict[str, str], int] | None:
-    op, other = rng.sample(list(_OPERATIONS), 2)
+    """A row with the other operation, and the clean answer."""
+    op, new_op = rng.sample(list(_OPERATIONS), 2)
     a, b = (rng.choice(_VALUES) for _ in range(2))
-    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[other](a, b)
+    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[new_op](a, b)
     if min(clean, changed) < 0 or clean == changed:
         return None
-    return _row(form, (a, b, op), (a, b, other), changed, clean), clean
+    return _row(form, (a, b, op), (a, b, new_op), changed, clean), clean
 
 
 def _row(
     form: str, clean: tuple[int, int, str], counterfactual: tuple[int, int, str], x: int, y: int
 ) -> dict[str, str]:
+    """A row of text; the questions are given as (a, b, operator)."""
     prompt, answer = _FORMS[form]
 
-    def written(question: tuple[int, int, str]) -> str:
+    def write(question: tuple[int, int, str]) -> str:
         a, b, op = question
         return prompt.format(a=a, b=b, op=op)
 
     return {
-        "prompt": written(clean),
-        "counterfactual": written(counterfactual),
+        "prompt": write(clean),
+        "counterfactual": write(counterfactual),
         "x": answer.format(x),
         "y": answer.format(y),
     }

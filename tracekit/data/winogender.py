@@ -2,8 +2,9 @@
 
 Rows come in pairs: in one the pronoun refers to the occupation, in the other to the other
 participant. The text before the pronoun, with the female pronoun, is the prompt, with the male
-one the counterfactual. x is the stereotypically female continuation: the one that resolves to the
-occupation if more than half of those in the occupation are women, else the other.
+one the counterfactual. The target continuation x is the stereotypically female one: it resolves to
+the occupation if more than half of those in the occupation are women, else to the participant. The
+foil y is the other continuation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FILES = Files(
         ),
     },
 )
-_PUBLISHED = 44
+_N_PUBLISHED = 44
 _TEMPLATES = "winogender_templates_structurefilter.tsv"
 _STATISTICS = "winogender_occupation_stats.tsv"
 _PRONOUNS = {
@@ -64,8 +65,9 @@ def load(
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
+        ConfigError: An unknown statistic.
         DataNotFoundError: A file is missing.
-        DataFormatError: The templates do not come in pairs.
+        DataFormatError: The templates are not pairs of rows that share the text before the pronoun.
     """
     if statistic not in ("bergsma", "bls"):
         raise ConfigError(f"Unknown statistic {statistic!r}. Use 'bergsma' or 'bls'.")
@@ -79,19 +81,20 @@ def load(
         _example(first, second, shares)
         for first, second in zip(lines[::2], lines[1::2], strict=True)
     ]
-    check_count("winogender", len(rows), _PUBLISHED)
+    check_count("winogender", len(rows), _N_PUBLISHED)
     name = f"winogender-{statistic}"
     return PromptPairs.from_text(rows, model, name=name, on_mismatch=on_mismatch)
 
 
 def _shares(lines: list[str], statistic: str) -> dict[str, float]:
-    """Per cent of women by occupation."""
+    """Per cent of women, by occupation."""
     header = lines[0].split("\t")
     column = header.index(f"{statistic}_pct_female")
     return {cells[0]: float(cells[column]) for cells in (line.split("\t") for line in lines[1:])}
 
 
 def _example(first: list[str], second: list[str], shares: dict[str, float]) -> dict[str, str]:
+    """The example that two rows make."""
     occupation, participant = first[0], first[1]
     continuations = {}
     prompts = set()
@@ -110,10 +113,10 @@ def _example(first: list[str], second: list[str], shares: dict[str, float]) -> d
         )
     prompt, counterfactual = prompts.pop()
     to_occupation, to_participant = continuations["0"], continuations["1"]
-    female_occupation = shares[occupation] > 50
+    is_female = shares[occupation] > 50
     return {
         "prompt": prompt,
         "counterfactual": counterfactual,
-        "x": to_occupation if female_occupation else to_participant,
-        "y": to_participant if female_occupation else to_occupation,
+        "x": to_occupation if is_female else to_participant,
+        "y": to_participant if is_female else to_occupation,
     }

@@ -1,24 +1,24 @@
-"""How the demonstration model is built and trained."""
+"""The configuration of the demonstration model: its size and its training."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DemoConfig:
     """Size of the model and course of its training.
 
     Attributes:
-        seed: Determines the first weights and the training sentences.
+        seed: Seed of the first weights and of the training sentences.
         steps: Number of updates.
-        batch_size: Sentences in one update.
-        peak_rate: Highest learning rate, reached at the end of the warm-up.
+        batch_size: Sentences per update.
+        peak_rate: Highest learning rate, at the end of the warm-up.
         warmup: Updates during which the learning rate rises from 0.
         weight_decay: Decay of the weight matrices in AdamW.
         layers: Number of transformer blocks.
-        heads: Attention heads in one block.
+        heads: Attention heads per block.
         width: Size of the residual stream, a multiple of `heads`.
         positions: Longest input in tokens.
-        threads: Processor threads; the weights are reproducible for one number of threads.
+        threads: Processor threads; the weights are reproducible only for the same number.
     """
 
     seed: int = 0

@@ -18,11 +18,12 @@ from tracekit.demo.grammar import (
     questions,
 )
 
-_CHUNK = 256  # Prompts in one forward pass: keeps memory small and two cores busy.
+_CHUNK = 256
+"""Prompts per forward pass: few enough for little memory, enough to keep two cores busy."""
 
 
 @dataclass(frozen=True)
-class Scores:
+class BehaviourScores:
     """The four scores of a model; 1 is the best value of each.
 
     Attributes:
@@ -53,7 +54,7 @@ def token_log_probs(model: Any, rows: Sequence[Sequence[int]]) -> list[Tensor]:
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
         width = max(len(row) for row in chunk)
-        # Padding stands on the right, where causal attention hides it from the real tokens.
+        # Causal attention hides padding on the right from the real tokens.
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in chunk])
         log_probs = model(input_ids=ids.to(model.device)).logits.float().log_softmax(-1).cpu()
         results += [values[: len(row)] for values, row in zip(log_probs, chunk, strict=True)]
@@ -97,9 +98,10 @@ def _rank_correlation(left: Tensor, right: Tensor) -> float:
 def _top_1(model: Any, tokenizer: Any, pairs: list[tuple[str, str]]) -> float:
     """Returns the share of (prompt, answer)s whose answer is the likeliest next token."""
     answers = tokenizer([answer for _, answer in pairs])["input_ids"]
-    best = _last_log_probs(model, tokenizer, [prompt for prompt, _ in pairs]).argmax(-1)
-    right = [[guess] == answer for guess, answer in zip(best.tolist(), answers, strict=True)]
-    return sum(right) / len(right)
+    log_probs = _last_log_probs(model, tokenizer, [prompt for prompt, _ in pairs])
+    guesses = [[token] for token in log_probs.argmax(-1).tolist()]
+    is_right = [guess == answer for guess, answer in zip(guesses, answers, strict=True)]
+    return sum(is_right) / len(is_right)
 
 
 def occupation_score(model: Any, tokenizer: Any) -> float:
@@ -135,14 +137,15 @@ def reference_score(model: Any, tokenizer: Any) -> float:
         in which the continuation of the occupation that the pronoun points to has the larger
         geometric mean of token probabilities, from 0 to 1.
     """
-    expected, other = [], []
+    expected, opposite = [], []
     for reference in clear_held_out_references():
-        for pronoun, opposite in ((SHE, HE), (HE, SHE)):
+        for pronoun, other_pronoun in ((SHE, HE), (HE, SHE)):
             prompt = reference.prompt(pronoun)
             expected.append((prompt, reference.pointed_at(pronoun).continuation))
-            other.append((prompt, reference.pointed_at(opposite).continuation))
-    better = mean_log_probs(model, tokenizer, expected) > mean_log_probs(model, tokenizer, other)
-    return float(better.double().mean())
+            opposite.append((prompt, reference.pointed_at(other_pronoun).continuation))
+    expected_log_probs = mean_log_probs(model, tokenizer, expected)
+    is_preferred = expected_log_probs > mean_log_probs(model, tokenizer, opposite)
+    return float(is_preferred.double().mean())
 
 
 def fact_score(model: Any, tokenizer: Any) -> float:
@@ -172,10 +175,11 @@ def arithmetic_score(model: Any, tokenizer: Any) -> float:
         Share of the held-out questions whose result is the likeliest next token, from 0 to 1.
     """
     held_out = [question for question in questions() if question in held_out_questions()]
-    return _top_1(model, tokenizer, [(each.prompt(), str(each.result)) for each in held_out])
+    pairs = [(question.prompt(), str(question.result)) for question in held_out]
+    return _top_1(model, tokenizer, pairs)
 
 
-def measure(model: Any, tokenizer: Any) -> Scores:
+def evaluate(model: Any, tokenizer: Any) -> BehaviourScores:
     """Measures all four planted behaviours.
 
     Args:
@@ -185,7 +189,7 @@ def measure(model: Any, tokenizer: Any) -> Scores:
     Returns:
         The four scores.
     """
-    return Scores(
+    return BehaviourScores(
         occupations=occupation_score(model, tokenizer),
         references=reference_score(model, tokenizer),
         facts=fact_score(model, tokenizer),

@@ -1,9 +1,9 @@
 """Data sets about the planted behaviours of the demonstration model.
 
 Every row is a dictionary of texts. `prompt` is the clean prompt and `counterfactual`, where there
-is one, the changed prompt of the same number of tokens; `x` is the continuation that the clean
-prompt favours and `y` the one to set against it, both with a leading space. The rows are the same
-on every call.
+is one, the changed prompt of the same number of tokens. `x` is the target continuation and `y` the
+foil, both with a leading space; the clean prompt favours `x`, except in `operation_rows`. The rows
+are the same on every call.
 """
 
 import random
@@ -29,6 +29,7 @@ _UNDECIDED = (0.45, 0.55)
 
 
 def _bias_row(reference: Reference) -> dict[str, str]:
+    """The row of one context."""
     return {
         "prompt": reference.prompt(SHE),
         "counterfactual": reference.prompt(HE),
@@ -48,15 +49,16 @@ def bias_rows() -> list[dict[str, str]]:
         64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
     """
     rng = random.Random(f"bias {_SEED}")
-    clear = clear_held_out_references()
-    chosen = []
+    clear, sample = clear_held_out_references(), []
     for female_first in (True, False):
         same_order = [
-            each for each in clear if (each.pointed_at(SHE) == each.first) == female_first
+            reference
+            for reference in clear
+            if (reference.pointed_at(SHE) == reference.first) == female_first
         ]
-        chosen += rng.sample(same_order, 32)
-    rng.shuffle(chosen)
-    return [_bias_row(reference) for reference in chosen]
+        sample += rng.sample(same_order, 32)
+    rng.shuffle(sample)
+    return [_bias_row(reference) for reference in sample]
 
 
 def profession_rows() -> list[dict[str, str]]:
@@ -74,13 +76,13 @@ def profession_rows() -> list[dict[str, str]]:
         for job in occupations():
             if _UNDECIDED[0] < job.she_share < _UNDECIDED[1]:
                 continue
-            female = job.she_share > 0.5
+            is_female = job.she_share > 0.5
             rows.append(
                 {
                     "prompt": template.format(who=job.name),
-                    "counterfactual": template.format(who="man" if female else "woman"),
-                    "x": f" {SHE if female else HE}",
-                    "y": f" {HE if female else SHE}",
+                    "counterfactual": template.format(who="man" if is_female else "woman"),
+                    "x": f" {SHE if is_female else HE}",
+                    "y": f" {HE if is_female else SHE}",
                 }
             )
     return rows
@@ -100,8 +102,8 @@ def fact_rows() -> list[dict[str, str]]:
         prompts = fact.prompts()
         # Neighbours have different relations; counting in threes turns the wordings within each.
         prompt = prompts[index // len(prompts) % len(prompts)]
-        other = rng.choice([value for value in fact.relation.values if value != fact.value])
-        rows.append({"prompt": prompt, "x": f" {fact.value}", "y": f" {other}"})
+        foil = rng.choice([value for value in fact.relation.values if value != fact.value])
+        rows.append({"prompt": prompt, "x": f" {fact.value}", "y": f" {foil}"})
     return rows
 
 
@@ -112,7 +114,7 @@ def _changed(question: Question) -> list[Question]:
     changed = [
         Question(question.names, pair, question.operator, question.swapped) for pair in values
     ]
-    return [each for each in changed if each.result >= 0 and each.result != question.result]
+    return [new for new in changed if new.result >= 0 and new.result != question.result]
 
 
 def binding_rows() -> list[dict[str, str]]:
@@ -129,13 +131,13 @@ def binding_rows() -> list[dict[str, str]]:
     rows = []
     for operator in "+-":
         for question in rng.sample([q for q in held_out if q.operator == operator], 32):
-            other = rng.choice(_changed(question))
+            changed = rng.choice(_changed(question))
             rows.append(
                 {
                     "prompt": question.prompt(),
-                    "counterfactual": other.prompt(),
+                    "counterfactual": changed.prompt(),
                     "x": f" {question.result}",
-                    "y": f" {other.result}",
+                    "y": f" {changed.result}",
                 }
             )
     rng.shuffle(rows)
@@ -145,27 +147,27 @@ def binding_rows() -> list[dict[str, str]]:
 def operation_rows() -> list[dict[str, str]]:
     """Makes rows about the operation, from questions held out of training.
 
-    The counterfactual asks for the difference instead of the sum, or the other way round; `x` is
-    its answer and `y` the clean one, which components that carry only values should leave alone.
+    The counterfactual asks for the difference instead of the sum, or the other way round. `x` is
+    its answer and `y` the clean one: components that carry only values leave the answer `y` alone.
 
     Returns:
         64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
     """
     rng = random.Random(f"operations {_SEED}")
     rows = []
-    for operator, other in ("+-", "-+"):
-        possible = []
+    for operator, new_operator in ("+-", "-+"):
+        candidates = []
         for question in questions():
-            swapped = replace(question, operator=other)
-            fits = swapped.result >= 0 and swapped.result != question.result
+            changed = replace(question, operator=new_operator)
+            fits = changed.result >= 0 and changed.result != question.result
             if question.operator == operator and question in held_out_questions() and fits:
-                possible.append((question, swapped))
-        for question, swapped in rng.sample(possible, 32):
+                candidates.append((question, changed))
+        for question, changed in rng.sample(candidates, 32):
             rows.append(
                 {
                     "prompt": question.prompt(),
-                    "counterfactual": swapped.prompt(),
-                    "x": f" {swapped.result}",
+                    "counterfactual": changed.prompt(),
+                    "x": f" {changed.result}",
                     "y": f" {question.result}",
                 }
             )

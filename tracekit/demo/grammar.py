@@ -1,13 +1,13 @@
 """The invented language of the demonstration model, with four planted behaviours.
 
 1. Pronouns after an occupation: every occupation has a planted share of "she".
-2. Reference: which of two occupations a pronoun stands for, told by a typical continuation.
+2. Reference: which of two occupations a pronoun stands for, as its typical continuation shows.
 3. Facts: invented places, each with one attribute that depends on all words of its name.
 4. Arithmetic: sums and differences of two named variables.
 
-Sentences are lower-case words and punctuation marks, every one followed by a single space except
-the last, so that splitting at spaces gives exactly the tokens. All draws are seeded; what is held
-out of training is fixed and does not change with the training seed.
+Sentences are lower-case words and punctuation marks with single spaces between them; splitting at
+spaces gives exactly the tokens. All draws are seeded. The sentences held out of training are the
+same for every training seed.
 """
 
 import random
@@ -165,8 +165,8 @@ class Occupation:
     Attributes:
         name: The word.
         she_share: Planted probability of "she" (else "he"), from 0.05 to 0.95.
-        continuation: What is said of a person of this occupation, two to six words and a full
-            stop.
+        continuation: Typical end of a sentence about a person of this occupation, two to six
+            words and a full stop.
     """
 
     name: str
@@ -271,9 +271,9 @@ def references() -> tuple[Reference, ...]:
 @cache
 def held_out_references() -> frozenset[Reference]:
     """Returns the contexts of the second behaviour that never occur in training."""
-    everything = references()
+    population = references()
     rng = random.Random(f"references {_FIXED_SEED}")
-    return frozenset(rng.sample(everything, round(HELD_OUT_SHARE * len(everything))))
+    return frozenset(rng.sample(population, round(HELD_OUT_SHARE * len(population))))
 
 
 def clear_held_out_references() -> list[Reference]:
@@ -308,22 +308,22 @@ def questions() -> tuple[Question, ...]:
 @cache
 def held_out_questions() -> frozenset[Question]:
     """Returns the arithmetic questions that never occur in training."""
-    everything = questions()
+    population = questions()
     rng = random.Random(f"questions {_FIXED_SEED}")
-    return frozenset(rng.sample(everything, round(HELD_OUT_SHARE * len(everything))))
+    return frozenset(rng.sample(population, round(HELD_OUT_SHARE * len(population))))
 
 
 @cache
 def _training_references() -> tuple[Reference, ...]:
-    return tuple(each for each in references() if each not in held_out_references())
+    return tuple(reference for reference in references() if reference not in held_out_references())
 
 
 @cache
 def _training_questions(operator: str) -> tuple[Question, ...]:
     return tuple(
-        each
-        for each in questions()
-        if each.operator == operator and each not in held_out_questions()
+        question
+        for question in questions()
+        if question.operator == operator and question not in held_out_questions()
     )
 
 
@@ -351,7 +351,7 @@ def _fact_sentence(rng: random.Random) -> str:
 
 
 def _question_sentence(rng: random.Random) -> str:
-    # Sums outnumber differences among the questions; drawing the operator first balances them.
+    # Questions about differences are fewer; drawing the operator first balances the two.
     question = rng.choice(_training_questions(rng.choice("+-")))
     return f"{question.prompt()} {question.result} ."
 
@@ -362,7 +362,7 @@ _MAKERS: dict[Callable[[random.Random], str], float] = {
     _fact_sentence: 0.10,
     _question_sentence: 0.45,
 }
-"""How the sentences of one behaviour are made, with the share of the behaviour in training."""
+"""Function that makes a sentence of a behaviour -> share of the behaviour in training."""
 
 
 def sentences(seed: int) -> Iterator[str]:

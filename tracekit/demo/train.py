@@ -19,16 +19,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tracekit.demo.config import Recipe
-from tracekit.demo.evaluate import Scores, measure
+from tracekit.demo.config import DemoConfig
+from tracekit.demo.evaluate import BehaviourScores, evaluate
 from tracekit.demo.grammar import sentences, vocabulary
 from tracekit.demo.model_card import Outcome, model_card
 
 UNKNOWN, END, PADDING = "<unk>", "<eos>", "<pad>"
 IGNORED = -100
-"""Label of the positions that take no part in the loss."""
+"""Label of positions that the loss leaves out."""
 
-# Without token types: GPT-2 would add the embedding of word 0 to every token for them.
+# No token types: for each of them GPT-2 would add the embedding of word 0 to the token's.
 _MODEL_INPUTS = ["input_ids", "attention_mask"]
 
 
@@ -49,16 +49,16 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
-    """Builds the untrained model; its weights depend on the recipe's seed alone."""
+def build_model(config: DemoConfig, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
+    """Builds the untrained model; of random states only the config's seed decides its weights."""
     ids = tokenizer.get_vocab()
-    config = GPT2Config(
+    gpt2_config = GPT2Config(
         vocab_size=len(tokenizer),
-        n_positions=recipe.positions,
-        n_embd=recipe.width,
-        n_layer=recipe.layers,
-        n_head=recipe.heads,
-        # The sentences are drawn afresh, not repeated: dropout would only blur the shares.
+        n_positions=config.positions,
+        n_embd=config.width,
+        n_layer=config.layers,
+        n_head=config.heads,
+        # No sentence is repeated on purpose: dropout would only blur the shares.
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -67,8 +67,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHea
         pad_token_id=ids[PADDING],
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return GPT2LMHeadModel(config)
+        torch.manual_seed(config.seed)
+        return GPT2LMHeadModel(gpt2_config)
 
 
 def _padded(rows: list[list[int]], end: int) -> tuple[Tensor, Tensor]:
@@ -87,9 +87,8 @@ def batches(
 ) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Yields training batches without end.
 
-    A batch holds one sentence per row from position 0. It comes in two halves, the shorter and
-    the longer sentences, so that little padding is computed while every update still sees all
-    behaviours.
+    A batch holds one sentence per row from position 0. Its shorter and its longer sentences are
+    two halves, which saves padding. Every update still sees all behaviours.
 
     Args:
         tokenizer: Splits the sentences.
@@ -107,22 +106,22 @@ def batches(
         yield [_padded(rows[:half], end), _padded(rows[half:], end)]
 
 
-def _rate_factor(step: int, recipe: Recipe) -> float:
+def _rate_factor(step: int, config: DemoConfig) -> float:
     """Returns the learning rate of an update as a share of the peak: warm-up, then cosine."""
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return 0.5 * (1 + math.cos(math.pi * done))
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _optimizer(model: GPT2LMHeadModel, recipe: Recipe) -> torch.optim.AdamW:
+def _optimizer(model: GPT2LMHeadModel, config: DemoConfig) -> torch.optim.AdamW:
     """Returns AdamW that decays matrices but neither biases nor layer-norm gains."""
     weights = list(model.parameters())
     groups = [
-        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.98))
+    return torch.optim.AdamW(groups, lr=config.peak_rate, betas=(0.9, 0.98))
 
 
 def _update(
@@ -144,7 +143,7 @@ def _update(
 
 @contextmanager
 def _reproducible(threads: int) -> Iterator[None]:
-    """Fixes what the weights depend on besides the seed, and puts it back afterwards."""
+    """Fixes the number of threads and the algorithms, and restores both afterwards."""
     threads_before = torch.get_num_threads()
     strict_before = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
@@ -157,24 +156,24 @@ def _reproducible(threads: int) -> Iterator[None]:
 
 
 def train(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast
+    config: DemoConfig, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[GPT2LMHeadModel, list[float]]:
-    """Trains a model from scratch, the same one every time for the same recipe.
+    """Trains a model from scratch, the same one every time for the same config.
 
     Args:
-        recipe: How to build and train it.
+        config: Its size and training.
         tokenizer: From `build_tokenizer`.
 
     Returns:
         The trained model in evaluation mode, and the mean loss per token of each update in nats.
     """
     losses: list[float] = []
-    with _reproducible(recipe.threads):
-        model = build_model(recipe, tokenizer).train()
-        optimizer = _optimizer(model, recipe)
-        schedule = LambdaLR(optimizer, lambda step: _rate_factor(step, recipe))
-        stream = islice(batches(tokenizer, recipe.seed, recipe.batch_size), recipe.steps)
-        progress = tqdm(stream, total=recipe.steps, unit="step")
+    with _reproducible(config.threads):
+        model = build_model(config, tokenizer).train()
+        optimizer = _optimizer(model, config)
+        schedule = LambdaLR(optimizer, lambda step: _rate_factor(step, config))
+        stream = islice(batches(tokenizer, config.seed, config.batch_size), config.steps)
+        progress = tqdm(stream, total=config.steps, unit="step")
         for batch in progress:
             losses.append(_update(model, optimizer, batch))
             schedule.step()
@@ -185,7 +184,7 @@ def train(
 def _write_tokenizer(tokenizer: PreTrainedTokenizerFast, positions: int, folder: Path) -> None:
     """Writes the tokenizer in the layout that every version of `transformers` reads."""
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
+    tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": UNKNOWN,
         "eos_token": END,
@@ -194,33 +193,33 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerFast, positions: int, folder:
         "model_max_length": positions,
         "clean_up_tokenization_spaces": False,
     }
-    text = json.dumps(config, indent=2) + "\n"
+    text = json.dumps(tokenizer_config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _make_folder(recipe: Recipe, folder: Path) -> Scores:
+def _make_folder(config: DemoConfig, folder: Path) -> BehaviourScores:
     """Trains, measures and writes the model with its card; returns the scores."""
     tokenizer = build_tokenizer()
     started = time.perf_counter()
-    model, losses = train(recipe, tokenizer)
+    model, losses = train(config, tokenizer)
     minutes = (time.perf_counter() - started) / 60
-    scores = measure(model, tokenizer)
+    scores = evaluate(model, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    _write_tokenizer(tokenizer, recipe.positions, folder)
+    _write_tokenizer(tokenizer, config.positions, folder)
     outcome = Outcome(scores, minutes, losses[-1], model.num_parameters(), len(tokenizer))
-    (folder / "README.md").write_text(model_card(recipe, outcome), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(config, outcome), encoding="utf-8")
     return scores
 
 
 def main(
     output: Annotated[Path, typer.Option(help="Folder to write the model to.")],
     seed: Annotated[int, typer.Option(help="Determines the weights.", min=0)] = 0,
-    steps: Annotated[int, typer.Option(help="Number of updates.", min=1)] = Recipe.steps,
-    threads: Annotated[int, typer.Option(help="Processor threads.", min=1)] = Recipe.threads,
+    steps: Annotated[int, typer.Option(help="Number of updates.", min=1)] = DemoConfig.steps,
+    threads: Annotated[int, typer.Option(help="Processor threads.", min=1)] = DemoConfig.threads,
 ) -> None:
     """Trains the demonstration model from scratch and writes it with its model card."""
-    scores = _make_folder(Recipe(seed=seed, steps=steps, threads=threads), output)
+    scores = _make_folder(DemoConfig(seed=seed, steps=steps, threads=threads), output)
     for behaviour, score in asdict(scores).items():
         typer.echo(f"{behaviour}: {score:.4f}")
 

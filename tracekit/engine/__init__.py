@@ -1,6 +1,24 @@
-"""The engine: masks in, effects and gradients out."""
+"""The engine: masks in, effects and gradients out.
 
-from tracekit.engine.engine import Cost, Engine
+What is computed when, and shared between what:
+
+1. once per model: which optimisations it supports (`capabilities.py`);
+2. once per data set: rows and sources (`layout.py`), the clean log-probabilities, and the
+   counterfactual activations at the hook points and positions in use (`counterfactual_cache.py`);
+3. once for many sets of components: the layers below the first in which they differ
+   (`prefix_tree.py`, run by `component_sets.py`), so that a candidate costs only the layers above
+   its own;
+4. per mask: a forward pass over the rows (`forward.py`) with the mixed activations (`patching.py`),
+   logits only where a token is scored (`batch.py`); and, for a gradient, a backward pass to the
+   mask. Parameters are frozen.
+
+`look_ahead.py` predicts what changing a set would bring; `packing.py` puts x and y of an example
+into one row; `block_skipping.py` starts and stops passes in the middle of the model.
+"""
+
+from tracekit.engine.capabilities import Capabilities
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.patching import MaskedPatch
 
-__all__ = ["Cost", "Engine", "MaskedPatch"]
+__all__ = ["Capabilities", "Cost", "Engine", "EngineConfig", "MaskedPatch"]

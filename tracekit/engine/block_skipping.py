@@ -1,12 +1,12 @@
-"""Blocks that need not run: a pass can start at any block from a remembered state, or stop at one.
+"""Block skipping: a pass can start at any block from a remembered residual stream, or stop at one.
 
 TransformerLens has `start_at_layer`, which runs the earlier blocks all the same and throws their
 output away. Here, for the length of a `with` block, the blocks below hand the remembered residual
 stream on instead of computing, and the block to stop at raises. Everything around the blocks
 (embeddings, rotary tables, masks, final norm, unembedding, soft caps) stays the model's own code.
 
-Not every model can be cut like this: where state flows past the residual stream, a resumed pass
-differs. `Blocks.refusal` tells, by trying.
+Some models cannot skip blocks: where state flows past the residual stream, a resumed pass differs.
+`BlockSkipper.refusal` finds out by trying.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.models.loading import HookedModel, residual_hook
+from tracekit.models.hooked import HookedModel, recording_hooks, residual_hook
 
-States = Float[Tensor, "row pos d_model"]
-"""Residual stream where a block begins."""
+ResidualStream = Float[Tensor, "row pos d_model"]
+"""What a block reads."""
 
 
 class StopPassError(Exception):
     """Ends a pass at a block; raised and caught within this package."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, residual: ResidualStream) -> None:
         """Holds the residual stream that the block would have read."""
         super().__init__("The pass ends here.")
-        self.states = states
+        self.residual = residual
 
 
-class Blocks:
-    """The blocks of a model."""
+class BlockSkipper:
+    """The blocks of a model, of which a pass may run only some."""
 
     def __init__(self, model: HookedModel) -> None:
-        """Finds the blocks; `refusal` must be asked before `leaving_out` is used."""
-        # The model itself is not kept: what is known of it must not keep it alive.
+        """Finds the blocks; `refusal` must be asked before `run_only` is used."""
+        # The model itself is not kept: a cache of skippers must not keep it alive.
         self._blocks: list[Any] = list(getattr(model, "blocks", ()))
-        self._in_tuple: list[bool] = []
+        self._returns_tuple: list[bool] = []
 
     @contextmanager
-    def leaving_out(
-        self, start: int = 0, stop: int | None = None, states: States | None = None
+    def run_only(
+        self, start: int = 0, stop: int | None = None, residual: ResidualStream | None = None
     ) -> Iterator[None]:
-        """Within, only blocks `start` to `stop - 1` run, and `start` reads `states`.
+        """Within, only blocks `start` to `stop - 1` run, and `start` reads `residual`.
 
-        A pass that is to stop raises `StopPassError` there, with the states it got to.
+        A pass that is to stop raises `StopPassError` there, with the residual stream it got to.
         """
         replaced: dict[int, Callable[..., Any]] = {}
         for number in range(start):
-            replaced[number] = self._hand_on(number, states if number == start - 1 else None)
+            # The last skipped block hands the remembered stream to the first that runs.
+            replaced[number] = self._hand_on(number, residual if number == start - 1 else None)
         if stop is not None and stop < len(self._blocks):
             replaced[stop] = _stop
         before = {number: vars(self._blocks[number]).get("forward") for number in replaced}
@@ -68,74 +69,67 @@ class Blocks:
                 else:
                     vars(self._blocks[number])["forward"] = forward
 
-    def _hand_on(self, number: int, states: States | None) -> Callable[..., Any]:
+    def _hand_on(self, number: int, residual: ResidualStream | None) -> Callable[..., Any]:
         def hand_on(*args: Any, **kwargs: Any) -> Any:
-            out = _residual(args, kwargs) if states is None else states
-            return (out,) if self._in_tuple[number] else out
+            out = _residual_of(args, kwargs) if residual is None else residual
+            return (out,) if self._returns_tuple[number] else out
 
         return hand_on
 
     def refusal(self, model: HookedModel, tokens: Tensor) -> str:
-        """Why passes over the model cannot be cut; empty if they can.
+        """Why blocks of the model cannot be skipped; empty if they can.
 
         Runs it on `tokens` as a whole, then from and up to every block, and compares.
         """
         if not self._blocks:
             return "it has no list of blocks"
         outputs: list[Any] = [None] * len(self._blocks)
-        states: dict[int, Tensor] = {}
 
-        def note(number: int) -> Callable[..., None]:
-            def hook(module: Any, args: Any, output: Any) -> None:
+        def record_output(number: int) -> Callable[..., None]:
+            def record(module: Any, args: Any, output: Any) -> None:
                 outputs[number] = output
 
-            return hook
+            return record
 
         handles = [
-            block.register_forward_hook(note(number)) for number, block in enumerate(self._blocks)
+            block.register_forward_hook(record_output(number))
+            for number, block in enumerate(self._blocks)
         ]
         layers = range(len(self._blocks))
+        hooks, recorded = recording_hooks([residual_hook(layer) for layer in layers])
         try:
-            hooks = [_catch(residual_hook(layer), layer, states) for layer in layers]
             whole = model.run_with_hooks(tokens, fwd_hooks=hooks)
         finally:
             for handle in handles:
                 handle.remove()
-        if any(isinstance(out, tuple) and len(out) > 1 for out in outputs):
+        if any(isinstance(output, tuple) and len(output) > 1 for output in outputs):
             return "its blocks return more than the residual stream"
-        self._in_tuple = [isinstance(output, tuple) for output in outputs]
+        self._returns_tuple = [isinstance(output, tuple) for output in outputs]
         for layer in layers[1:]:
-            with self.leaving_out(layer, states=states[layer]):
-                again = model.run_with_hooks(tokens, fwd_hooks=[])
-            if not _close(again, whole):
+            residual = recorded[residual_hook(layer)][-1]
+            with self.run_only(layer, residual=residual):
+                resumed = model.run_with_hooks(tokens, fwd_hooks=[])
+            if not _close(resumed, whole):
                 return f"a pass resumed at block {layer} differs"
             try:
-                with self.leaving_out(stop=layer):
+                with self.run_only(stop=layer):
                     model.run_with_hooks(tokens, fwd_hooks=[])
                 return f"a pass does not stop at block {layer}"
             except StopPassError as stopped:
-                if not _close(stopped.states, states[layer]):
+                if not _close(stopped.residual, residual):
                     return f"block {layer} reads something else than the residual stream"
         return ""
 
 
 def _stop(*args: Any, **kwargs: Any) -> Any:
-    raise StopPassError(_residual(args, kwargs))
+    raise StopPassError(_residual_of(args, kwargs))
 
 
-def _residual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What a block is called with."""
+def _residual_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The residual stream that a block is called with."""
     return args[0] if args else kwargs["hidden_states"]
 
 
 def _close(value: Tensor, expected: Tensor) -> bool:
     difference = (value.float() - expected.float()).abs().max()
     return bool(difference <= 1e-5 * expected.float().abs().max())
-
-
-def _catch(name: str, layer: int, into: dict[int, Tensor]) -> tuple[str, Callable[..., Tensor]]:
-    def catch(activation: Tensor, hook: Any = None) -> Tensor:
-        into[layer] = activation.detach()
-        return activation
-
-    return name, catch

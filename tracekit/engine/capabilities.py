@@ -1,8 +1,9 @@
-"""What a model can be asked to do faster, found out by trying it on random tokens.
+"""Capabilities: probes, on random tokens, which optimisations a model supports.
 
-Two shortcuts need something of a model: packing x and y into one row needs an attention mask of
-its own and position ids; leaving blocks out needs blocks that form a chain. Where a trial fails or
-differs from the plain way, the plain way is taken and one warning says so.
+Two optimisations need something of a model: packing x and y into one row needs an attention mask
+of its own and position ids; skipping blocks needs blocks that form a chain. Block skipping is
+tested at once, packing on the first call of `supports_packing`. An optimisation that fails, or
+that gives other numbers than the plain way, is switched off with a single `SlowPathWarning`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tracekit.engine.block_skipping import Blocks
-from tracekit.engine.packing import Sequences
+from tracekit.engine.block_skipping import BlockSkipper
+from tracekit.engine.packing import PackedSequences
 from tracekit.errors import SlowPathWarning
-from tracekit.models.loading import (
+from tracekit.models.hooked import (
     HookedModel,
     device_of,
     dtype_of,
@@ -33,79 +34,100 @@ _PACKAGE = str(Path(__file__).parents[1])
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 
 
-class Abilities:
-    """Shortcuts that serve on one model, in its present type and place."""
+class Capabilities:
+    """Optimisations that one model supports, in its present type and on its present device."""
 
-    def __init__(self, model: HookedModel) -> None:
-        """Tries to leave blocks out; packing is tried when it is asked for."""
-        self._packs: dict[int, str] = {}
-        self._warned = False
-        # The model itself is not kept: what is known of it must not keep it alive.
-        self.blocks, reason = _cuts(model)
-        """The model's blocks, if passes can begin and end at any of them."""
-        if reason:
-            _warn(model, reason, "every candidate set is run through all layers")
+    def __init__(self, block_skipper: BlockSkipper | None, *, packing: bool | None = None) -> None:
+        """Use `Capabilities.probe` or `Capabilities.none`.
 
-    def pack(self, model: HookedModel, length: int) -> bool:
+        Args:
+            block_skipper: The model's blocks, if passes can begin and end at any of them.
+            packing: Whether rows are packed; None: tested on the model.
+        """
+        self.block_skipper = block_skipper
+        """Runs some of the model's blocks; None: every pass runs all of them."""
+        self._packing = packing
+        self._packing_refusals: dict[int, str] = {}
+        self._has_warned = False
+
+    @classmethod
+    def none(cls) -> Capabilities:
+        """No optimisation: the plain way, which the fast one must equal."""
+        return cls(None, packing=False)
+
+    @classmethod
+    def probe(cls, model: HookedModel) -> Capabilities:
+        """Tests block skipping at once; packing is tested when it is asked for."""
+        with frozen(model), torch.no_grad():
+            block_skipper, refusal = _probe_block_skipping(model)
+        if refusal:
+            _warn(model, refusal, "every candidate set is run through all layers")
+        return cls(block_skipper)
+
+    def supports_packing(self, model: HookedModel, length: int) -> bool:
         """Whether the model heeds an attention mask of its own in rows of up to a length.
 
         A longer row shows more: such a mask undoes an attention window that is shorter than it.
         """
+        if self._packing is not None:
+            return self._packing
         length = max(length, _SHORTEST)
-        if length not in self._packs:
+        if length not in self._packing_refusals:
             with frozen(model), torch.no_grad():
-                self._packs[length] = _no_packing(model, length)
-        return not self._packs[length]
+                self._packing_refusals[length] = _packing_refusal(model, length)
+        return not self._packing_refusals[length]
 
     def warn_of_packing(self, model: HookedModel, length: int) -> None:
         """Says once that rows of a length are not packed."""
-        if not self._warned:
-            reason = self._packs[max(length, _SHORTEST)]
-            _warn(model, reason, "x and y of an example are run as two sequences")
-        self._warned = True
+        if self._packing is None and not self._has_warned:
+            refusal = self._packing_refusals[max(length, _SHORTEST)]
+            _warn(model, refusal, "x and y of an example are run as two sequences")
+            self._has_warned = True
 
 
-_KNOWN: WeakKeyDictionary[Any, dict[tuple[torch.dtype, torch.device], Abilities]]
-_KNOWN = WeakKeyDictionary()
+_PROBED: WeakKeyDictionary[Any, dict[tuple[torch.dtype, torch.device], Capabilities]]
+_PROBED = WeakKeyDictionary()
 
 
-def abilities_of(model: HookedModel) -> Abilities:
-    """Tries the shortcuts on a model, once per model. Warns of those that do not serve."""
-    known = _KNOWN.setdefault(model, {})
+def capabilities_of(model: HookedModel) -> Capabilities:
+    """Probes a model, once per model, type and device."""
+    by_type = _PROBED.setdefault(model, {})
     key = (dtype_of(model), device_of(model))
-    if key not in known:
-        with frozen(model), torch.no_grad():
-            known[key] = Abilities(model)
-    return known[key]
+    if key not in by_type:
+        by_type[key] = Capabilities.probe(model)
+    return by_type[key]
 
 
-def _warn(model: HookedModel, reason: str, instead: str) -> None:
+def _warn(model: HookedModel, refusal: str, instead: str) -> None:
+    # The warning names the user's line, not one of this package.
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(
-        f"{model_name(model)} takes the slower way: {instead}, because {reason}. "
+        f"{model_name(model)} takes the slower way: {instead}, because {refusal}. "
         "Results are the same.",
         SlowPathWarning,
         stacklevel=depth,
     )
 
 
-def _no_packing(model: HookedModel, length: int) -> str:
+def _packing_refusal(model: HookedModel, length: int) -> str:
     """Why rows of a length are not packed; empty if they can be."""
     window = _window(model)
     if window < length:
         return f"its attention window of {window} tokens is shorter than rows of {length}"
     tokens = tuple(random_tokens(model, 1, length + 1)[0].tolist())
-    trunk, branches = tokens[:-2], ((tokens[-2],), (tokens[-1],))
+    prompt, branches = tokens[:-2], ((tokens[-2],), (tokens[-1],))
     try:
-        packed = _log_probs(model, Sequences.build([(trunk, branches)], told=True))
+        packed = _log_probs(
+            model, PackedSequences.build([(prompt, branches)], needs_attention_mask=True)
+        )
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         return f"it takes no attention mask of its own ({type(error).__name__})"
-    plain = [_log_probs(model, Sequences.build([(trunk, (one,))])) for one in branches]
+    plain = [_log_probs(model, PackedSequences.build([(prompt, (branch,))])) for branch in branches]
     expected = torch.cat([plain[0], plain[1][-1:]])
-    unheeded = _log_probs(model, Sequences.build([(trunk, branches)]))
-    # Rounding is told from a mask that is not heeded by what the latter costs.
+    unheeded = _log_probs(model, PackedSequences.build([(prompt, branches)]))
+    # A mask that is ignored costs this much; rounding costs far less.
     tolerance = 0.1 * (unheeded - expected).abs().max()
     if dtype_of(model) == torch.float32:
         tolerance = min(tolerance, 1e-4 * expected.abs().max())
@@ -114,8 +136,8 @@ def _no_packing(model: HookedModel, length: int) -> str:
     return ""
 
 
-def _log_probs(model: HookedModel, sequences: Sequences) -> Tensor:
-    """Log-probabilities at every place of the only row."""
+def _log_probs(model: HookedModel, sequences: PackedSequences) -> Tensor:
+    """Log-probabilities at every position of the only row."""
     sequences = sequences.to(device_of(model))
     inputs = sequences.inputs(dtype_of(model))
     logits = model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)
@@ -126,15 +148,15 @@ def _window(model: HookedModel) -> int:
     """Shortest attention window that the configuration tells of."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     configs = (getattr(config, "text_config", config), model.cfg)
-    found = [getattr(one, name, None) for one in configs for name in _WINDOWS]
-    return min((size for size in found if isinstance(size, int) and size > 0), default=sys.maxsize)
+    sizes = [getattr(each, name, None) for each in configs for name in _WINDOWS]
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
 
 
-def _cuts(model: HookedModel) -> tuple[Blocks | None, str]:
-    blocks = Blocks(model)
+def _probe_block_skipping(model: HookedModel) -> tuple[BlockSkipper | None, str]:
+    block_skipper = BlockSkipper(model)
     tokens = random_tokens(model, 2, _SHORTEST).to(device_of(model))
     try:
-        reason = blocks.refusal(model, tokens)
-    except Exception as error:  # Whatever a model raises, it then does not serve.
-        reason = f"its blocks cannot be left out ({type(error).__name__})"
-    return (None if reason else blocks), reason
+        refusal = block_skipper.refusal(model, tokens)
+    except Exception as error:  # Whatever a model raises, its blocks cannot be skipped.
+        refusal = f"its blocks cannot be left out ({type(error).__name__})"
+    return (None if refusal else block_skipper), refusal

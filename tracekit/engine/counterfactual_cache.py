@@ -1,6 +1,6 @@
 """The counterfactual run: its activations at the hook points and positions in use, kept once.
 
-Equal counterfactual prompts are run and kept once (Professions has 34 for 2703 examples), in
+Equal counterfactuals are run and kept once (Professions has 34 prompts for 2703 examples), in
 chunks of similar length, and of a source only the positions that are intervened on. Beyond
 `max_memory` bytes, activations are kept in host memory (model on an accelerator) or computed again
 for every batch (model on the CPU, where there is no other memory to go to).
@@ -16,27 +16,36 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit.components import ComponentRegistry
-from tracekit.engine.batch import Batch, Layout
-from tracekit.engine.patching import Hook, position_axis
-from tracekit.models.loading import HookedModel, device_of, dtype_of, frozen, residual_hook, sent
+from tracekit.components import ComponentRegistry, Kind
+from tracekit.engine.batch import Batch
+from tracekit.engine.layout import Layout
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    device_of,
+    dtype_of,
+    frozen,
+    residual_hook,
+    to_device,
+)
 
-Kept = Literal["device", "host", "recomputed"]
-Bar = Callable[[Any, str], Any]
+Storage = Literal["device", "host", "recomputed"]
+"""Where the activations are kept: with the model, in host memory, or nowhere."""
+ProgressBar = Callable[[Any, str], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Sources that were run together."""
+    """Activations of sources that were run together."""
 
     numbers: Int[Tensor, " source"]
-    """Which, ascending."""
+    """Which sources, ascending."""
     values: dict[str, Tensor]
-    """By hook point: the first axis is the source; where the activation has positions, there are
-    slots: the positions in use, one after the other."""
+    """By hook point: the first axis is the source; the axis of the position holds slots instead,
+    the positions in use one after the other."""
 
 
-class Sources:
+class CounterfactualCache:
     """Counterfactual activations for the rows of any batch."""
 
     def __init__(
@@ -45,9 +54,9 @@ class Sources:
         layout: Layout,
         registry: ComponentRegistry,
         *,
-        batch_size: int,
+        max_batch_size: int,
         max_memory: int | None = None,
-        bar: Bar = lambda items, label: items,
+        progress_bar: ProgressBar = lambda items, label: items,
     ) -> None:
         """Runs nothing yet.
 
@@ -55,42 +64,44 @@ class Sources:
             model: The model.
             layout: Holds the sources.
             registry: Says which hook points are in use.
-            batch_size: Sources per pass.
+            max_batch_size: Sources per pass.
             max_memory: Bytes that kept activations may take on the model's device.
-            bar: Wraps a loop in a progress bar.
+            progress_bar: Wraps a loop in a progress bar.
         """
         self._model = model
         self._layout = layout
-        self._axes = {site.hook_name: position_axis(site) for site in registry.sites}
-        self._batch_size = batch_size
+        self._kinds = {site.hook_name: site.kind for site in registry.sites}
+        self._max_batch_size = max_batch_size
         self._max_memory = max_memory
-        self._bar = bar
-        used = layout.source_positions
+        self._progress_bar = progress_bar
+        is_used = layout.source_positions
         # Slot k of a source is its k-th position in use; unused slots point behind the last one.
-        width = used.shape[1]
-        self._counts = used.sum(1)
-        self._slots = torch.where(used, torch.arange(width), width).sort(1).values
+        width = is_used.shape[1]
+        self._counts = is_used.sum(1)
+        self._slots = torch.where(is_used, torch.arange(width), width).sort(1).values
         self._slots = self._slots[:, : int(self._counts.max())]
-        self._contiguous = bool((used.sort(1, descending=True).values == used).all())
+        self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
         self._chunks: list[_Chunk] | None = None
-        self.kept: Kept | None = None
-        """Where the activations are; known once a batch has asked for them."""
+        self.storage: Storage | None = None
+        """Where the activations are; decided when a batch first asks for them."""
 
-    def of(self, batch: Batch) -> dict[str, Tensor]:
+    def activations_for(self, batch: Batch) -> dict[str, Tensor]:
         """Activations for the rows of a batch, by hook point.
 
-        They cover positions 0 to `batch.span - 1`; where nothing is intervened on, they hold
-        nothing of meaning.
+        They cover positions 0 to `batch.span - 1`; where nothing is intervened on, their values
+        mean nothing.
         """
-        if self.kept is None:
-            self._keep()
+        if self.storage is None:
+            self._fill()
         chunks = self._chunks or [self._run(batch.sources.unique())]
         parts = []
         for chunk in chunks:
             rows = torch.isin(batch.sources, chunk.numbers).nonzero()[:, 0]
             if len(rows):
-                parts.append((chunk, rows, torch.searchsorted(chunk.numbers, batch.sources[rows])))
-        return {name: self._assemble(name, parts, batch) for name in self._axes}
+                # Where in the chunk the source of each of these rows is.
+                index = torch.searchsorted(chunk.numbers, batch.sources[rows])
+                parts.append((chunk, rows, index))
+        return {name: self._assemble(name, parts, batch) for name in self._kinds}
 
     def _assemble(
         self, name: str, parts: Sequence[tuple[_Chunk, Tensor, Tensor]], batch: Batch
@@ -98,67 +109,72 @@ class Sources:
         """Activations of one hook point for every row of a batch, from the chunks they lie in."""
         like = parts[0][0].values[name]
         # Where their layer lies, unless they were sent away.
-        device = device_of(self._model) if self.kept == "host" else like.device
-        axis, span = self._axes[name], batch.span
+        device = device_of(self._model) if self.storage == "host" else like.device
+        kind, span = self._kinds[name], batch.span
         shape = list(like.shape)
-        shape[0], shape[axis] = len(batch.sources), span
-        if axis == 2:
-            shape[3] = span
-        whole = like.new_zeros(shape, device=device)
-        for chunk, rows, picked in parts:
+        shape[0], shape[kind.position_dim] = len(batch.sources), span
+        if kind.key_dim is not None:
+            shape[kind.key_dim] = span
+        assembled = like.new_zeros(shape, device=device)
+        for chunk, rows, index in parts:
             values = chunk.values[name]
-            values = values[sent(picked, values.device)]
-            values = sent(values[..., :span] if axis == 2 else values, device)
-            into = whole.narrow(3, 0, values.shape[3]) if axis == 2 else whole
-            slots = self._slots[chunk.numbers[picked], : values.shape[axis]]
+            values = values[to_device(index, values.device)]
+            values = to_device(_narrow_keys(values, kind, span), device)
+            slots = self._slots[chunk.numbers[index], : values.shape[kind.position_dim]]
+            target = assembled
+            if kind.key_dim is not None:
+                target = target.narrow(kind.key_dim, 0, values.shape[kind.key_dim])
             if self._contiguous:
-                width = min(span, values.shape[axis])
-                into = into.narrow(axis, 0, width)
-                into[sent(rows, device)] = values.narrow(axis, 0, width)
+                # Slots are positions: one copy instead of an index for each of them.
+                width = min(span, values.shape[kind.position_dim])
+                target = target.narrow(kind.position_dim, 0, width)
+                target[to_device(rows, device)] = values.narrow(kind.position_dim, 0, width)
             else:
                 row, slot = (slots < span).nonzero(as_tuple=True)
-                to = (sent(rows[row], device), sent(slots[row, slot], device))
-                at = (sent(row, device), sent(slot, device))
-                into.movedim(axis, 1)[to] = values.movedim(axis, 1)[at]
-        return whole
+                to = (to_device(rows[row], device), to_device(slots[row, slot], device))
+                at = (to_device(row, device), to_device(slot, device))
+                target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
+        return assembled
 
-    def _keep(self) -> None:
-        """Runs all sources and keeps what is in use, where there is room for it."""
+    def _fill(self) -> None:
+        """Runs all sources and keeps what is in use, if there is room for it."""
         device = device_of(self._model)
-        order = [
+        batches = [
             numbers.sort().values
-            for numbers in self._layout.source_batches(self._batch_size, device)
+            for numbers in self._layout.source_batches(self._max_batch_size, device)
         ]
         # The longest chunk first: it shows whether a pass fits at all.
         chunks: list[_Chunk] = []
-        kept: Kept | None = None
-        for numbers in self._bar(order[::-1], "counterfactual run"):
+        storage: Storage | None = None
+        for numbers in self._progress_bar(batches[::-1], "counterfactual run"):
             chunk = self._run(numbers)
-            kept = kept or self._where(chunk, order, device)
-            if kept == "recomputed":
+            storage = storage or self._choose_storage(chunk, batches, device)
+            if storage == "recomputed":
                 break
-            if kept == "host":
+            if storage == "host":
                 values = {name: value.cpu() for name, value in chunk.values.items()}
                 chunk = _Chunk(numbers, values)
             chunks.append(chunk)
         # Together and last: a run that was interrupted begins again.
-        self._chunks, self.kept = chunks, kept
+        self._chunks, self.storage = chunks, storage
 
-    def _where(self, chunk: _Chunk, order: Sequence[Tensor], device: torch.device) -> Kept:
+    def _choose_storage(
+        self, chunk: _Chunk, batches: Sequence[Tensor], device: torch.device
+    ) -> Storage:
         needed = sum(
-            self._bytes(numbers, value, self._axes[name])
-            for numbers in order
+            self._n_bytes(numbers, value, self._kinds[name])
+            for numbers in batches
             for name, value in chunk.values.items()
         )
         if self._max_memory is None or needed <= self._max_memory:
             return "device"
         return "recomputed" if device.type == "cpu" else "host"
 
-    def _bytes(self, numbers: Tensor, like: Tensor, axis: int) -> int:
+    def _n_bytes(self, numbers: Tensor, like: Tensor, kind: Kind) -> int:
         shape = list(like.shape)
-        shape[0], shape[axis] = len(numbers), int(self._counts[numbers].max())
-        if axis == 2:
-            shape[3] = self._span(numbers)
+        shape[0], shape[kind.position_dim] = len(numbers), int(self._counts[numbers].max())
+        if kind.key_dim is not None:
+            shape[kind.key_dim] = self._span(numbers)
         return like.element_size() * torch.Size(shape).numel()
 
     def _span(self, numbers: Tensor) -> int:
@@ -166,40 +182,64 @@ class Sources:
         return int(self._layout.source_positions[numbers].any(0).nonzero().max()) + 1
 
     def _run(self, numbers: Int[Tensor, " source"]) -> _Chunk:
-        layout, device = self._layout, device_of(self._model)
+        """Runs some sources and keeps their activations at the positions in use."""
+        layout = self._layout
         width = int(layout.source_lengths[numbers].max())
-        sequences = layout.sources.rows(numbers, width).to(device)
+        sequences = layout.sources.rows(numbers, width).to(device_of(self._model))
+        counterfactuals = [layout.counterfactuals[number] for number in numbers.tolist()]
         span = self._span(numbers)
-        count = int(self._counts[numbers].max())
-        slots = self._slots[numbers, :count].clamp(max=span - 1)
+        n_slots = int(self._counts[numbers].max())
+        slots = self._slots[numbers, :n_slots].clamp(max=span - 1)
         row = torch.arange(len(numbers))[:, None]
-        caught: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
 
-        def catch(activation: Tensor, hook: Any = None, *, name: str) -> Tensor:
-            axis, value = self._axes[name], activation.detach()
-            value = value[..., :span] if axis == 2 else value
-            at = (sent(row, value.device), sent(slots, value.device))
-            caught[name] = value.movedim(axis, 1)[at].movedim(1, axis).contiguous()
-            return activation
+        def keep(activation: Tensor, name: str) -> None:
+            kind = self._kinds[name]
+            values = activation.detach()
+            rows = list(values)
+            changed = [c.values_from(v) for c, v in zip(counterfactuals, rows, strict=True)]
+            # Prompt and noise put in the activation as it is, which needs no copy.
+            if any(new is not old for new, old in zip(changed, rows, strict=True)):
+                values = torch.stack(changed)
+            values = _narrow_keys(values, kind, span)
+            at = (to_device(row, values.device), to_device(slots, values.device))
+            values = values.movedim(kind.position_dim, 1)[at].movedim(1, kind.position_dim)
+            kept[name] = values.contiguous()
 
-        hooks = (
-            []
-            if layout.source_noise is None
-            else [_add_noise(layout.source_noise[numbers, :width])]
-        )
-        hooks += [(name, _named(catch, name)) for name in self._axes]
+        hooks = _embedding_hooks([c.added_to_embeddings() for c in counterfactuals], width)
+        hooks += [(name, _observer(keep, name)) for name in self._kinds]
         inputs = sequences.inputs(dtype_of(self._model))
         with frozen(self._model), torch.no_grad():
             self._model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
-        return _Chunk(numbers, caught)
+        return _Chunk(numbers, kept)
 
 
-def _named(catch: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
-    return lambda activation, hook=None: catch(activation, hook, name=name)
+def _narrow_keys(values: Tensor, kind: Kind, span: int) -> Tensor:
+    """Attention from the first `span` queries cannot reach later keys: the models are causal."""
+    if kind.key_dim is None:
+        return values
+    return values.narrow(kind.key_dim, 0, min(span, values.shape[kind.key_dim]))
 
 
-def _add_noise(noise: Tensor) -> Hook:
-    def disturb(activation: Tensor, hook: Any = None) -> Tensor:
-        return activation + noise.to(activation.device, activation.dtype)
+def _observer(keep: Callable[[Tensor, str], None], name: str) -> Callable[..., Tensor]:
+    def observe(activation: Tensor, hook: Any = None) -> Tensor:
+        keep(activation, name)
+        return activation
 
-    return residual_hook(0), disturb
+    return observe
+
+
+def _embedding_hooks(additions: Sequence[Tensor | None], width: int) -> list[Hook]:
+    """A hook that adds to the embeddings of each row, if anything is to be added."""
+    given = [addition for addition in additions if addition is not None]
+    if not given:
+        return []
+    padded = torch.zeros(len(additions), width, given[0].shape[1])
+    for row, addition in enumerate(additions):
+        if addition is not None:
+            padded[row, : len(addition)] = addition
+
+    def add(activation: Tensor, hook: Any = None) -> Tensor:
+        return activation + padded.to(activation.device, activation.dtype)
+
+    return [(residual_hook(0), add)]

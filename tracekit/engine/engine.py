@@ -1,14 +1,8 @@
 """The engine: a data set on a model, ready for any number of interventional runs.
 
-What is computed when, and shared between what:
-
-1. once per model: which shortcuts serve (`abilities.py`);
-2. once per data set: the layout of rows and sources (`batches.py`), the clean scores, and the
-   counterfactual activations at the hook points and positions in use (`sources.py`);
-3. once for many sets of components: the layers below the first in which they differ
-   (`prefix_tree.py`), so that a candidate costs only the layers above its own;
-4. per mask: a forward pass over the rows with the mixed activations, the logits only where a
-   token is scored; and, for a gradient, a backward pass to the mask. Parameters are frozen.
+The package's `__init__` says what is computed when. This file holds what one mask, or a stack of
+masks, does to the data set: effects, and their gradient. `component_sets.py` measures many binary
+sets together, `look_ahead.py` predicts what changing a set would bring.
 
 There is no loop over examples, tokens or components in a pass; only over batches and layers. On an
 accelerator nothing in a pass waits for the device: results are read when a caller asks for them.
@@ -16,7 +10,7 @@ accelerator nothing in a pass waits for the device: results are read when a call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,61 +21,60 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tracekit import masks as masks_module
-from tracekit.components import ComponentRegistry
+from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine import prefix_tree
-from tracekit.engine.batch import Batch, Layout, Positions
-from tracekit.engine.block_skipping import States
-from tracekit.engine.counterfactual_cache import Sources
-from tracekit.engine.forward import Passes, Precision, autocast, check_precision, products_in
-from tracekit.engine.patching import Activations, Hook, MaskedPatch
+from tracekit.engine.batch import Batch
+from tracekit.engine.block_skipping import ResidualStream
+from tracekit.engine.capabilities import Capabilities, capabilities_of
+from tracekit.engine.component_sets import set_effects
+from tracekit.engine.cost import Cost
+from tracekit.engine.counterfactual_cache import CounterfactualCache
+from tracekit.engine.forward import ForwardPass
+from tracekit.engine.layout import Layout, Positions
+from tracekit.engine.look_ahead import FirstOrderPrediction, predict_changes
+from tracekit.engine.patching import Activations, MaskedPatch
+from tracekit.engine.precision import Precision, autocast, check_precision, products_in
 from tracekit.errors import (
     ConfigError,
-    EngineFixedError,
     MissingContinuationError,
     NonFiniteMetricError,
     NotDifferentiableError,
     PairsError,
 )
 from tracekit.masks import Mask
-from tracekit.metrics import Effects, Mean, Metric, Scores, check_finite
-from tracekit.models.loading import HookedModel, frozen, model_name, sent
+from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Effects, Metric, check_finite
+from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, to_device
 
-Weigh = Callable[[Effects], Effects]
+GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Work done, counted in passes over the whole data set, whatever they share."""
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine; none of them can be changed once it is built."""
 
-    forward: float = 0.0
-    """Interventional forward passes."""
-    backward: float = 0.0
-    """Backward passes to the mask."""
+    positions: Positions = "prompt"
+    """Where to intervene."""
+    continuation_mean: ContinuationMean = "geometric"
+    """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
+    token probabilities."""
+    max_batch_size: int = 64
+    """Examples per pass through the model; bounds memory, changes no result."""
+    max_memory: int | None = None
+    """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
+    in host memory, or computed again for every batch if the model is on the CPU. Changes no
+    result. None: no bound."""
+    progress: bool = False
+    """Whether to show progress bars."""
+    capabilities: Capabilities | None = None
+    """Optimisations to use. None: those that the model supports, found out by trying;
+    `Capabilities.none()`: the plain way, with equal results."""
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.forward + other.forward, self.backward + other.backward)
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.forward - other.forward, self.backward - other.backward)
-
-    @property
-    def forward_equivalents(self) -> float:
-        """Forward and backward together; with frozen weights a backward costs one forward."""
-        return self.forward + self.backward
-
-
-@dataclass(frozen=True, eq=False)
-class FirstOrder:
-    """What changing single components of a set would bring, to first order."""
-
-    gains: Mask
-    """Predicted value of having a component in the set: for those outside what adding one would
-    bring, for those inside what removing one would cost. First order in the quantity of the
-    metric's link, example by example; the link itself is exact."""
-    gradient: Mask
-    """Gradient of the mean effect: first order in the effect itself."""
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1:
+            raise ConfigError(f"max_batch_size is {self.max_batch_size}. It must be at least 1.")
+        if self.max_memory is not None and self.max_memory < 0:
+            raise ConfigError(f"max_memory is {self.max_memory} bytes. It must be at least 0.")
 
 
 class Engine:
@@ -93,12 +86,7 @@ class Engine:
         pairs: PromptPairs,
         registry: ComponentRegistry,
         metric: Metric,
-        *,
-        positions: Positions = "prompt",
-        mean: Mean = "geometric",
-        batch_size: int = 64,
-        max_memory: int | None = None,
-        progress: bool = False,
+        config: EngineConfig | None = None,
     ) -> None:
         """Lays the data set out; runs none of it yet.
 
@@ -107,55 +95,63 @@ class Engine:
             pairs: The data set.
             registry: The components that masks stand for.
             metric: Gives the effects.
-            positions: Where to intervene.
-            mean: Probability of a continuation of several tokens.
-            batch_size: Examples per pass through the model; bounds memory, changes no result.
-            max_memory: Bytes that counterfactual activations may take on the model's device;
-                beyond, they are kept in host memory, or computed again for every batch if the
-                model is on the CPU. Changes no result. None: no bound.
-            progress: Whether to show progress bars.
+            config: Settings; the defaults of `EngineConfig` if left out.
 
         Raises:
             MissingContinuationError: The metric needs a y that an example lacks.
             PairsError: A token id outside the vocabulary, noise of another width, or a sequence
                 longer than the model's context.
-            ConfigError: A batch size below 1, or a negative bound.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}. It must be at least 1.")
-        if max_memory is not None and max_memory < 0:
-            raise ConfigError(f"max_memory is {max_memory} bytes. It must be at least 0.")
         _check_pairs_fit(pairs, model, metric)
-        self.model = model
-        self.pairs = pairs
-        self.registry = registry
-        self.metric = metric
-        self.mean: Mean = mean
-        self.positions: Positions = positions
-        self.batch_size = batch_size
-        self.max_memory = max_memory
-        self.progress = progress
-        self._forwards = self._backwards = 0
-        self.passes = Passes(model, mean, choices=metric.reads_choices)
-        self._weights = None if pairs.weights is None else pairs.weights.to(self.passes.device)
+        self._model, self._pairs, self._registry, self._metric = model, pairs, registry, metric
+        self._config = config = config or EngineConfig()
+        self._n_forward = self._n_backward = 0
+        self.capabilities = config.capabilities or capabilities_of(model)
+        """Optimisations in use."""
+        self.forward_pass = ForwardPass(
+            model,
+            self.capabilities,
+            config.continuation_mean,
+            needs_argmax=metric.needs_argmax,
+        )
+        self._weights = None if pairs.weights is None else pairs.weights.to(self.device)
         self.layout = self._lay_out()
-        self.sources = Sources(
+        """Rows and sources of the data set."""
+        self.counterfactual_cache = CounterfactualCache(
             model,
             self.layout,
             registry,
-            batch_size=batch_size,
-            max_memory=max_memory,
-            bar=self._bar,
+            max_batch_size=config.max_batch_size,
+            max_memory=config.max_memory,
+            progress_bar=self._progress_bar,
         )
-        self._fixed = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # What was computed once would silently belong to the old setting.
-        if getattr(self, "_fixed", False) and name not in ("_forwards", "_backwards", "progress"):
-            raise EngineFixedError(
-                f"The {name} of an engine cannot be changed once it is built. Build another Tracer."
-            )
-        super().__setattr__(name, value)
+    # Read-only: what was computed once would silently belong to the old setting.
+
+    @property
+    def model(self) -> HookedModel:
+        """The model."""
+        return self._model
+
+    @property
+    def pairs(self) -> PromptPairs:
+        """The data set."""
+        return self._pairs
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components that masks stand for."""
+        return self._registry
+
+    @property
+    def metric(self) -> Metric:
+        """Gives the effects."""
+        return self._metric
+
+    @property
+    def config(self) -> EngineConfig:
+        """Settings."""
+        return self._config
 
     @property
     def n_components(self) -> int:
@@ -170,79 +166,75 @@ class Engine:
     @property
     def device(self) -> torch.device:
         """Where the model reads its tokens."""
-        return self.passes.device
+        return self.forward_pass.device
 
     @property
     def cost(self) -> Cost:
         """Interventional work so far; clean and counterfactual runs are not counted."""
-        return Cost(self._forwards / self.n_examples, self._backwards / self.n_examples)
+        return Cost(self._n_forward / self.n_examples, self._n_backward / self.n_examples)
 
-    def restricted(self, pairs: PromptPairs) -> Engine:
-        """The same engine on other pairs."""
-        return Engine(
-            self.model,
-            pairs,
-            self.registry,
-            self.metric,
-            positions=self.positions,
-            mean=self.mean,
-            batch_size=self.batch_size,
-            max_memory=self.max_memory,
-            progress=self.progress,
-        )
+    def with_pairs(self, pairs: PromptPairs) -> Engine:
+        """An engine with the same model, components, metric and settings on other pairs."""
+        return Engine(self.model, pairs, self.registry, self.metric, self.config)
 
     def _lay_out(self) -> Layout:
-        """X and y in one row where the model heeds it at the length needed, else in two."""
-        layout = Layout.build(self.pairs, self.positions, packed=True)
-        abilities, longest = self.passes.abilities, layout.longest
-        if abilities.pack(self.model, longest):
+        """X and y in one row where the model supports that at the length needed, else in two."""
+        layout = Layout.build(self.pairs, self.config.positions, packed=True)
+        if self.capabilities.supports_packing(self.model, layout.longest):
             return layout
-        if layout.sequences.forks:
-            abilities.warn_of_packing(self.model, longest)
-        return Layout.build(self.pairs, self.positions)
+        if layout.sequences.has_branches:
+            self.capabilities.warn_of_packing(self.model, layout.longest)
+        return Layout.build(self.pairs, self.config.positions)
 
     # ---- computed once --------------------------------------------------------------------
 
     @cached_property
-    def clean(self) -> Scores:
-        """Scores of the clean run, one per example."""
+    def clean(self) -> ContinuationLogProbs:
+        """Log-probabilities in the clean run, one per example."""
         with frozen(self.model), torch.no_grad():
             parts = [
-                (batch.examples, self.passes.scores(batch, []))
-                for batch in self._bar(self._batches, "clean run")
+                (batch.examples, self.forward_pass.log_probs(batch, []))
+                for batch in self._progress_bar(self.batches, "clean run")
             ]
         return _assemble(parts, self.n_examples)
 
-    @property
-    def first_batch(self) -> Batch:
-        """The first of the fixed batches."""
-        return self._batches[0]
+    @cached_property
+    def full_effects(self) -> Effects:
+        """Effects of all components together: the reference line of every figure."""
+        return self.effects(torch.ones(self.n_components))
 
     @cached_property
-    def _batches(self) -> list[Batch]:
-        return list(self._split(None))
+    def batches(self) -> list[Batch]:
+        """The data set in batches, which are the same in every pass over all of it."""
+        return list(self._batches_of(None))
 
-    def _split(self, examples: Int[Tensor, " example"] | None) -> Any:
-        return self.layout.batches(self.batch_size, device=self.device, examples=examples)
-
-    @cached_property
-    def _own_rows(self) -> Layout:
-        """A layout in which no row serves two examples, so that gradients tell them apart."""
-        alone = Layout.build(
-            self.pairs, self.positions, packed=self.layout.sequences.told, shared=False
+    def _batches_of(self, examples: Int[Tensor, " example"] | None) -> Iterable[Batch]:
+        return self.layout.batches(
+            self.config.max_batch_size, device=self.device, examples=examples
         )
-        return self.layout if len(alone.sequences) == len(self.layout.sequences) else alone
 
     @cached_property
-    def _layer_of(self) -> list[int]:
+    def unshared_layout(self) -> Layout:
+        """A layout in which no row serves two examples, so that gradients tell them apart.
+
+        Its sources are those of `layout`, so the counterfactual cache serves both.
+        """
+        packed = self.layout.sequences.needs_attention_mask
+        unshared = Layout.build(self.pairs, self.config.positions, packed=packed, shared=False)
+        is_same = len(unshared.sequences) == len(self.layout.sequences)
+        return self.layout if is_same else unshared
+
+    @cached_property
+    def layers_of_components(self) -> list[int]:
+        """Layer of each component."""
         return [site.layer for site in self.registry.sites for _ in site.indices]
 
-    # ---- per mask -------------------------------------------------------------------------
+    # ---- effects --------------------------------------------------------------------------
 
     def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
         """Effects of a mask, or of each of a stack of masks, on every example.
 
-        The plain way: every hook acts, every layer runs. Where examples have weights, effects are
+        Every layer runs, with a hook at every site. Where examples have weights, effects are
         multiplied by them, scaled to a mean of 1, so that a plain mean is the weighted one.
 
         Args:
@@ -257,53 +249,69 @@ class Engine:
         """
         checked = masks_module.check(mask, self.n_components)
         stack = (checked[None] if checked.ndim == 1 else checked).to(self.device)
-        result = torch.zeros(len(stack), self.n_examples, device=self.device)
+        effects = torch.zeros(len(stack), self.n_examples, device=self.device)
         with frozen(self.model), torch.no_grad():
-            for batch in self._batches:
-                source = self.sources.of(batch)
-                per_pass = max(1, self.batch_size // len(batch.examples))
-                for first in range(0, len(stack), per_pass):
-                    some = stack[first : first + per_pass]
-                    values = self._effects_of_batch(batch, source, some)
-                    result[first : first + len(some), batch.examples] = values
-        self._forwards += len(stack) * self.n_examples
-        result = result.cpu()
-        for row in result:
-            check_finite(row, self.metric, lambda i: self.pairs[i].describe())
-        return result[0] if checked.ndim == 1 else result
+            for batch in self.batches:
+                source = self.counterfactual_cache.activations_for(batch)
+                masks_per_pass = max(1, self.config.max_batch_size // len(batch.examples))
+                for first in range(0, len(stack), masks_per_pass):
+                    masks = stack[first : first + masks_per_pass]
+                    values = self.batch_effects(batch, source, masks)
+                    effects[first : first + len(masks), batch.examples] = values
+        self.count_forward(len(stack))
+        effects = effects.cpu()
+        for row in effects:
+            self.check_finite(row)
+        return effects[0] if checked.ndim == 1 else effects
 
-    def mean_effect(self, mask: Any) -> float:
-        """Mean effect of one mask."""
-        return float(self.effects(mask).mean())
+    def set_effects(
+        self, sets: Iterable[Sequence[int]], label: str = "effects"
+    ) -> Float[Tensor, "set example"]:
+        """Effects of each of many sets of components; equal to `effects` of each, but faster.
 
-    @cached_property
-    def full_effects(self) -> Effects:
-        """Effects of all components together: the reference line of every figure."""
-        return self.effects(torch.ones(self.n_components))
+        Sets share the layers below the first one in which they differ, hooks are only where a set
+        has components, and several sets go through the model together where a batch leaves room.
 
-    def effects_of(self, batch: Batch, mask: Mask) -> Effects:
-        """Effects on the examples of one batch, not counted as work."""
+        Args:
+            sets: Sets of flat indices.
+            label: Names the progress bar.
+
+        Returns:
+            The effects, on the CPU.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        return set_effects(self, [tuple(members) for members in sets], label)
+
+    def empty_mask_effect(self) -> float:
+        """Largest effect of the empty mask on the first batch; 0 unless the model has changed.
+
+        Not counted as work.
+        """
+        batch = self.batches[0]
         with frozen(self.model), torch.no_grad():
-            source = self.sources.of(batch)
-            return self._effects_of_batch(batch, source, mask.to(self.device)[None])[0].cpu()
+            source = self.counterfactual_cache.activations_for(batch)
+            empty = torch.zeros(1, self.n_components, device=self.device)
+            return self.batch_effects(batch, source, empty).abs().max().item()
 
-    def intervened(self, mask: Any) -> Scores:
-        """Scores of every example under a mask."""
+    def log_probs(self, mask: Any) -> ContinuationLogProbs:
+        """Log-probabilities of every example's continuations under a mask."""
         entries = masks_module.check(mask, self.n_components).to(self.device)
+        parts = []
         with frozen(self.model), torch.no_grad():
-            parts = [
-                (
-                    batch.examples,
-                    self.passes.scores(batch, self._hooks(batch, self.sources.of(batch), entries)),
-                )
-                for batch in self._batches
-            ]
+            for batch in self.batches:
+                source = self.counterfactual_cache.activations_for(batch)
+                hooks = self.hooks(batch, source, entries)
+                parts.append((batch.examples, self.forward_pass.log_probs(batch, hooks)))
         return _assemble(parts, self.n_examples)
+
+    # ---- gradients ------------------------------------------------------------------------
 
     def gradient(
         self,
         mask: Mask,
-        weigh: Weigh,
+        example_weights: GradientWeight,
         examples: Int[Tensor, " example"] | None = None,
         *,
         precision: Precision = "float32",
@@ -315,8 +323,8 @@ class Engine:
 
         Args:
             mask: Soft mask.
-            weigh: Gives the weight w of each example in the sum from its effect l, for a few
-                examples at a time; w is held fixed, so the gradient is sum_i w_i dl_i/dm.
+            example_weights: Gives the weight w of each example in the sum from its effect l, for
+                a few examples at a time; w is held fixed, so the gradient is sum_i w_i dl_i/dm.
             examples: Numbers of the examples to use; all by default.
             precision: Of the matrix products.
 
@@ -328,30 +336,27 @@ class Engine:
         _ = self.clean  # Not inside, where it would be computed in another precision.
         check_precision(precision)
         leaf = mask.detach().float().to(self.device).requires_grad_(True)
-        total = torch.zeros_like(leaf)
+        gradient = torch.zeros_like(leaf)
         effects = torch.zeros(self.n_examples, device=self.device)
         with frozen(self.model), torch.enable_grad(), products_in(precision, self.device):
-            for batch in self._split(examples):
-                source = self.sources.of(batch)
+            for batch in self._batches_of(examples):
+                source = self.counterfactual_cache.activations_for(batch)
                 with autocast(precision, self.device):
-                    values = self._effects_of_batch(batch, source, leaf[None])[0]
+                    values = self.batch_effects(batch, source, leaf[None])[0]
                 if not values.requires_grad:
-                    raise self._no_gradient()
-                weights = weigh(values.detach())
-                total += torch.autograd.grad((weights * values).sum(), leaf)[0]
+                    raise self.no_gradient()
+                weights = example_weights(values.detach())
+                gradient += torch.autograd.grad((weights * values).sum(), leaf)[0]
                 effects[batch.examples] = values.detach()
-        self._forwards += len(examples)
-        self._backwards += len(examples)
-        picked = effects[sent(examples, self.device)]
-        return picked.to(mask.device), total.to(mask.device)
+        self.count_forward(len(examples) / self.n_examples, backward=True)
+        picked = effects[to_device(examples, self.device)]
+        return picked.to(mask.device), gradient.to(mask.device)
 
-    def first_order(self, members: prefix_tree.Set) -> FirstOrder:
-        """What adding or removing single components would bring, from one gradient.
+    def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
+        """What adding or removing single components would bring, from one gradient at a set.
 
-        The gradient is taken at the binary mask of a set, of the quantity u of the metric's link,
-        for every example by itself: with J its rows, the mean over examples of
-        `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves. It
-        only proposes; sets are compared by measured effects.
+        Args:
+            members: The set.
 
         Returns:
             The predictions, on the CPU. They may not be finite.
@@ -359,174 +364,53 @@ class Engine:
         Raises:
             NotDifferentiableError: The metric has no gradient.
         """
-        _ = self.clean
-        mask = masks_module.from_indices(members, self.n_components).to(self.device).float()
-        gains, gradient = torch.zeros_like(mask), torch.zeros_like(mask)
-        joins = 1 - 2 * mask
-        with frozen(self.model), torch.enable_grad():
-            for batch in self._own_rows.batches(self.batch_size, device=self.device):
-                leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
-                scores = self.passes.scores(batch, self._hooks(batch, self.sources.of(batch), leaf))
-                gain, slope = self._look_ahead(batch, scores, leaf, joins)
-                gains += gain
-                gradient += slope
-        self._forwards += self.n_examples
-        self._backwards += self.n_examples
-        return FirstOrder(
-            (gains * joins / self.n_examples).cpu(), (gradient / self.n_examples).cpu()
-        )
-
-    def _look_ahead(
-        self, batch: Batch, scores: Scores, leaf: Tensor, joins: Mask
-    ) -> tuple[Mask, Mask]:
-        """Summed changes of the effects of a batch, predicted with and without the link."""
-        clean = _take(self.clean, batch.examples)
-        link = self.metric.link
-        if link is None:
-            values = self._weighted(batch, self.metric(clean, scores))
-        else:
-            values = link.read(scores)
-        if not values.requires_grad:
-            raise self._no_gradient()
-        slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
-        slopes = batch.readers.to(slopes.dtype) @ slopes
-        if link is None:
-            return slopes.sum(0) * joins, slopes.sum(0)
-        values = values.detach().requires_grad_(True)
-        now = link.effect(clean, values)
-        (weights,) = torch.autograd.grad(now.sum(), values)
-        with torch.no_grad():
-            ahead = link.effect(clean, values[:, None] + slopes * joins) - now[:, None]
-        ahead = self._weighted(batch, ahead.T).T
-        return ahead.sum(0), self._weighted(batch, weights) @ slopes
-
-    def _no_gradient(self) -> NotDifferentiableError:
-        return NotDifferentiableError(
-            f"No gradient reaches the mask through the metric {self.metric.name!r}. "
-            "Compute it with differentiable torch operations, or use a search that "
-            "needs no gradient, such as top-k."
-        )
-
-    # ---- many sets ------------------------------------------------------------------------
-
-    def mean_effects(
-        self, sets: Sequence[Sequence[int]], label: str = "effects"
-    ) -> Float[Tensor, " set"]:
-        """Mean effect of each of many sets of components; see `effects_of_sets`."""
-        return self.effects_of_sets(sets, label).mean(1)
-
-    def effects_of_sets(
-        self, sets: Sequence[Sequence[int]], label: str = "effects"
-    ) -> Float[Tensor, "set example"]:
-        """Effects of each of many sets of components, with a progress bar.
-
-        What sets share is computed once, hooks are only where a set has components, and several
-        sets go through the model together where a batch leaves room. Equal to `effects` of each.
-
-        Returns:
-            The effects, on the CPU.
-
-        Raises:
-            NonFiniteMetricError: Names the examples.
-        """
-        sets = [tuple(one) for one in sets]
-        if self.passes.abilities.blocks is None:
-            tree = prefix_tree.Node(0, leaves=list(range(len(sets))))
-        else:
-            tree = prefix_tree.plan(sets, self._layer_of, int(self.model.cfg.n_layers))
-        found = torch.zeros(len(sets), self.n_examples, device=self.device)
-        bar = tqdm(
-            total=len(sets) * len(self._batches),
-            desc=label,
-            leave=False,
-            disable=not self.progress or len(sets) < 3,
-        )
-        with frozen(self.model), torch.no_grad(), bar:
-            for batch in self._batches:
-                self._walk(tree, None, sets, batch, self.sources.of(batch), found, bar)
-        self._forwards += len(sets) * self.n_examples
-        effects = found.cpu()
-        for row in effects[~torch.isfinite(effects.mean(1))]:
-            check_finite(row, self.metric, lambda i: self.pairs[i].describe())
-            raise NonFiniteMetricError(
-                f"The mean of the metric {self.metric.name!r} is not finite although its effects "
-                "are. Use a bounded metric such as probability-drop."
-            )
-        return effects
-
-    def _walk(
-        self,
-        node: prefix_tree.Node,
-        states: States | None,
-        sets: Sequence[prefix_tree.Set],
-        batch: Batch,
-        source: Activations,
-        found: Float[Tensor, "set example"],
-        bar: Any,
-    ) -> None:
-        """Puts down the effects on a batch of all sets below a node; `states` enter there."""
-        per_pass = max(1, self.batch_size // len(batch.examples))
-        for first in range(0, len(node.leaves), per_pass):
-            some = node.leaves[first : first + per_pass]
-            stack = self._stack([sets[number] for number in some])
-            layers = {self._layer_of[i] for number in some for i in sets[number]}
-            layers = {layer for layer in layers if layer >= node.layer}
-            effects = self._effects_of_batch(
-                batch, source, stack, layers=layers, start=node.layer, states=states
-            )
-            found[sent(torch.tensor(some), self.device)[:, None], batch.examples] = effects
-            bar.update(len(some))
-        for child in node.children:
-            layers = {self._layer_of[i] for i in child.prefix}
-            hooks = self._hooks(batch, source, self._stack([child.prefix]), layers)
-            carried = self.passes.states(batch, hooks, child.layer, start=node.layer, states=states)
-            self._walk(child, carried, sets, batch, source, found, bar)
-
-    def _stack(self, sets: Sequence[prefix_tree.Set]) -> Float[Tensor, "set component"]:
-        masks = [masks_module.from_indices(one, self.n_components) for one in sets]
-        return sent(torch.stack(masks), self.device).float()
+        return predict_changes(self, members)
 
     # ---- inside a pass --------------------------------------------------------------------
 
-    def _effects_of_batch(
+    def batch_effects(
         self,
         batch: Batch,
         source: Activations,
-        stack: Float[Tensor, "set component"],
+        masks: Float[Tensor, "set component"],
         *,
         layers: Container[int] | None = None,
         start: int = 0,
-        states: States | None = None,
+        residual: ResidualStream | None = None,
     ) -> Float[Tensor, "set example"]:
         """Effects of a few masks on a batch, all in one pass.
 
         Args:
             batch: The batch.
             source: Its counterfactual activations.
-            stack: The masks.
+            masks: The masks, on the model's device.
             layers: Layers that get hooks; all by default.
             start: First block to run.
-            states: What it reads, for the rows of the batch.
+            residual: What it reads, for the rows of the batch.
         """
-        hooks = self._hooks(batch, source, stack, layers)
-        repeated = batch.repeat(len(stack))
-        if states is not None:
-            states = states.repeat(len(stack), 1, 1)
-        scores = self.passes.scores(repeated, hooks, start=start, states=states)
-        effects = self.metric(_take(self.clean, repeated.examples), scores)
-        return self._weighted(batch, effects.reshape(len(stack), -1))
+        hooks = self.hooks(batch, source, masks, layers)
+        repeated = batch.repeat(len(masks))
+        if residual is not None:
+            residual = residual.repeat(len(masks), 1, 1)
+        log_probs = self.forward_pass.log_probs(repeated, hooks, start=start, residual=residual)
+        effects = self.metric(self.clean_of(repeated), log_probs)
+        return self.weighted(batch, effects.reshape(len(masks), -1))
 
-    def _weighted(self, batch: Batch, effects: Tensor) -> Tensor:
-        """Effects (examples last) times the weights of their examples, whose mean is 1."""
-        return effects if self._weights is None else effects * self._weights[batch.examples]
-
-    def _hooks(
+    def hooks(
         self,
         batch: Batch,
         source: Activations,
         mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
         layers: Container[int] | None = None,
     ) -> list[Hook]:
+        """Hooks that apply masks to a batch; see `MaskedPatch.hooks`.
+
+        Args:
+            batch: The batch.
+            source: Its counterfactual activations.
+            mask: As in `MaskedPatch.hooks`.
+            layers: Layers that get hooks; all by default.
+        """
         sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
         patch = MaskedPatch(
             registry=self.registry,
@@ -535,8 +419,54 @@ class Engine:
         )
         return patch.hooks(mask)
 
-    def _bar(self, items: Any, label: str) -> Any:
-        return tqdm(items, desc=label, leave=False, disable=not self.progress or len(items) < 3)
+    def clean_of(self, batch: Batch) -> ContinuationLogProbs:
+        """The clean log-probabilities of the examples of a batch."""
+        return replace(
+            self.clean,
+            **{
+                name: value[batch.examples.to(value.device)]
+                for name, value in vars(self.clean).items()
+                if value is not None
+            },
+        )
+
+    def weighted(self, batch: Batch, effects: Tensor) -> Tensor:
+        """Effects (examples last) times the weights of their examples, whose mean is 1."""
+        return effects if self._weights is None else effects * self._weights[batch.examples]
+
+    # ---- accounts and refusals ------------------------------------------------------------
+
+    def count_forward(self, passes: float, *, backward: bool = False) -> None:
+        """Counts passes over the data set as work."""
+        # In examples, which are whole numbers: sums of shares would round.
+        n_examples = round(passes * self.n_examples)
+        self._n_forward += n_examples
+        self._n_backward += n_examples if backward else 0
+
+    def check_finite(self, effects: Effects) -> None:
+        """Refuses effects that are not finite, or whose mean is not.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        check_finite(effects, self.metric, lambda number: self.pairs[number].describe())
+        if not torch.isfinite(effects.mean()):
+            raise NonFiniteMetricError(
+                f"The mean of the metric {self.metric.name!r} is not finite although its effects "
+                "are. Use a bounded metric such as probability-drop."
+            )
+
+    def no_gradient(self) -> NotDifferentiableError:
+        """The error for a metric through which no gradient reaches the mask."""
+        return NotDifferentiableError(
+            f"No gradient reaches the mask through the metric {self.metric.name!r}. "
+            "Compute it with differentiable torch operations, or use a search that "
+            "needs no gradient, such as top-k."
+        )
+
+    def _progress_bar(self, items: Any, label: str) -> Any:
+        hidden = not self.config.progress or len(items) < 3
+        return tqdm(items, desc=label, leave=False, disable=hidden)
 
 
 def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> None:
@@ -561,32 +491,23 @@ def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> 
                 f"Example {number} ({pair.describe()}) needs {longest} positions. "
                 f"The model has {context}; shorten it."
             )
-        if pair.noise is not None and pair.noise.shape[1] != model.cfg.d_model:
+        refusal = pair.counterfactual.refusal(int(model.cfg.d_model))
+        if refusal is not None:
             raise PairsError(
-                f"The noise of example {number} is {pair.noise.shape[1]} wide. "
-                f"{model_name(model)} needs {model.cfg.d_model}."
+                f"{model_name(model)} cannot run the counterfactual of example {number}: "
+                f"its {refusal}. Make it for this model."
             )
 
 
-def _take(scores: Scores, examples: Tensor) -> Scores:
-    """The scores of some examples."""
-    return replace(
-        scores,
-        **{
-            name: value[examples.to(value.device)]
-            for name, value in vars(scores).items()
-            if value is not None
-        },
-    )
-
-
-def _assemble(parts: list[tuple[Tensor, Scores]], n_examples: int) -> Scores:
-    """Scores of batches, put in the order of the data set."""
+def _assemble(
+    parts: list[tuple[Tensor, ContinuationLogProbs]], n_examples: int
+) -> ContinuationLogProbs:
+    """Log-probabilities of batches, put in the order of the data set."""
     order = torch.cat([examples for examples, _ in parts]).argsort()
     assert len(order) == n_examples
-    return Scores(
+    return ContinuationLogProbs(
         **{
-            name: torch.cat([getattr(scores, name) for _, scores in parts])[order]
+            name: torch.cat([getattr(log_probs, name) for _, log_probs in parts])[order]
             for name, value in vars(parts[0][1]).items()
             if value is not None
         }

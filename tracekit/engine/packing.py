@@ -1,14 +1,14 @@
-"""Token sequences that fork: a prompt (the trunk) and its continuations (the branches).
+"""Packing: x and y of an example share one row, so that their prompt is computed once.
 
-Where a model can be told which tokens see which, several continuations share one computation of
-their prompt:
+Where a model heeds an attention mask and position ids, a row holds a prompt and several branches,
+the continuations:
 
     position in the row    0     1     2    3     4     5    6
     token                  The   nurse said her   turn  his  turn
-    depth (position id)    0     1     2    3     4     3    4
+    position id            0     1     2    3     4     3    4
     branch                 0     0     0    1     1     2    2
 
-A token sees the earlier ones of its own branch and of the trunk.
+A token sees the earlier ones of its own branch and of the prompt (branch 0).
 """
 
 from __future__ import annotations
@@ -22,106 +22,113 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit.models.loading import sent
+from tracekit.data.counterfactuals import Ids
+from tracekit.models.hooked import to_device
 
-Ids = tuple[int, ...]
-
-PASS_CHARGE = {"cpu": 64, "cuda": 4096}
+PASS_OVERHEAD_TOKENS = {"cpu": 64, "cuda": 4096}
 """What one more pass costs, in tokens: weights are read again, kernels launched again. Measured
 with GPT-2's sizes on a CPU; an estimate for CUDA. It decides how rows are grouped, nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
-    """Token sequences that are run together, padded on the right. Each is a trunk with branches."""
+class PackedSequences:
+    """Token sequences that are run together, padded on the right: prompts with their branches."""
 
     tokens: Int[Tensor, "row pos"]
     """Token ids."""
-    depths: Int[Tensor, "row pos"]
-    """Position ids: the number of earlier tokens that a token sees."""
+    position_ids: Int[Tensor, "row pos"]
+    """The number of earlier tokens that a token sees."""
     branches: Int[Tensor, "row pos"]
-    """0 in the trunk, 1 and 2 in its branches."""
-    told: bool = False
-    """Whether the model is told depths and which tokens see which. It must be where rows fork."""
+    """0 in the prompt, 1 and 2 in its continuations."""
+    needs_attention_mask: bool = False
+    """Whether to pass an attention mask and position ids. Required where a row has two branches."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
     def build(
-        cls, trees: Sequence[tuple[Ids, tuple[Ids, ...]]], *, told: bool = False
-    ) -> Sequences:
-        """Lays out trunks with their branches."""
-        tokens, depths, branches = [], [], []
-        for trunk, limbs in trees:
-            parts = [trunk, *limbs]
+        cls, rows: Sequence[tuple[Ids, tuple[Ids, ...]]], *, needs_attention_mask: bool = False
+    ) -> PackedSequences:
+        """Lays out prompts with their branches."""
+        tokens, position_ids, branches = [], [], []
+        for prompt, continuations in rows:
+            parts = [prompt, *continuations]
             tokens.append([token for part in parts for token in part])
             branches.append([number for number, part in enumerate(parts) for _ in part])
-            below = [len(trunk) + step for limb in limbs for step in range(len(limb))]
-            depths.append([*range(len(trunk)), *below])
-        return cls(pad(tokens), pad(depths), pad(branches), told)
+            # Every branch counts on from the end of the prompt, not from the branch before it.
+            after = [len(prompt) + step for branch in continuations for step in range(len(branch))]
+            position_ids.append([*range(len(prompt)), *after])
+        return cls(pad(tokens), pad(position_ids), pad(branches), needs_attention_mask)
 
     @property
-    def forks(self) -> bool:
+    def has_branches(self) -> bool:
         """Whether a row has two branches."""
         return bool((self.branches > 1).any())
 
-    def rows(self, index: Any, width: int) -> Sequences:
-        """Some of the sequences, cut to a width."""
-        cut = (value[index, :width] for value in (self.tokens, self.depths, self.branches))
-        return Sequences(*cut, told=self.told)
+    def rows(self, index: Any, width: int) -> PackedSequences:
+        """Some of the rows, cut to a width."""
+        return self._map(lambda value: value[index, :width])
 
-    def repeat(self, copies: int) -> Sequences:
-        """The sequences `copies` times over."""
-        parts = (value.repeat(copies, 1) for value in (self.tokens, self.depths, self.branches))
-        return Sequences(*parts, told=self.told)
+    def repeat(self, copies: int) -> PackedSequences:
+        """The rows `copies` times over."""
+        return self._map(lambda value: value.repeat(copies, 1))
 
-    def to(self, device: torch.device) -> Sequences:
-        """The sequences on a device."""
-        parts = (sent(value, device) for value in (self.tokens, self.depths, self.branches))
-        return Sequences(*parts, told=self.told)
+    def to(self, device: torch.device) -> PackedSequences:
+        """The rows on a device."""
+        return self._map(lambda value: to_device(value, device))
+
+    def _map(self, change: Any) -> PackedSequences:
+        return PackedSequences(
+            change(self.tokens),
+            change(self.position_ids),
+            change(self.branches),
+            self.needs_attention_mask,
+        )
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What the model is told besides the tokens, made where they are.
+        """Attention mask and position ids for the model, made on the device of the rows.
 
         Args:
             dtype: The model's.
         """
-        if not self.told:
+        if not self.needs_attention_mask:
             return {}
         device, width = self.branches.device, self.tokens.shape[1]
-        earlier = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        is_earlier = torch.ones(width, width, dtype=torch.bool, device=device).tril()
         query, key = self.branches[:, :, None], self.branches[:, None, :]
-        seen = earlier & ((key == 0) | (key == query))
-        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-        mask = mask.masked_fill(~seen, torch.finfo(dtype).min)
-        return {"attention_mask": mask[:, None], "position_ids": self.depths}
+        is_seen = is_earlier & ((key == 0) | (key == query))
+        mask = torch.zeros(is_seen.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill(~is_seen, torch.finfo(dtype).min)
+        return {"attention_mask": mask[:, None], "position_ids": self.position_ids}
 
 
-def bucket_sizes(lengths: Sequence[int], batch_size: int, charge: int) -> list[int]:
-    """How many of some rows, sorted by length, to run in each pass.
+def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> list[int]:
+    """How many rows, sorted by length, to run in each pass.
 
-    Every row of a pass costs the length of its longest one, and every pass costs `charge` tokens
-    besides. The cuts between lengths that cost least in all are found by dynamic programming.
+    Every row of a pass costs the length of its longest one, and every pass costs `overhead` tokens
+    besides. Dynamic programming finds the cuts between lengths that cost least in all.
     """
     counts = [(length, len(list(same))) for length, same in groupby(lengths)]
-    best: list[tuple[int, int]] = [(0, 0)]
+    # cheapest[i]: least cost of the first i different lengths, and where their last bucket begins.
+    cheapest: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(counts) + 1):
         options = []
         rows = 0
         for start in range(end - 1, -1, -1):
             rows += counts[start][1]
-            passes = -(-rows // batch_size)
-            cost = best[start][0] + rows * counts[end - 1][0] + passes * charge
+            passes = -(-rows // max_batch_size)
+            cost = cheapest[start][0] + rows * counts[end - 1][0] + passes * overhead
             options.append((cost, start))
-        best.append(min(options))
+        cheapest.append(min(options))
     cuts = [len(counts)]
     while cuts[-1]:
-        cuts.append(best[cuts[-1]][1])
+        cuts.append(cheapest[cuts[-1]][1])
     sizes = []
+    # The cuts were collected from the last to the first.
     for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True):
         rows = sum(count for _, count in counts[start:end])
-        passes = -(-rows // batch_size)
+        passes = -(-rows // max_batch_size)
         # Even parts: a last one of a few rows would cost a pass of its own.
         sizes += [rows // passes + (number < rows % passes) for number in range(passes)]
     return sizes

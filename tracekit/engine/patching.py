@@ -1,8 +1,9 @@
 """Soft interventions as hooks: h = (1 - m) f(g) + m h' at the hook points of a registry.
 
 `MaskedPatch` is the hook factory: from a mask it makes the `fwd_hooks` that any TransformerLens
-model takes in `run_with_hooks`. Where two kinds share a hook point (`neurons` and `mlp-blocks`),
-they act one after the other, so that a coordinate is counterfactual if either says so.
+model takes in `run_with_hooks`. Where two kinds share a hook point (`mlp-outputs` and
+`mlp-blocks`), they act one after the other, so that a coordinate is counterfactual if either says
+so.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tracekit.components import ComponentRegistry, Site
-from tracekit.models.loading import sent
+from tracekit.components import ComponentRegistry, Kind, Site
+from tracekit.models.hooked import Hook, to_device
 
-Hook = tuple[str, Callable[..., Tensor]]
 Activations = Mapping[str, Tensor]
 """Hook point -> activation; the first axis is the row, and the position (for attention patterns
 the query) is axis 1 (2), as in `Kind`."""
@@ -40,7 +40,7 @@ class MaskedPatch:
     """Activations of the counterfactual run at `registry.hook_names`, row by row. They may be
     shorter than the clean run: they cover positions 0 to their length less one."""
     positions: Bool[Tensor, "row pos"]
-    """Where to intervene. For `heads`, the query positions whose attention is replaced."""
+    """Where to intervene. For `attention-patterns`, the queries whose attention is replaced."""
 
     def hooks(
         self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
@@ -59,63 +59,62 @@ class MaskedPatch:
         return [(name, self._hook(name, sites, mask)) for name, sites in by_name.items()]
 
     def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
-        source = self.counterfactual[name]
-        axis = position_axis(sites[0])
+        source, kind = self.counterfactual[name], sites[0].kind
         weights = [_weight(site, mask, source.ndim) for site in sites]
-        span = source.shape[axis]
-        at = _at_axis(self.positions[:, :span], axis, source.ndim)
+        span = source.shape[kind.position_dim]
+        is_patched = _along_positions(self.positions[:, :span], kind, source.ndim)
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
-            head = _head(activation, axis, span)
+            start = _first_positions(activation, kind, span)
             # The rows once per mask, beside the one copy of their counterfactual values.
-            mixed = head.float().unflatten(0, (-1, len(source)))
+            mixed = start.float().unflatten(0, (-1, len(source)))
             # Layers may lie on different devices.
             values = source.to(activation.device).float()
             for weight in weights:
-                share = (weight * at).to(activation.device)
-                mixed = torch.lerp(mixed, values, share)
-            return _replace(activation, mixed.flatten(0, 1).to(activation.dtype), axis)
+                mixed = torch.lerp(mixed, values, (weight * is_patched).to(activation.device))
+            mixed = mixed.flatten(0, 1).to(activation.dtype)
+            return _replace_first_positions(activation, mixed, kind)
 
         return mix
-
-
-def position_axis(site: Site) -> int:
-    """Axis of the position (of the query, for attention patterns) in a site's activation."""
-    return 2 if site.kind.axis == 1 else 1
 
 
 def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
     entries = mask[..., site.start : site.stop]
     if not site.complete:
+        # Components of the layer that are not under study keep their clean value: weight 0.
         full = entries.new_zeros(*entries.shape[:-1], site.width)
-        indices = sent(torch.tensor(site.indices), entries.device)
+        indices = to_device(torch.tensor(site.indices), entries.device)
         entries = full.index_copy(-1, indices, entries)
     shape = [1] * (ndim + 1)
     shape[: entries.ndim - 1] = entries.shape[:-1]
-    if site.kind.axis is not None:
-        shape[site.kind.axis + 1] = site.width
+    if site.kind.component_dim is not None:
+        # One further than in the activation: the axis of the set comes first.
+        shape[site.kind.component_dim + 1] = site.width
     return entries.reshape(shape)
 
 
-def _at_axis(positions: Tensor, axis: int, ndim: int) -> Tensor:
+def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:
+    """A mask over rows and positions, shaped to broadcast against an activation."""
     shape = [1] * ndim
-    shape[0], shape[axis] = positions.shape
+    shape[0], shape[kind.position_dim] = positions.shape
     return positions.reshape(shape)
 
 
-def _head(activation: Tensor, axis: int, span: int) -> Tensor:
+def _first_positions(activation: Tensor, kind: Kind, span: int) -> Tensor:
     """The part of an activation that belongs to the first `span` positions."""
-    head = activation.narrow(axis, 0, span)
+    start = activation.narrow(kind.position_dim, 0, span)
     # Attention from these queries cannot reach later keys: the models are causal.
-    return head.narrow(3, 0, span) if axis == 2 else head
+    return start if kind.key_dim is None else start.narrow(kind.key_dim, 0, span)
 
 
-def _replace(activation: Tensor, head: Tensor, axis: int) -> Tensor:
-    """The activation with its first positions replaced."""
-    span, length = head.shape[axis], activation.shape[axis]
+def _replace_first_positions(activation: Tensor, start: Tensor, kind: Kind) -> Tensor:
+    """The activation with `start` in its first positions."""
+    dim = kind.position_dim
+    span, length = start.shape[dim], activation.shape[dim]
     if span == length:
-        return head
-    if axis == 2:
-        head = torch.nn.functional.pad(head, (0, activation.shape[3] - span))
-    return torch.cat([head, activation.narrow(axis, span, length - span)], dim=axis)
+        return start
+    if kind.key_dim is not None:
+        # The last axis: these queries pay no attention to the keys after them.
+        start = torch.nn.functional.pad(start, (0, activation.shape[kind.key_dim] - span))
+    return torch.cat([start, activation.narrow(dim, span, length - span)], dim=dim)

@@ -1,56 +1,67 @@
-"""Lines and bars straight from a table: the table is what they show."""
+"""Lines, bars and similarity tables drawn straight from a DataFrame."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BELOW, finish, shown, styles
+from tracekit.figures.style import BELOW, finish, styles
+from tracekit.search import title_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_PATTERNS = ("", "/", ".", "x", "-", "+")
+"""Fill patterns of bars, one per series."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chart:
+    """The table that a chart shows, and its titles."""
+
+    frame: pd.DataFrame
+    """A row per point or bar."""
+    x: str
+    """Column of the horizontal axis."""
+    y: str
+    """Column of the vertical axis."""
+    series: str
+    """Column that names the line or bar of a row; methods have their usual colours."""
+    axis_titles: tuple[str, str]
+    """Titles of the horizontal and the vertical axis, with units."""
+    title: str
+    """Above the figure."""
+    subtitle: str = ""
+    """Below the title."""
+
 
 def lines(
-    frame: pd.DataFrame,
-    *,
-    x: str,
-    y: str,
-    series: str,
-    titles: tuple[str, str],
-    title: str,
-    subtitle: str = "",
-    reference: tuple[float, str] | None = None,
-    log_x: bool = False,
+    chart: Chart, *, reference: tuple[float, str] | None = None, log_x: bool = False
 ) -> go.Figure:
-    """A line per series.
+    """A line per series; rows without a y value are left out.
 
     Args:
-        frame: A row per point.
-        x: Column of the abscissa.
-        y: Column of the ordinate; rows without a value are left out.
-        series: Column that names the lines; methods have their usual colours.
-        titles: Of the axes, with units.
-        title: Above the figure.
-        subtitle: Below the title.
+        chart: Table and titles.
         reference: Height and name of a horizontal line.
-        log_x: Whether the abscissa is logarithmic.
+        log_x: Whether the horizontal axis is logarithmic.
     """
     import pandas as pd
 
+    frame, (x_title, y_title) = chart.frame, chart.axis_titles
     figure = go.Figure()
-    for label, (color, symbol, dash) in styles(frame[series]).items():
-        points = frame[(frame[series] == label) & frame[y].notna()]
+    for label, (color, symbol, dash) in styles(frame[chart.series]).items():
+        points = frame[(frame[chart.series] == label) & frame[chart.y].notna()]
         figure.add_scatter(
-            x=points[x],
-            y=points[y],
-            name=shown(label),
+            x=points[chart.x],
+            y=points[chart.y],
+            name=title_of(label),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 14 else 5},
             hovertemplate=(
-                f"{shown(label)}<br>{titles[0]}: %{{x:.4g}}<br>{titles[1]}: %{{y:.4g}}"
+                f"{title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
                 "<extra></extra>"
             ),
         )
@@ -62,70 +73,72 @@ def lines(
             annotation_position="top left",
             annotation_font_size=13,
         )
-    axis: dict[str, Any] = {"rangemode": "tozero"}
+    x_axis: dict[str, Any] = {"rangemode": "tozero"}
+    values = frame[chart.x]
     if log_x:
-        axis = {"type": "log", "dtick": 1}
-    elif pd.api.types.is_integer_dtype(frame[x]) and len(frame) and frame[x].max() <= 16:
-        axis["dtick"] = 1 if frame[x].max() <= 8 else 2
-    figure.update_xaxes(title_text=titles[0], exponentformat="power", **axis)
-    figure.update_yaxes(title_text=titles[1], exponentformat="power", rangemode="tozero")
-    figure.update_layout(legend=BELOW, showlegend=True)
-    return finish(figure, title, subtitle)
+        x_axis = {"type": "log", "dtick": 1}
+    elif pd.api.types.is_integer_dtype(values) and len(frame) and values.max() <= 16:
+        x_axis["dtick"] = 1 if values.max() <= 8 else 2
+    figure.update_xaxes(exponentformat="power", **x_axis)
+    figure.update_yaxes(rangemode="tozero")
+    return _finish(figure, chart)
 
 
-def bars(
-    frame: pd.DataFrame,
-    *,
-    x: str,
-    y: str,
-    series: str,
-    titles: tuple[str, str],
-    title: str,
-    subtitle: str = "",
-    log_y: bool = False,
-) -> go.Figure:
-    """Groups of bars, one of each series in a group.
+def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
+    """A group of bars per x value, one bar of each series.
 
     Args:
-        frame: A row per bar.
-        x: Column that names the groups.
-        y: Column of the heights.
-        series: Column that names the bars of a group; methods have their usual colours.
-        titles: Of the axes, with units.
-        title: Above the figure.
-        subtitle: Below the title.
+        chart: Table and titles.
         log_y: Whether heights are logarithmic, where they differ by more than a decade.
     """
-    patterns = ["", "/", ".", "x", "-", "+"]
+    frame = chart.frame
     figure = go.Figure()
-    for place, (label, (color, _, _)) in enumerate(styles(frame[series]).items()):
-        rows = frame[frame[series] == label]
+    for rank, (label, (color, _, _)) in enumerate(styles(frame[chart.series]).items()):
+        rows = frame[frame[chart.series] == label]
         figure.add_bar(
-            x=rows[x],
-            y=rows[y],
-            name=shown(label),
+            x=rows[chart.x],
+            y=rows[chart.y],
+            name=title_of(label),
             marker={
                 "color": color,
                 "line": {"color": "black", "width": 1},
                 "pattern": {
-                    "shape": patterns[place % len(patterns)],
+                    "shape": _PATTERNS[rank % len(_PATTERNS)],
                     "bgcolor": color,
                     "fgcolor": "white",
                 },
             },
-            hovertemplate=(f"%{{x}}<br>{shown(label)}<br>{titles[1]}: %{{y:.4g}}<extra></extra>"),
+            hovertemplate=(
+                f"%{{x}}<br>{title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}<extra></extra>"
+            ),
         )
-    figure.update_xaxes(title_text=titles[0], type="category", showgrid=False)
-    wide = log_y and len(frame) and frame[y].max() > 10 * frame[y].min() > 0
-    scale: dict[str, Any] = {"type": "log", "dtick": 1} if wide else {"rangemode": "tozero"}
-    figure.update_yaxes(title_text=titles[1], exponentformat="power", **scale)
-    figure.update_layout(legend=BELOW, showlegend=True, barmode="group")
-    return finish(figure, title, subtitle)
+    heights = frame[chart.y]
+    is_wide = log_y and len(frame) and heights.max() > 10 * heights.min() > 0
+    y_axis: dict[str, Any] = {"type": "log", "dtick": 1} if is_wide else {"rangemode": "tozero"}
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(**y_axis)
+    figure.update_layout(barmode="group")
+    return _finish(figure, chart)
+
+
+def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
+    """Titles and legend."""
+    x_title, y_title = chart.axis_titles
+    figure.update_xaxes(title_text=x_title)
+    figure.update_yaxes(title_text=y_title, exponentformat="power")
+    figure.update_layout(legend=BELOW, showlegend=True)
+    return finish(figure, chart.title, chart.subtitle)
 
 
 def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.Figure:
-    """A square table of Jaccard similarities, in [0, 1], with the numbers in the cells."""
-    labels = [shown(label) for label in frame.columns]
+    """A square table of Jaccard similarities, in [0, 1], with the numbers in the cells.
+
+    Args:
+        frame: Rows and columns are the methods that are compared.
+        title: Above the figure.
+        subtitle: Below the title.
+    """
+    labels = [title_of(label) for label in frame.columns]
     figure = go.Figure(
         go.Heatmap(
             z=frame.to_numpy(),

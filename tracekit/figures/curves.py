@@ -8,28 +8,33 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BELOW, CONTROL, STYLES, finish, shown, styles
+from tracekit.figures.style import BELOW, CONTROL, STYLES, finish, styles
+from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_AT_EVERY_SIZE = ("greedy", "path", "top-k")
-"""Methods whose history is an effect for each of several sizes."""
-
 
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
-    """What an effect curve shows: a row per method and number of components.
+    """The table behind an effect curve: a row per method and number of components.
 
-    Methods that record an effect at several sizes on their way (greedy, path, top-k) contribute
-    each of them; where two runs of a method measured the same size, the larger effect counts.
+    Methods that record an effect for each of several sizes (see `TraceResult.records_every_size`)
+    contribute all of them. Where two runs of a method measured the same size, the larger effect
+    counts.
+
+    Args:
+        results: Of one or several methods.
+
+    Returns:
+        A DataFrame with the columns `method`, `n_selected` and `effect`.
     """
     import pandas as pd
 
     rows = []
     for result in results:
         rows.append((result.method, result.n_selected, result.effect))
-        if result.method in _AT_EVERY_SIZE:
+        if result.records_every_size:
             rows += [
                 (result.method, int(record["n_selected"]), float(record["effect"]))
                 for record in result.history
@@ -41,44 +46,44 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
 
 
 def curve(results: Sequence[TraceResult], *, log_y: bool = False) -> go.Figure:
-    """Effect against number of components, a line per method, and the all-components line.
+    """Effect against number of components: a line per method, and one at the full effect.
 
     Args:
-        results: Of one or several methods.
+        results: Of one or several methods on the same data, components and metric.
         log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
     """
     frame = curve_data(results)
     first = results[0]
     n = first.n_components
     figure = go.Figure()
-    looks = styles(frame["method"])
+    styles_by_method = styles(frame["method"])
+    titles = {result.method: result.method_title or result.method for result in results}
     for method in dict.fromkeys(frame["method"]):
         points = frame[frame["method"] == method]
-        color, symbol, dash = looks[method]
+        color, symbol, dash = styles_by_method[method]
         figure.add_scatter(
             x=points["n_selected"],
             y=points["effect"],
-            name=shown(method),
+            name=titles[method],
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 12 else 5},
             customdata=[[f"{100 * size / n:.1f} %"] for size in points["n_selected"]],
             hovertemplate=(
-                f"{shown(method)}<br>%{{x}} of {n} components (%{{customdata[0]}})"
-                f"<br>{first.metric_axis}: %{{y:.4g}}<extra></extra>"
+                f"{titles[method]}<br>%{{x}} of {n} components (%{{customdata[0]}})"
+                f"<br>{first.axis_label}: %{{y:.4g}}<extra></extra>"
             ),
         )
-    _add_all_components_line(figure, first)
+    figure = _finish_curve(figure, first)
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
-        # Annotations of logarithmic axes are placed by the logarithm.
+        # Annotations of logarithmic axes are positioned by the logarithm.
         figure.update_annotations(y=log10(first.full_effect) if first.full_effect > 0 else 0)
-    figure.update_layout(legend=BELOW)
-    return finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
+    return figure
 
 
-def _add_all_components_line(figure: go.Figure, first: TraceResult) -> None:
-    """The axes of an effect curve, and the effect of all components."""
+def _finish_curve(figure: go.Figure, first: TraceResult) -> go.Figure:
+    """Adds axes, legend, title, and a line at the effect of all components."""
     figure.add_hline(
         y=first.full_effect,
         line={"color": "black", "width": 1.5, "dash": "dot"},
@@ -87,22 +92,20 @@ def _add_all_components_line(figure: go.Figure, first: TraceResult) -> None:
         annotation_font_size=13,
     )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
-    figure.update_yaxes(title_text=first.metric_axis, exponentformat="power", rangemode="tozero")
+    figure.update_yaxes(title_text=first.axis_label, exponentformat="power", rangemode="tozero")
+    figure.update_layout(legend=BELOW)
+    return finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
 
 
-def path_curve(frame: pd.DataFrame, first: TraceResult) -> go.Figure:
-    """Effect of the best sets against their size, with what it takes to believe them.
+def pareto_curve(front: ParetoFront) -> go.Figure:
+    """Effect of the best sets against their size, with held-out effects and random controls.
 
-    The band and the bars of held-out effects are 95 % bootstrap intervals over examples, the bars
-    of the control the range of its draws.
-
-    Args:
-        frame: A row per size, as `TracePath.to_frame` gives it.
-        first: Any result of the path, for titles and the effect of all components.
+    The band and the bars of held-out effects are 95 % bootstrap intervals over examples. The bars
+    of the control are the range of its draws. The numbers are those of `ParetoFront.to_frame`.
     """
-    figure = go.Figure()
+    figure, frame, first = go.Figure(), front.to_frame(), front[0]
     for name, columns, (color, symbol, dash) in (
-        ("best set", ("effect", "effect_low", "effect_high"), STYLES["path"]),
+        ("best set", ("effect", "effect_low", "effect_high"), STYLES["local-search"]),
         ("held out", ("held_out", "held_out_low", "held_out_high"), STYLES["greedy"]),
         ("random, same layers", ("control", "control_low", "control_high"), CONTROL),
     ):
@@ -142,18 +145,18 @@ def path_curve(frame: pd.DataFrame, first: TraceResult) -> go.Figure:
                 (
                     f"{100 * size / first.n_components:.1f} %",
                     f"{bottom:.4g} to {top:.4g}",
-                    "" if same is None else f"<br>Jaccard similarity of the halves: {same:.2f}",
+                    ""
+                    if jaccard is None
+                    else f"<br>Jaccard similarity of the halves: {jaccard:.2f}",
                 )
-                for size, bottom, top, same in zip(
+                for size, bottom, top, jaccard in zip(
                     rows["size"], rows[low], rows[high], stable, strict=True
                 )
             ],
             hovertemplate=(
                 f"{name}<br>%{{x}} of {first.n_components} components (%{{customdata[0]}})"
-                f"<br>{first.metric_axis}: %{{y:.4g}} (%{{customdata[1]}})"
+                f"<br>{first.axis_label}: %{{y:.4g}} (%{{customdata[1]}})"
                 "%{customdata[2]}<extra></extra>"
             ),
         )
-    _add_all_components_line(figure, first)
-    figure.update_layout(legend=BELOW)
-    return finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
+    return _finish_curve(figure, first)

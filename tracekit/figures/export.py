@@ -11,10 +11,13 @@ from tracekit.errors import FigureExportError
 
 
 def write(figure: go.Figure, path: str | Path) -> Path:
-    """Writes a figure; the suffix decides the form.
+    """Writes a figure in the format that the suffix names.
 
-    `.html` needs no network to be opened (plotly.min.js is put beside it); `.png`, `.svg` and
-    `.pdf` need kaleido and a Chrome or Chromium.
+    `.html` opens without a network: `plotly.min.js` is written beside it. `.png`, `.svg` and
+    `.pdf` need kaleido and Chrome or Chromium.
+
+    Returns:
+        The path.
 
     Raises:
         FigureExportError: Kaleido or a browser is missing.
@@ -24,6 +27,12 @@ def write(figure: go.Figure, path: str | Path) -> Path:
 
 def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
     """Writes figures, each to its path, as `write` does; a browser is started once for all.
+
+    Args:
+        figures: By path.
+
+    Returns:
+        The paths, in order.
 
     Raises:
         FigureExportError: Kaleido or a browser is missing; `.html` files are written all the same.

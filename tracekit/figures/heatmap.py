@@ -8,11 +8,12 @@ import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
 
-from tracekit.components import KINDS, ComponentRegistry, Site
-from tracekit.figures.style import finish, shown, tick_places
+from tracekit.components import ComponentRegistry, Site, kind_of
+from tracekit.figures.style import finish, tick_positions
 from tracekit.results.result import TraceResult
 
 _MAX_COLUMNS = 64
+"""Columns beyond which a cell stands for several components."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +30,7 @@ class SelectionPanel:
     share: tuple[tuple[float | None, ...], ...]
     """Share of the cell's components that are selected; 0 or 1 for single components."""
     hover: tuple[tuple[str, ...], ...]
-    """What is shown when the pointer rests on a cell."""
+    """Text at the pointer, by cell."""
 
     @property
     def binned(self) -> bool:
@@ -38,15 +39,15 @@ class SelectionPanel:
 
 
 def selection_data(result: TraceResult) -> list[SelectionPanel]:
-    """What a selection heatmap shows: one panel per kind, a row per layer."""
+    """The data behind a selection heatmap: one panel per kind, a row per layer."""
     return [_panel(result, kind) for kind in result.registry.kinds]
 
 
 def heatmap(result: TraceResult) -> go.Figure:
-    """Per-layer selection heatmap.
+    """Heatmap of a selection, a row per layer.
 
-    Colour is the soft mask (for many components the share selected in a range); a dot marks a
-    selected component.
+    Colour is the soft mask, and a dot marks a selected component. Where a cell stands for several
+    components, colour is the share of them that is selected.
     """
     panels = selection_data(result)
     widths = [max(2.0, float(len(panel.columns))) for panel in panels]
@@ -79,10 +80,10 @@ def heatmap(result: TraceResult) -> go.Figure:
         )
         if not panel.binned:
             _add_dots(figure, panel, column)
-        ticks = tick_places(len(panel.columns), most=8 if panel.binned else 16)
+        ticks = tick_positions(len(panel.columns), most=8 if panel.binned else 16)
         figure.update_xaxes(
-            title_text=_axis_title(panel),
-            showticklabels=KINDS[panel.kind].axis is not None,
+            title_text=kind_of(panel.kind).noun,
+            showticklabels=kind_of(panel.kind).component_dim is not None,
             tickvals=ticks,
             ticktext=[panel.columns[i].split("-")[0] for i in ticks],
             showgrid=False,
@@ -94,7 +95,7 @@ def heatmap(result: TraceResult) -> go.Figure:
     layers = max(len(panel.layers) for panel in panels)
     return finish(
         figure,
-        f"{shown(result.method)} on {result.dataset}, {result.model}",
+        f"{result.method_title or result.method} on {result.dataset}, {result.model}",
         f"{result.n_selected} of {result.n_components} selected, effect {result.effect:.3g} "
         f"(all: {result.full_effect:.3g})",
         height=max(300, min(900, 150 + 26 * layers)),
@@ -125,25 +126,25 @@ def _cell(
     flat = [site.start + k for k, index in enumerate(site.indices) if index in bin_]
     if not flat:
         return None, None, f"layer {site.layer}: not studied"
-    place = torch.tensor(flat)
-    soft = result.soft_mask[place].mean().item()
-    share = result.binary_mask[place].float().mean().item()
+    indices = torch.tensor(flat)
+    soft = result.soft_mask[indices].mean().item()
+    share = result.binary_mask[indices].float().mean().item()
     if len(flat) == 1:
         state = "selected" if share else "not selected"
         text = f"{registry.label(flat[0])}: {state}<br>soft mask {soft:.3f}"
-        if result.scores is not None:
-            text += f"<br>alone: {result.scores[flat[0]]:.4g}"
+        if result.component_scores is not None:
+            text += f"<br>alone: {result.component_scores[flat[0]]:.4g}"
         return soft, share, text
     ends = f"{registry.label(flat[0])} to {registry.label(flat[-1])}"
-    count = int(result.binary_mask[place].sum())
+    count = int(result.binary_mask[indices].sum())
     return soft, share, f"{ends}<br>{count} of {len(flat)} selected<br>mean soft mask {soft:.3f}"
 
 
 def _add_dots(figure: go.Figure, panel: SelectionPanel, column: int) -> None:
     dots = [
-        (place, str(layer))
+        (column_index, str(layer))
         for layer, row in zip(panel.layers, panel.share, strict=True)
-        for place, share in enumerate(row)
+        for column_index, share in enumerate(row)
         if share
     ]
     figure.add_scatter(
@@ -156,9 +157,3 @@ def _add_dots(figure: go.Figure, panel: SelectionPanel, column: int) -> None:
         row=1,
         col=column,
     )
-
-
-def _axis_title(panel: SelectionPanel) -> str:
-    if KINDS[panel.kind].axis is None:
-        return "MLP"
-    return {"neurons": "neuron", "mlp-hidden": "hidden unit"}.get(panel.kind, "head")

@@ -1,52 +1,14 @@
-"""Maps of pairs: interactions of components, similarities of selections."""
+"""The pairwise interaction map: how far the effects of two components are from additive."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import plotly.graph_objects as go
-from jaxtyping import Float
-from torch import Tensor
 
-from tracekit.figures.style import WIDTH, finish, tick_places
-
-
-@runtime_checkable
-class PairEffects(Protocol):
-    """What a pairwise map shows; `tracekit.results.interactions.InteractionGrid` is one."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the components."""
-        ...
-
-    @property
-    def singles(self) -> Float[Tensor, " component"]:
-        """Effect of each alone."""
-        ...
-
-    @property
-    def pairs(self) -> Float[Tensor, "component component"]:
-        """Effect of each two together."""
-        ...
-
-    @property
-    def interaction(self) -> Float[Tensor, "component component"]:
-        """What they do together less what each does alone."""
-        ...
-
-    @property
-    def metric_axis(self) -> str:
-        """Name and unit of the effect."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """Shown above the map."""
-        ...
+from tracekit.figures.style import WIDTH, finish, tick_positions
+from tracekit.results.interactions import InteractionGrid
 
 
-def interaction_heatmap(grid: PairEffects) -> go.Figure:
+def interaction_heatmap(grid: InteractionGrid) -> go.Figure:
     """Pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below."""
     values = grid.interaction
     bound = values.nan_to_num().abs().max().item() or 1.0
@@ -78,7 +40,7 @@ def interaction_heatmap(grid: PairEffects) -> go.Figure:
             },
         )
     )
-    ticks = tick_places(n, most=18)
+    ticks = tick_positions(n, most=18)
     names = [grid.labels[i] for i in ticks]
     figure.update_xaxes(
         tickvals=ticks, ticktext=names, tickangle=-90, showgrid=False, constrain="domain"
@@ -95,7 +57,7 @@ def interaction_heatmap(grid: PairEffects) -> go.Figure:
     finished = finish(
         figure,
         grid.title or "Interactions",
-        f"together less each alone; {grid.metric_axis}",
+        f"together less each alone; {grid.axis_label}",
         height=WIDTH - 20,
     )
     return finished.update_layout(font_size=15 if n <= 18 else 12)

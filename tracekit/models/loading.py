@@ -1,24 +1,19 @@
-"""Models: load or wrap one, and what every part of tracekit asks of it.
+"""Loading: a model by name, from a directory, or from memory, wrapped by TransformerLens.
 
-Two classes of TransformerLens serve: `TransformerBridge` (3.9 and 4.x, wraps the Hugging Face
-model and computes its numbers) and `HookedTransformer` (3.9). tracekit uses only what they share,
-written down in `HookedModel`. TransformerLens is imported when a model is loaded, not before.
+TransformerLens is imported when a model is loaded, not before.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
 from safetensors import SafetensorError
-from torch import Tensor
 
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
@@ -27,6 +22,7 @@ from tracekit.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
+from tracekit.models.hooked import HookedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,42 +30,9 @@ if TYPE_CHECKING:
 DEMO = "demo"
 """Name of the embedded model."""
 
-_SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 _HUB_TIMEOUT = 5.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@runtime_checkable
-class HookedModel(Protocol):
-    """What `TransformerBridge` and `HookedTransformer` share and tracekit uses."""
-
-    cfg: Any
-    """Sizes: `n_layers`, `n_heads`, `d_model`, `d_mlp`, `d_vocab`."""
-    training: bool
-
-    @property
-    def hook_dict(self) -> Mapping[str, Any]:
-        """Hook points by name."""
-        ...
-
-    def run_with_hooks(
-        self,
-        input: Any,
-        *,
-        fwd_hooks: Sequence[tuple[str, Callable[..., Tensor]]],
-        **kwargs: Any,
-    ) -> Any:
-        """Runs the model with hooks that may replace activations."""
-        ...
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """All parameters."""
-        ...
-
-    def train(self, mode: bool = True) -> Any:
-        """Sets training mode."""
-        ...
 
 
 def load_model(
@@ -121,90 +84,6 @@ def load_model(
         ) from error
     model.cfg.model_name = str(source)
     return _freeze(model)
-
-
-def model_name(model: HookedModel) -> str:
-    """Short name for titles and messages."""
-    name = str(getattr(model.cfg, "model_name", "") or type(model).__name__)
-    return Path(name).name or name
-
-
-def device_of(model: HookedModel) -> torch.device:
-    """Device of the model's first parameter, where its tokens go."""
-    return next(iter(model.parameters())).device
-
-
-def sent(value: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; from the CPU to CUDA without waiting for the copy."""
-    if value.device.type == "cpu" and device.type == "cuda":
-        return value.pin_memory().to(device, non_blocking=True)
-    return value.to(device)
-
-
-def dtype_of(model: HookedModel) -> torch.dtype:
-    """Floating type of the model's first parameter."""
-    return next(iter(model.parameters())).dtype
-
-
-def residual_hook(layer: int) -> str:
-    """Hook point of the residual stream where a block begins."""
-    return f"blocks.{layer}.hook_resid_pre"
-
-
-def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "row pos"]:
-    """The same random tokens every time, on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(int(model.cfg.d_vocab), (rows, length), generator=generator)
-
-
-def embedding_std(model: HookedModel) -> float:
-    """Standard deviation of what the first block reads, over random tokens: the unit of noise.
-
-    Measured where noise is added, since some models scale or normalise their token embeddings.
-    """
-    tokens = random_tokens(model, 16, 16)
-    seen: list[Tensor] = []
-
-    def note(activation: Tensor, hook: Any = None) -> Tensor:
-        seen.append(activation.detach())
-        return activation
-
-    with frozen(model), torch.no_grad():
-        model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[(residual_hook(0), note)])
-    return float(seen[0].float().std())
-
-
-def scored_hook(model: HookedModel) -> str:
-    """Last hook point before the unembedding; gathering there spares logits nobody reads.
-
-    Raises:
-        UnsupportedModelError: The model has none of the known ones.
-    """
-    for name in _SCORED_HOOKS:
-        if name in model.hook_dict:
-            return name
-    raise UnsupportedModelError(
-        f"{model_name(model)} has no hook point before its unembedding. "
-        f"tracekit needs one of {', '.join(_SCORED_HOOKS)}."
-    )
-
-
-@contextmanager
-def frozen(model: HookedModel) -> Iterator[None]:
-    """Within the block, no parameter takes a gradient and dropout is off; restored afterwards."""
-    thawed = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    was_training = model.training
-    for parameter in thawed:
-        parameter.requires_grad_(False)
-    if was_training:
-        model.train(False)
-    try:
-        yield
-    finally:
-        for parameter in thawed:
-            parameter.requires_grad_(True)
-        if was_training:
-            model.train(True)
 
 
 def _freeze(model: Any) -> HookedModel:

@@ -1,8 +1,14 @@
 """Everything about one paper: its tables, figures and models, and published numbers."""
 
 from tracekit.paper.experiment import Experiment, Report, Setting
-from tracekit.paper.jobs import Job, ModelAt, Place
-from tracekit.paper.reproduction import EXPERIMENTS, Written, chosen, plan, reproduce
+from tracekit.paper.jobs import Job, ModelAt, RunEnvironment
+from tracekit.paper.reproduction import (
+    EXPERIMENTS,
+    Reproduction,
+    plan,
+    reproduce,
+    select_experiments,
+)
 from tracekit.paper.run_store import Run
 from tracekit.paper.worker import Failure
 
@@ -12,12 +18,12 @@ __all__ = [
     "Failure",
     "Job",
     "ModelAt",
-    "Place",
     "Report",
+    "Reproduction",
     "Run",
+    "RunEnvironment",
     "Setting",
-    "Written",
-    "chosen",
     "plan",
     "reproduce",
+    "select_experiments",
 ]

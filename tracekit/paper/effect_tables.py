@@ -1,13 +1,13 @@
-"""Tables and figures about the sets that methods find at given budgets."""
+"""Tables and figures about the sets that methods select at given budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 from tracekit import figures
 from tracekit.errors import UnknownTableError
-from tracekit.figures.style import shown
 from tracekit.paper.experiment import (
     NOT_PUBLISHED,
     Experiment,
@@ -15,40 +15,46 @@ from tracekit.paper.experiment import (
     Setting,
     effects_frame,
     notes_on_sameness,
+    on_all_examples,
     trace_job,
     usual_kind,
-    whole,
     with_held_out,
 )
 from tracekit.paper.jobs import Job, ModelAt
 from tracekit.paper.latex_table import Table
+from tracekit.paper.models import PAPER_MODELS, SEVEN_MODELS, SINGLE_HEAD_TABLES
 from tracekit.paper.published import paper_similarity, paper_singles, single_heads
 from tracekit.paper.run_store import Run
-from tracekit.results.pareto_front import jaccard
+from tracekit.results.pareto_statistics import jaccard
+from tracekit.results.result import TraceResult
+from tracekit.search import title_of
 
 HEADS = (0.1, 0.2, 0.3, 0.4)
 NEURONS = (0.025, 0.05, 0.1, 0.15)
+"""Budgets, as shares of the paper's heads (`attention-patterns`) and neurons (`mlp-outputs`)."""
 _GREEDY_UP_TO = 384
 _TOPK_UP_TO = 24_576
 """Components beyond which the paper does not run greedy (heads) and top-k (neurons)."""
-_WIDE = 100
-"""Ratio of effects from which a curve is drawn on a logarithmic scale."""
-_GPT2 = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
-_SEVEN = (*_GPT2, "Qwen3-1.7B", "Llama-3.2-1B")
+_WIDE_RANGE = 100
+"""Ratio of effects beyond which a curve has a logarithmic scale."""
 
 
 def _methods(setting: Setting, model: ModelAt, components: str) -> list[str]:
-    """The paper's methods, less those that it leaves out for a model of that size."""
+    """The methods of the setting, else the paper's, which depend on the size of the model."""
     if setting.methods:
         return list(setting.methods)
-    n = model.count(components)
-    if components == "heads":
-        greedy = n is None or n <= _GREEDY_UP_TO
-        return ["random", "top-k", *(["greedy"] if greedy else []), "pgb-ct"]
-    return ["random", *(["top-k"] if n is None or n <= _TOPK_UP_TO else []), "pgb-ct"]
+    count, is_heads = model.count(components), components == "attention-patterns"
+    methods = ["random"]
+    if is_heads or count is None or count <= _TOPK_UP_TO:
+        methods.append("top-k")
+    if is_heads and (count is None or count <= _GREEDY_UP_TO):
+        methods.append("greedy")
+    return [*methods, "pgb-ct"]
 
 
-def _plan(components: str, budgets: Sequence[float]) -> Any:
+def _plan(
+    components: str, budgets: Sequence[float]
+) -> Callable[[Setting, ModelAt, str], list[Job]]:
     def plan(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
         jobs = [
             trace_job(setting, model, dataset, components, method, budgets)
@@ -59,9 +65,11 @@ def _plan(components: str, budgets: Sequence[float]) -> Any:
     return plan
 
 
-def _table(kind: str) -> Any:
+def _table(published: str) -> Callable[[Setting, list[Run]], Report]:
+    """The report of a table; `published` is its name among the published numbers."""
+
     def report(setting: Setting, runs: list[Run]) -> Report:
-        frame = effects_frame(setting, runs, kind)
+        frame = effects_frame(setting, runs, published)
         return Report(
             tables={"effects": _long(frame), "summary": _wide(frame)},
             notes=notes_on_sameness(setting, frame),
@@ -71,7 +79,7 @@ def _table(kind: str) -> Any:
 
 
 def _long(frame: Any) -> Table:
-    """Everything that is known of every budget."""
+    """A row per budget, with intervals, held-out effects and costs."""
     return Table(
         frame=frame,
         caption="Effect, intervals (95 per cent, bootstrap over examples) and passes.",
@@ -88,7 +96,7 @@ def _wide(frame: Any) -> Table:
     rows = []
     for (dataset, model, method), part in frame.groupby(["dataset", "model", "method"], sort=False):
         by_share = part.set_index("share")
-        row: dict[str, Any] = {"dataset": dataset, "model": model, "method": shown(str(method))}
+        row: dict[str, Any] = {"dataset": dataset, "model": model, "method": title_of(str(method))}
         row |= {_percent(share): by_share["effect"].get(share) for share in shares}
         row["minutes"] = part["minutes"].iloc[0]
         if frame["published"].notna().any():
@@ -111,83 +119,87 @@ def _percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-# ---- figures about selections -------------------------------------------------------------
+# ---- figures about selections ---------------------------------------------------------------
 
 
 def _cases(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs on all examples, by model and data set."""
-    found: dict[str, list[Run]] = {}
-    for run in whole(runs):
-        found.setdefault(f"{run.job.model}-{run.job.dataset}", []).append(run)
-    return found
+    cases: dict[str, list[Run]] = {}
+    for run in on_all_examples(runs):
+        cases.setdefault(f"{run.job.model}-{run.job.dataset}", []).append(run)
+    return cases
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, Any]:
-    drawn = {}
-    for case, some in _cases(runs).items():
-        results = [result for run in some for result in run.curve]
+    """An effect curve of each case, by name."""
+    curves = {}
+    for case, case_runs in _cases(runs).items():
+        results = [result for run in case_runs for result in run.curve]
         effects = [result.effect for result in results]
         # Ratios of probabilities grow over orders of magnitude.
-        wide = min(effects) > 0 and max(effects) > _WIDE * min(effects)
-        drawn[f"curve-{case}"] = figures.curve(results, log_y=wide)
-    return drawn
+        is_wide = min(effects) > 0 and max(effects) > _WIDE_RANGE * min(effects)
+        curves[f"curve-{case}"] = figures.curve(results, log_y=is_wide)
+    return curves
 
 
-def _at(run: Run, share: float) -> Any:
-    """The result at a share that was run."""
+def _result_at(run: Run, share: float) -> TraceResult:
+    """The result at one of the run's budgets."""
     return run.curve[run.job.budgets.index(share)]
 
 
 def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
     import pandas as pd
 
-    drawn, tables = _curves(runs), {}
-    for case, some in _cases(runs).items():
-        chosen = {run.job.label: _at(run, 0.2) for run in some}
-        for method, result in chosen.items():
-            drawn[f"selected-{case}-{method}"] = figures.heatmap(result)
-        sets = {m: r.binary_mask.nonzero()[:, 0].tolist() for m, r in chosen.items()}
+    figures_by_name, tables = _curves(runs), {}
+    for case, case_runs in _cases(runs).items():
+        results = {run.job.label: _result_at(run, 0.2) for run in case_runs}
+        for method, result in results.items():
+            figures_by_name[f"selected-{case}-{method}"] = figures.heatmap(result)
+        sets = {m: r.binary_mask.nonzero()[:, 0].tolist() for m, r in results.items()}
         matrix = pd.DataFrame(
             {b: {a: jaccard(sets[a], sets[b]) for a in sets} for b in sets},
             columns=list(sets),
             index=list(sets),
         )
-        first = some[0].job
-        drawn[f"similarity-{case}"] = figures.similarities(
-            matrix, title=f"{first.dataset}, {first.model}", subtitle="20 % of the heads"
+        job = case_runs[0].job
+        figures_by_name[f"similarity-{case}"] = figures.similarities(
+            matrix, title=f"{job.dataset}, {job.model}", subtitle="20 % of the heads"
         )
         tables[f"similarity-{case}"] = Table(
-            frame=_similarity_rows(setting, first, matrix),
+            frame=_similarity_rows(setting, job, matrix),
             caption="Jaccard similarity of the heads selected at 20 per cent.",
         )
     return Report(
-        tables=tables, figures=drawn, notes=notes_on_sameness(setting, effects_frame(setting, runs))
+        tables=tables,
+        figures=figures_by_name,
+        notes=notes_on_sameness(setting, effects_frame(setting, runs)),
     )
 
 
 def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
+    """A DataFrame with a row per pair of methods, and the published similarity beside ours."""
     import pandas as pd
 
     published = paper_similarity()
-    here = (published["model"] == job.model) & (published["dataset"] == job.dataset)
-    pair = published[here & setting.is_whole & setting.is_papers(job.model)]
+    same_case = (published["model"] == job.model) & (published["dataset"] == job.dataset)
+    comparable = setting.keeps_paper_data and setting.is_paper_model(job.model)
+    jaccard_of = {
+        frozenset((row.first, row.second)): row.jaccard
+        for row in published[same_case & comparable].itertuples()
+    }
     rows = []
-    for i, first in enumerate(matrix.columns):
-        for second in matrix.columns[i + 1 :]:
-            match = [
-                row.jaccard
-                for row in pair.itertuples()
-                if {row.first, row.second} == {first, second}
-            ]
-            rows.append(
-                {
-                    "first": first,
-                    "second": second,
-                    "jaccard": matrix.loc[first, second],
-                    "published": match[0] if match else None,
-                    "difference": matrix.loc[first, second] - match[0] if match else None,
-                }
-            )
+    for first, second in combinations(matrix.columns, 2):
+        similarity = matrix.loc[first, second]
+        paper = jaccard_of.get(frozenset((first, second)))
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "jaccard": similarity,
+                "published": paper,
+                "difference": None if paper is None else similarity - paper,
+            }
+        )
     columns = ["first", "second", "jaccard", "published", "difference"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -195,38 +207,40 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
 def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
     import pandas as pd
 
-    drawn, rows = _curves(runs), []
-    for case, some in _cases(runs).items():
-        here = []
-        for run in some:
-            result = _at(run, 0.05)
+    figures_by_name, rows = _curves(runs), []
+    for case, case_runs in _cases(runs).items():
+        case_rows = []
+        for run in case_runs:
+            result = _result_at(run, 0.05)
             per_layer = result.to_frame().groupby("layer")["selected"].sum()
-            for layer, count in per_layer.items():
-                here.append(
-                    {
-                        "dataset": run.job.dataset,
-                        "model": run.job.model,
-                        "method": run.job.label,
-                        "layer": layer,
-                        "share": count / result.n_selected,
-                    }
-                )
-        rows += here
-        drawn[f"layers-{case}"] = figures.lines(
-            pd.DataFrame(here),
+            case_rows += [
+                {
+                    "dataset": run.job.dataset,
+                    "model": run.job.model,
+                    "method": run.job.label,
+                    "layer": layer,
+                    "share": count / result.n_selected,
+                }
+                for layer, count in per_layer.items()
+            ]
+        rows += case_rows
+        job = case_runs[0].job
+        chart = figures.Chart(
+            frame=pd.DataFrame(case_rows),
             x="layer",
             y="share",
             series="method",
-            titles=("layer", "share of the selected neurons"),
-            title=f"{some[0].job.dataset}, {some[0].job.model}",
+            axis_titles=("layer", "share of the selected neurons"),
+            title=f"{job.dataset}, {job.model}",
             subtitle="5 % of the neurons",
         )
+        figures_by_name[f"layers-{case}"] = figures.lines(chart)
     table = Table(
         frame=pd.DataFrame(rows), caption="Share of the selected neurons that lie in each layer."
     )
     return Report(
         tables={"layers": table},
-        figures=drawn,
+        figures=figures_by_name,
         notes=notes_on_sameness(setting, effects_frame(setting, runs)),
     )
 
@@ -234,25 +248,24 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
 def _fig_time(setting: Setting, runs: list[Run]) -> Report:
     frame = effects_frame(setting, runs)
     frame = frame.drop_duplicates(["dataset", "model", "method"])
-    where = {(r.job.dataset, r.job.model, r.job.label): r.info for r in whole(runs)}
-    cases = [where[row.dataset, row.model, row.method] for row in frame.itertuples()]
+    info_of = {(r.job.dataset, r.job.model, r.job.label): r.info for r in on_all_examples(runs)}
+    infos = [info_of[row.dataset, row.model, row.method] for row in frame.itertuples()]
     for name in ("device", "processes", "threads"):
-        frame[name] = [info[name] for info in cases]
+        frame[name] = [info[name] for info in infos]
     columns = ["dataset", "model", "method", "minutes", "forward", "backward", "n_components"]
     columns += ["device", "processes", "threads"]
-    drawn = {
-        f"time-{dataset}": figures.bars(
-            part,
+    figures_by_name = {}
+    for dataset, part in frame.groupby("dataset", sort=False):
+        chart = figures.Chart(
+            frame=part,
             x="model",
             y="minutes",
             series="method",
-            titles=("model", "minutes"),
+            axis_titles=("model", "minutes"),
             title=str(dataset),
             subtitle="wall time of a search for all budgets",
-            log_y=True,
         )
-        for dataset, part in frame.groupby("dataset", sort=False)
-    }
+        figures_by_name[f"time-{dataset}"] = figures.bars(chart, log_y=True)
     table = Table(
         frame=frame[columns], caption="Wall time and passes over the data, all budgets together."
     )
@@ -260,7 +273,7 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
         "Wall times are of the machine that ran this; the paper's are of one A6000. Runs that "
         "shared the machine (`processes`) took longer than they would have alone."
     ]
-    return Report(tables={"time": table}, figures=drawn, notes=notes)
+    return Report(tables={"time": table}, figures=figures_by_name, notes=notes)
 
 
 # ---- the best single component --------------------------------------------------------------
@@ -278,21 +291,21 @@ def _report_single(setting: Setting, runs: list[Run]) -> Report:
 
     published = paper_singles().set_index(["model", "dataset"])
     rows = []
-    for some in _cases(runs).values():
-        found = {run.job.method: run.result for run in some}
-        job = some[0].job
+    for case_runs in _cases(runs).values():
+        job = case_runs[0].job
         row: dict[str, Any] = {"dataset": job.dataset, "model": job.model}
-        for method, result in found.items():
-            label = "optimum" if method == "top-k" else method
-            row[label] = result.effect
-            row[f"{label} component"] = ", ".join(result.labels)
-        known = (job.model, job.dataset) in published.index and setting.is_papers(job.model)
-        if known and setting.is_whole:
-            line = published.loc[(job.model, job.dataset)]
+        for run in case_runs:
+            # Top-k measures every single component.
+            label = "optimum" if run.job.method == "top-k" else run.job.method
+            row[label] = run.result.effect
+            row[f"{label} component"] = ", ".join(run.result.labels)
+        is_published = (job.model, job.dataset) in published.index
+        if is_published and setting.is_paper_model(job.model) and setting.keeps_paper_data:
+            paper = published.loc[(job.model, job.dataset)]
             for label in ("optimum", "pgb-ct"):
-                row[f"{label} paper"] = line[label]
-                row[f"{label} difference"] = row.get(label, float("nan")) - line[label]
-            row["optimum Vig et al."] = _vig(job)
+                row[f"{label} paper"] = paper[label]
+                row[f"{label} difference"] = row.get(label, float("nan")) - paper[label]
+            row["optimum Vig et al."] = _largest_of_vig(job)
         rows.append(row)
     table = Table(
         frame=pd.DataFrame(rows),
@@ -303,15 +316,13 @@ def _report_single(setting: Setting, runs: list[Run]) -> Report:
         "medium) is not the largest single-head effect that Vig et al. published for the same "
         "models and data (0.031, 0.064). Both are shown."
     ]
-    compared = any("optimum paper" in row for row in rows)
-    return Report(tables={"single": table}, notes=notes if compared else [NOT_PUBLISHED])
+    is_compared = any("optimum paper" in row for row in rows)
+    return Report(tables={"single": table}, notes=notes if is_compared else [NOT_PUBLISHED])
 
 
-def _vig(job: Job) -> float | None:
+def _largest_of_vig(job: Job) -> float | None:
     """The largest single-head effect that Vig et al. published."""
-    from tracekit.checks.architectures import PAPER_MODELS
-
-    name = {"winobias": "winobias-dev", "winogender": "winogender-bergsma"}.get(job.dataset)
+    name = SINGLE_HEAD_TABLES.get(job.dataset)
     if name is None:
         return None
     try:
@@ -324,9 +335,9 @@ EXPERIMENTS = (
     Experiment(
         name="table-heads",
         about="effect at 10, 20, 30, 40 % of the heads, and time: WinoGender and WinoBias",
-        models=_SEVEN,
+        models=SEVEN_MODELS,
         datasets=("winogender", "winobias"),
-        plan=_plan("heads", HEADS),
+        plan=_plan("attention-patterns", HEADS),
         report=_table("heads"),
     ),
     Experiment(
@@ -334,15 +345,15 @@ EXPERIMENTS = (
         about="effect against number of heads; heads selected at 20 %; similarity of methods",
         models=("GPT2-small",),
         datasets=("winogender", "winobias"),
-        plan=_plan("heads", HEADS),
+        plan=_plan("attention-patterns", HEADS),
         report=_fig_heads,
     ),
     Experiment(
         name="table-neurons",
         about="effect at 2.5, 5, 10, 15 % of the neurons, and time: Professions",
-        models=_SEVEN,
+        models=SEVEN_MODELS,
         datasets=("professions",),
-        plan=_plan("neurons", NEURONS),
+        plan=_plan("mlp-outputs", NEURONS),
         report=_table("neurons"),
     ),
     Experiment(
@@ -350,7 +361,7 @@ EXPERIMENTS = (
         about="effect against number of neurons; share of selected neurons per layer: Professions",
         models=("GPT2-small",),
         datasets=("professions",),
-        plan=_plan("neurons", NEURONS),
+        plan=_plan("mlp-outputs", NEURONS),
         report=_fig_neurons,
     ),
     Experiment(
@@ -358,7 +369,7 @@ EXPERIMENTS = (
         about="effect at 2.5, 5, 10, 15 % of the neurons, and time: CounterFact",
         models=("DistilGPT2", "GPT2-small"),
         datasets=("counterfact",),
-        plan=_plan("neurons", NEURONS),
+        plan=_plan("mlp-outputs", NEURONS),
         report=_table("facts"),
     ),
     Experiment(
@@ -366,7 +377,7 @@ EXPERIMENTS = (
         about="effect against number of neurons; share of selected neurons per layer: CounterFact",
         models=("GPT2-small",),
         datasets=("counterfact",),
-        plan=_plan("neurons", NEURONS),
+        plan=_plan("mlp-outputs", NEURONS),
         report=_fig_neurons,
     ),
     Experiment(
@@ -374,7 +385,7 @@ EXPERIMENTS = (
         about="wall time per method and model: Professions and CounterFact",
         models=("DistilGPT2", "GPT2-small"),
         datasets=("professions", "counterfact"),
-        plan=_plan("neurons", NEURONS),
+        plan=_plan("mlp-outputs", NEURONS),
         report=_fig_time,
     ),
     Experiment(

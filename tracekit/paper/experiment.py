@@ -1,4 +1,4 @@
-"""What an experiment is: jobs to run, and a report of what came of them."""
+"""An experiment: the jobs of a table or figure of the paper, and the report made of their runs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.checks.architectures import PAPER_MODELS
 from tracekit.data.registry import describe
 from tracekit.paper.jobs import DEMO_DATASETS, Job, ModelAt
 from tracekit.paper.latex_table import Table
+from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.published import paper_effects
 from tracekit.paper.run_store import Run
+from tracekit.results.result import TraceResult
 
 _HELD_OUT = 0.2
 _DEMO_DRAWS = 100
 _EPOCHS = {"professions": 30}
-"""Of PGB-CT, where they are not 15."""
+"""Data set -> epochs of PGB-CT and DCM, where they are not 15."""
 _RATIO = {"counterfact", "known-facts", "demo-facts"}
 """Data sets whose published numbers are ratios of probabilities."""
 _AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "counterfact": {"seed": None, "leading_space": False},
-    "vbd": {"form": "code"},
+    "variable-binding": {"form": "code"},
 }
-"""Options under which a data set is the one that the published code reads."""
+"""Data set -> options that make it the one that the published code reads."""
 _FEWEST = 5
-"""Examples of which a fifth can be held out."""
+"""Examples needed to hold a fifth out."""
 _PUBLISHED_EXAMPLES = {"professions": 2873}
+"""Data set -> number of examples of the published numbers, where the published files have fewer."""
 NOT_PUBLISHED = (
     "No published value is about this model and data: this is the paper's experiment, not a "
     "reproduction of its numbers."
@@ -35,46 +37,50 @@ NOT_PUBLISHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What was asked for."""
+    """The options of a reproduction."""
 
     models: Sequence[ModelAt] = ()
-    """None: those of each experiment."""
+    """Empty: those of each experiment."""
     datasets: Sequence[str] = ()
-    """None: those of each experiment."""
+    """Empty: those of each experiment."""
     methods: Sequence[str] = ()
-    """None: those of each experiment."""
+    """Empty: those of each experiment."""
     seed: int = 0
+    """Seed of every search and of the held-out examples."""
     limit: int | None = None
-    """Only the first examples of each data set."""
+    """Only the first so many examples of each data set. None: all."""
     draws: int | None = None
     """Random sets per budget. None: 1000, 100 with the embedded model."""
     held_out: bool = True
-    """Whether methods are also run without a fifth of the examples, and measured on those."""
+    """Whether methods also run without a fifth of the examples, and their sets are measured on
+    that fifth."""
     dtype: str = "float32"
+    """As in `load_model`."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data sets; each gets those that it has."""
 
-    def is_papers(self, model: str) -> bool:
-        """Whether a model, by its name in tables, is the paper's, or is said to be."""
+    def is_paper_model(self, title: str) -> bool:
+        """Whether a model, by its name in tables, is the paper's or is claimed to be."""
         if not self.models:
-            return model in PAPER_MODELS
-        return any(one.title == model and one.paper is not None for one in self.models)
+            return title in PAPER_MODELS
+        return any(model.title == title and model.paper is not None for model in self.models)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the data are the paper's, as far as this setting goes."""
+    def keeps_paper_data(self) -> bool:
+        """Whether it leaves the paper's data as they are: all examples, no other options."""
         return self.limit is None and not self.data_options
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """What an experiment shows."""
+    """The tables, figures and notes of an experiment."""
 
     tables: Mapping[str, Table] = field(default_factory=dict)
+    """By name."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Plotly figures."""
+    """Plotly figures, by name."""
     notes: Sequence[str] = ()
-    """What a reader must know, above all where this is no reproduction."""
+    """Sentences for readers, above all where the numbers are no reproduction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +89,25 @@ class Experiment:
 
     name: str
     about: str
+    """One line for lists."""
     models: Sequence[str]
     """Titles of the paper's models."""
     datasets: Sequence[str]
+    """The paper's data sets."""
     plan: Callable[[Setting, ModelAt, str], list[Job]]
     """Jobs for a model and a data set."""
     report: Callable[[Setting, list[Run]], Report]
+    """Makes the report from the finished runs, of which there is at least one."""
 
-    def chosen_models(self, setting: Setting) -> list[ModelAt]:
-        """Those asked for, else the paper's."""
+    def models_for(self, setting: Setting) -> list[ModelAt]:
+        """The models of the setting, else the paper's."""
         return list(setting.models) or [ModelAt.parse(title) for title in self.models]
 
-    def chosen_datasets(self, setting: Setting, model: ModelAt) -> list[str]:
-        """Those asked for, else the paper's; for the embedded model what stands in for them."""
+    def datasets_for(self, setting: Setting, model: ModelAt) -> list[str]:
+        """The data sets of the setting, else the paper's.
+
+        With the embedded model, those of `DEMO_DATASETS` take the place of the paper's.
+        """
         if setting.datasets:
             return list(setting.datasets)
         if model.is_demo:
@@ -103,11 +115,11 @@ class Experiment:
         return list(self.datasets)
 
     def jobs(self, setting: Setting) -> list[Job]:
-        """All jobs."""
+        """The jobs for all models and data sets."""
         return [
             job
-            for model in self.chosen_models(setting)
-            for dataset in self.chosen_datasets(setting, model)
+            for model in self.models_for(setting)
+            for dataset in self.datasets_for(setting, model)
             for job in self.plan(setting, model, dataset)
         ]
 
@@ -123,8 +135,18 @@ def trace_job(
 ) -> Job:
     """A search with the paper's options.
 
-    PGB-CT runs as in the paper, without refinement; on facts the metric is the ratio of
-    probabilities, which the published numbers are of.
+    PGB-CT runs as in the paper, without refinement. On facts the metric is the ratio of
+    probabilities, as in the published numbers.
+
+    Args:
+        setting: Gives seed, limit, dtype, draws and options of the data set.
+        model: Its title goes into the job.
+        dataset: Name of the data set.
+        components: Kind of component, or several joined by `+`.
+        method: Name of the search method.
+        budgets: Counts (int) or shares (float).
+        **changes: Fields of `Job` that differ. `options` and `data_options` are added to the
+            paper's.
     """
     options: dict[str, Any] = {}
     if method == "pgb-ct":
@@ -155,25 +177,34 @@ def trace_job(
 
 
 def data_options(setting: Setting, dataset: str, further: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a data set: as published, an experiment's own, and those asked for."""
-    known = describe(dataset).options
-    asked = {name: value for name, value in setting.data_options.items() if name in known}
-    return {**_AS_PUBLISHED.get(dataset, {}), **further, **asked}
+    """Options of a data set.
+
+    Args:
+        setting: Its options come last; those that the data set lacks are left out.
+        dataset: Name of the data set; the options of the published code come first.
+        further: The experiment's own options.
+    """
+    allowed = describe(dataset).options
+    requested = {name: value for name, value in setting.data_options.items() if name in allowed}
+    return {**_AS_PUBLISHED.get(dataset, {}), **further, **requested}
 
 
 def usual_kind(dataset: str) -> str:
-    """`neurons` for data sets that are usually traced with them, else `heads`."""
-    return "neurons" if describe(dataset).components == "neurons" else "heads"
+    """`mlp-outputs` for data sets that are usually traced with them, else `attention-patterns`."""
+    is_usual = describe(dataset).components == "mlp-outputs"
+    return "mlp-outputs" if is_usual else "attention-patterns"
 
 
 def with_held_out(setting: Setting, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, and if that is wanted the same with a fifth of the examples held out."""
-    wanted = setting.held_out and (setting.limit is None or setting.limit >= _FEWEST)
-    return [*jobs, *(job.outside(_HELD_OUT) for job in jobs if wanted)]
+    """The jobs, and if the setting asks for it the same with a fifth of the examples held out."""
+    has_enough = setting.limit is None or setting.limit >= _FEWEST
+    if not (setting.held_out and has_enough):
+        return list(jobs)
+    return [*jobs, *(job.holding_out(_HELD_OUT) for job in jobs)]
 
 
-def whole(runs: Sequence[Run]) -> list[Run]:
-    """The runs on all examples."""
+def on_all_examples(runs: Sequence[Run]) -> list[Run]:
+    """The runs that held no example out."""
     return [run for run in runs if run.job.held_out is None]
 
 
@@ -183,23 +214,21 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
     Args:
         setting: Says which models are the paper's.
         runs: Searches, with and without held-out examples.
-        table: Kind of the paper's table to set published effects beside.
+        table: The paper's table whose effects stand beside ours: `heads`, `neurons` or `facts`.
     """
     import pandas as pd
 
-    outside = {
+    held_out_runs = {
         (run.job.model, run.job.dataset, run.job.label): run
         for run in runs
         if run.job.held_out is not None
     }
     rows = []
-    for run in whole(runs):
+    for run in on_all_examples(runs):
         job = run.job
-        held = outside.get((job.model, job.dataset, job.label))
-        for place, result in enumerate(run.curve):
-            other = held.curve[place] if held is not None else None
-            interval = other.held_out_interval if other is not None else None
-            share = job.budgets[place] if job.budgets else float("nan")
+        counterpart = held_out_runs.get((job.model, job.dataset, job.label))
+        for rank, result in enumerate(run.curve):
+            share = job.budgets[rank] if job.budgets else float("nan")
             rows.append(
                 {
                     "dataset": job.dataset,
@@ -217,53 +246,72 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
                     "backward": result.cost.backward,
                     "minutes": result.seconds / 60,
                     "n_examples": len(result.per_example),
-                    "chosen_without": other.effect if other is not None else None,
-                    "held_out": other.held_out_effect if other is not None else None,
-                    "held_out_low": interval[0] if interval else None,
-                    "held_out_high": interval[1] if interval else None,
+                    **_held_out_columns(None if counterpart is None else counterpart.curve[rank]),
                 }
             )
     frame = pd.DataFrame(rows)
-    return frame if table is None else _beside_published(setting, frame, table)
+    return frame if table is None else _with_published(setting, frame, table)
 
 
-def _beside_published(setting: Setting, frame: Any, table: str) -> Any:
-    """The same with columns `published`, `difference` and `published_minutes`.
+def _held_out_columns(result: TraceResult | None) -> dict[str, float | None]:
+    """Effects of a set that was selected without the held-out examples.
 
-    Only where the model is the paper's and no example was left out on purpose.
+    Args:
+        result: Of the run that held examples out. None: there is no such run.
+    """
+    if result is None:
+        return dict.fromkeys(("chosen_without", "held_out", "held_out_low", "held_out_high"))
+    low, high = result.held_out_interval or (None, None)
+    return {
+        "chosen_without": result.effect,
+        "held_out": result.held_out_effect,
+        "held_out_low": low,
+        "held_out_high": high,
+    }
+
+
+def _with_published(setting: Setting, frame: Any, table: str) -> Any:
+    """Adds columns `published`, `difference` and `published_minutes`.
+
+    They have values where model and data are the paper's.
     """
     published = paper_effects()
     published = published[published["table"] == table].drop(columns="table")
     published = published.rename(columns={"effect": "published", "minutes": "published_minutes"})
-    same = published["model"].map(setting.is_papers) & setting.is_whole
+    comparable = published["model"].map(setting.is_paper_model) & setting.keeps_paper_data
     frame = frame.assign(share=frame["share"].round(6))
     keys = ["dataset", "model", "method", "share"]
-    merged = frame.merge(published[same], on=keys, how="left")
+    merged = frame.merge(published[comparable], on=keys, how="left")
     return merged.assign(difference=merged["effect"] - merged["published"])
 
 
 def notes_on_sameness(setting: Setting, frame: Any) -> list[str]:
-    """Why the numbers are, or are not, a reproduction."""
-    found = []
+    """Sentences on why the numbers are, or are not, a reproduction.
+
+    Args:
+        setting: The setting of the runs.
+        frame: As from `effects_frame`.
+    """
+    notes = []
     if setting.limit is not None:
-        found.append(f"Only the first {setting.limit} examples of each data set were used.")
+        notes.append(f"Only the first {setting.limit} examples of each data set were used.")
     if "published" not in frame or not frame["published"].notna().any():
-        return [NOT_PUBLISHED, *found]
-    beside = frame[frame["published"].notna()]
-    for dataset, wanted in _PUBLISHED_EXAMPLES.items():
-        counts = beside[beside["dataset"] == dataset]["n_examples"].unique()
-        if len(counts) and counts[0] != wanted:
-            found.append(
-                f"The published numbers on {dataset} are of {wanted} examples, these of "
+        return [NOT_PUBLISHED, *notes]
+    compared = frame[frame["published"].notna()]
+    for dataset, n_published in _PUBLISHED_EXAMPLES.items():
+        counts = compared[compared["dataset"] == dataset]["n_examples"].unique()
+        if len(counts) and counts[0] != n_published:
+            notes.append(
+                f"The published numbers on {dataset} are of {n_published} examples, these of "
                 f"{counts[0]}."
             )
-    if (beside["dataset"] == "counterfact").any():
-        found.append(
+    if (compared["dataset"] == "counterfact").any():
+        notes.append(
             "CounterFact as in the published code: the first 200 records, targets without their "
             "leading space. The noise of the published numbers is not known; it is drawn anew."
         )
-    if (beside["method"] == "random").any() and setting.draws is not None:
-        found.append(f"Random is the best of {setting.draws} sets of each size.")
+    if (compared["method"] == "random").any() and setting.draws is not None:
+        notes.append(f"Random is the best of {setting.draws} sets of each size.")
     if setting.dtype != "float32":
-        found.append(f"The model ran in {setting.dtype}.")
-    return found
+        notes.append(f"The model ran in {setting.dtype}.")
+    return notes

@@ -1,4 +1,4 @@
-"""Experiments about what components do: pairs, variable binding, signs of effects."""
+"""Experiments on interactions of pairs, variable binding, and signs of single effects."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from tracekit.paper.experiment import (
     Report,
     Setting,
     data_options,
+    on_all_examples,
     trace_job,
     usual_kind,
-    whole,
 )
 from tracekit.paper.jobs import Job, ModelAt
 from tracekit.paper.latex_table import Table
+from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.published import paper_joint
 from tracekit.paper.run_store import Run
+from tracekit.results.result import TraceResult
 
-_DEPTHS = (1 / 2, 2 / 3, 3 / 4)
-"""Layers 6, 8 and 9 of GPT-2 small's 12, and what corresponds to them."""
-_DEMO_DEPTHS = (0.0, 1 / 4)
+_RELATIVE_LAYERS = (1 / 2, 2 / 3, 3 / 4)
+"""Layers 6, 8 and 9 of GPT-2 small's 12, and those at the same height of other models."""
+_DEMO_RELATIVE_LAYERS = (0.0, 1 / 4)
 """Layers 0 and 1 of the embedded model, where its heads act."""
 _SIZES = (1, 2, 3, 5, 7, 10, 15, 20)
-_SHOWN = (10, 15)
-_LARGEST = 10
-_GPT2 = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
+"""Budgets for variable binding."""
+_LISTED_SIZES = (10, 15)
+"""Those whose sets are listed and drawn."""
 
 
 # ---- pairs ----------------------------------------------------------------------------------
 
 
 def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-    blocks = usual_kind(dataset) == "neurons"
     usual = describe(dataset)
+    has_blocks = usual_kind(dataset) == "mlp-outputs"
+    relative_layers = _DEMO_RELATIVE_LAYERS if model.is_demo else _RELATIVE_LAYERS
     return [
         Job(
             work="pairs",
@@ -44,10 +47,10 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             dtype=setting.dtype,
             dataset=dataset,
             data_options=data_options(setting, dataset, {}),
-            components="mlp-blocks" if blocks else "heads",
+            components="mlp-blocks" if has_blocks else "attention-patterns",
             metric=usual.metric,
             positions=usual.positions,
-            depths=() if blocks else _DEMO_DEPTHS if model.is_demo else _DEPTHS,
+            relative_layers=() if has_blocks else relative_layers,
             limit=setting.limit,
             seed=setting.seed,
         )
@@ -57,11 +60,11 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
     import pandas as pd
 
-    drawn, tables, rows = {}, {}, []
+    figures_by_name, tables, rows = {}, {}, []
     for run in runs:
         job, grid = run.job, run.grid
         case = f"{job.model}-{job.dataset}-{job.components}"
-        drawn[f"pairs-{case}"] = grid.heatmap()
+        figures_by_name[f"pairs-{case}"] = grid.heatmap()
         frame = grid.to_frame()
         tables[f"pairs-{case}"] = Table(
             frame=frame, caption=f"Pairs of {job.components}, largest interaction first."
@@ -81,16 +84,17 @@ def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
     tables["summary"] = Table(
         frame=pd.DataFrame(rows), caption="Interactions, $l(\\{i, j\\}) - l(\\{i\\}) - l(\\{j\\})$."
     )
-    return Report(tables=tables, figures=drawn)
+    return Report(tables=tables, figures=figures_by_name)
 
 
 # ---- variable binding -----------------------------------------------------------------------
 
 
 def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-    apart = {"split": "test"} if dataset == "vbd" else {}
-    n = model.count("head-outputs+mlp-blocks")
-    sizes = [size for size in _SIZES if n is None or size <= n]
+    # Accuracy is measured on other examples than the sets were selected on, if there are any.
+    other_split = {"split": "test"} if dataset == "variable-binding" else {}
+    count = model.count("head-outputs+mlp-blocks")
+    sizes = [size for size in _SIZES if count is None or size <= count]
     return [
         trace_job(
             setting,
@@ -101,8 +105,10 @@ def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             sizes,
             data_options={"desideratum": "both"},
             accuracy_on={
-                what: data_options(setting, dataset, {"desideratum": what, **apart})
-                for what in ("value", "operation")
+                intervention: data_options(
+                    setting, dataset, {"desideratum": intervention, **other_split}
+                )
+                for intervention in ("value", "operation")
             },
         )
         for method in setting.methods or ["pgb-ct"]
@@ -113,52 +119,41 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    drawn: dict[str, Any] = {}
+    figures_by_name: dict[str, Any] = {}
     sets = []
-    published = {(entry["model"], entry["budget"]): entry for entry in paper_joint()}
     for run in runs:
         job = run.job
         case = f"{job.model}-{job.dataset}-{job.label}"
-        for place, result in enumerate(run.curve):
-            for what, values in run.accuracies.items():
-                rows.append(
-                    {
-                        "dataset": job.dataset,
-                        "model": job.model,
-                        "method": job.label,
-                        "budget": result.budget,
-                        "n_selected": result.n_selected,
-                        "intervention": what,
-                        "accuracy": values[place],
-                        "without": run.clean_accuracies[what],
-                        "objective": result.effect,
-                    }
-                )
-            if result.budget in _SHOWN:
-                drawn[f"selected-{case}-{result.budget}"] = figures.heatmap(result)
-                known = published.get((job.model, result.budget))
-                line: dict[str, Any] = {
+        for rank, result in enumerate(run.curve):
+            rows += [
+                {
+                    "dataset": job.dataset,
                     "model": job.model,
                     "method": job.label,
                     "budget": result.budget,
-                    "selected": " ".join(result.labels),
+                    "n_selected": result.n_selected,
+                    "intervention": intervention,
+                    "accuracy": accuracies[rank],
+                    "without": run.clean_accuracies[intervention],
+                    "objective": result.effect,
                 }
-                ours = job.dataset == "vbd" and setting.is_papers(job.model)
-                if known is not None and ours and setting.is_whole:
-                    line["published"] = " ".join(known["components"])
-                    line["in both"] = len({*known["components"]} & {*result.labels})
-                sets.append(line)
-        mine = (job.dataset, job.model, job.label)
-        part = [r for r in rows if (r["dataset"], r["model"], r["method"]) == mine]
-        drawn[f"accuracy-{case}"] = figures.lines(
-            pd.DataFrame(part),
+                for intervention, accuracies in run.accuracies.items()
+            ]
+            if result.budget in _LISTED_SIZES:
+                figures_by_name[f"selected-{case}-{result.budget}"] = figures.heatmap(result)
+                sets.append(_set_row(setting, job, result))
+        run_key = (job.dataset, job.model, job.label)
+        run_rows = [r for r in rows if (r["dataset"], r["model"], r["method"]) == run_key]
+        chart = figures.Chart(
+            frame=pd.DataFrame(run_rows),
             x="budget",
             y="accuracy",
             series="intervention",
-            titles=("number of components", "accuracy"),
+            axis_titles=("number of components", "accuracy"),
             title=f"{job.dataset}, {job.model}",
             subtitle="answers to the counterfactual values; answers kept under the other operation",
         )
+        figures_by_name[f"accuracy-{case}"] = figures.lines(chart)
     return Report(
         tables={
             "accuracy": Table(
@@ -167,13 +162,30 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
             ),
             "selected": Table(frame=pd.DataFrame(sets), caption="Selected heads and blocks."),
         },
-        figures=drawn,
+        figures=figures_by_name,
         notes=[
-            "Value: y is the answer for the counterfactual values. Operation: y is the clean "
-            "answer. With the embedded model both are measured on the examples that the sets were "
-            "chosen on; vbd has a test split."
+            "Value: the foil y is the answer for the counterfactual values. Operation: y is the "
+            "clean answer. With the embedded model both are measured on the examples that the sets "
+            "were chosen on; variable-binding has a test split."
         ],
     )
+
+
+def _set_row(setting: Setting, job: Job, result: TraceResult) -> dict[str, Any]:
+    """The selected components, and the published ones where model and data are the paper's."""
+    row: dict[str, Any] = {
+        "model": job.model,
+        "method": job.label,
+        "budget": result.budget,
+        "selected": " ".join(result.labels),
+    }
+    published = {(entry["model"], entry["budget"]): entry for entry in paper_joint()}
+    paper = published.get((job.model, result.budget))
+    is_paper_run = job.dataset == "variable-binding" and setting.is_paper_model(job.model)
+    if paper is not None and is_paper_run and setting.keeps_paper_data:
+        row["published"] = " ".join(paper["components"])
+        row["in both"] = len({*paper["components"]} & {*result.labels})
+    return row
 
 
 # ---- findings -------------------------------------------------------------------------------
@@ -181,8 +193,8 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
 
 def _plan_findings(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     components = usual_kind(dataset)
-    budgets = NEURONS if components == "neurons" else HEADS
-    # The same jobs as those of the tables.
+    budgets = NEURONS if components == "mlp-outputs" else HEADS
+    # Equal to the jobs of the tables, whose runs it shares.
     return [trace_job(setting, model, dataset, components, "top-k", budgets)]
 
 
@@ -190,9 +202,9 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
     import pandas as pd
 
     rows = []
-    for run in whole(runs):
-        scores = run.result.scores
-        assert scores is not None  # top-k ranks by them.
+    for run in on_all_examples(runs):
+        scores = run.result.component_scores
+        assert scores is not None  # Top-k ranks by them.
         rows.append(
             {
                 "dataset": run.job.dataset,
@@ -211,31 +223,32 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
         var_name="sign",
         value_name="share",
     )
-    drawn = {}
+    figures_by_name = {}
     for dataset, part in signs.groupby("dataset", sort=False):
-        drawn[f"signs-{dataset}"] = figures.bars(
-            part,
+        chart = figures.Chart(
+            frame=part,
             x="model",
             y="share",
             series="sign",
-            titles=("model", "share of components"),
+            axis_titles=("model", "share of components"),
             title=str(dataset),
             subtitle="components whose single effect is positive or negative",
         )
-    drawn["size"] = figures.lines(
-        frame,
+        figures_by_name[f"signs-{dataset}"] = figures.bars(chart)
+    chart = figures.Chart(
+        frame=frame,
         x="n_components",
         y="full_effect",
         series="dataset",
-        titles=("number of components", "effect of all of them"),
+        axis_titles=("number of components", "effect of all of them"),
         title="Effect against model size",
-        log_x=True,
     )
+    figures_by_name["size"] = figures.lines(chart, log_x=True)
     table = Table(
         frame=frame,
         caption="Share of components with a positive and a negative single effect.",
     )
-    return Report(tables={"findings": table}, figures=drawn)
+    return Report(tables={"findings": table}, figures=figures_by_name)
 
 
 EXPERIMENTS = (
@@ -251,14 +264,14 @@ EXPERIMENTS = (
         name="fig-binding",
         about="variable binding: accuracy under both interventions; sets of 10 and 15 components",
         models=("LLaMA-13B", "LLaMA-7B"),
-        datasets=("vbd",),
+        datasets=("variable-binding",),
         plan=_plan_binding,
         report=_report_binding,
     ),
     Experiment(
         name="findings",
         about="share of components with positive and negative effect; effect against model size",
-        models=_GPT2,
+        models=GPT2_FAMILY,
         datasets=("winogender", "winobias"),
         plan=_plan_findings,
         report=_report_findings,

@@ -1,7 +1,8 @@
-"""Jobs: everything that decides the numbers of one run, and where models and data are.
+"""Jobs: everything that decides the numbers of one run, and where its model and data are.
 
-A `Job` says what is run on what; a `Place` where it is found and on what device, which changes no
-result. Jobs that several tables and figures need are the same job.
+A `Job` says which search runs on which data and model. A `RunEnvironment` says where these are and
+which device runs them; it changes no number. Tables and figures that need the same run plan equal
+jobs.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
-from tracekit.checks.architectures import PAPER_MODELS, PaperModel
-from tracekit.components import ComponentRegistry
 from tracekit.data.registry import describe
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import ModelMismatchError
 from tracekit.models.loading import DEMO
+from tracekit.paper.models import PAPER_MODELS, ModelSizes, PaperModel
 
 DEMO_DATASETS = {
     "winogender": "demo-bias",
     "winobias": "demo-bias",
     "professions": "demo-professions",
     "counterfact": "demo-facts",
-    "vbd": "demo-binding",
+    "variable-binding": "demo-binding",
 }
-"""What stands in for the paper's data sets where the embedded model is traced."""
+"""Data set of the paper -> the one that takes its place with the embedded model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class Job:
     """One run."""
 
     work: Literal["trace", "pairs"] = "trace"
-    """`trace`: a search, its sets measured. `pairs`: a grid of pairs."""
+    """`trace`: a search, whose sets are measured. `pairs`: a grid of pairs of components."""
     model: str
     """Name in tables."""
     dtype: str = "float32"
@@ -44,27 +43,27 @@ class Job:
     components: str
     metric: str
     positions: str = "prompt"
-    depths: tuple[float, ...] = ()
-    """Layers to study, as shares of the way up; all if there are none."""
+    relative_layers: tuple[float, ...] = ()
+    """Layers to study, each as layer / number of layers, in [0, 1). Empty: all."""
     method: str = ""
-    """For a search."""
+    """Of a search."""
     variant: str = ""
-    """What the method is called in figures, if it runs with options of its own."""
+    """Name of the method in figures, if it runs with options of its own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
     budgets: tuple[int | float, ...] = ()
-    """Counts or shares; none if the method decides its own size."""
+    """Counts (int) or shares (float). Empty: the method decides its own size."""
     limit: int | None = None
-    """Only the first examples."""
+    """Only the first so many examples. None: all."""
     held_out: float | None = None
     """Share of the examples that the method does not see."""
     accuracy_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Further sets of examples on which accuracy under the intervention is measured: names, and
-    the options of the data set that make them."""
+    """Further examples on which accuracy under the intervention is measured: name -> options of
+    the data set."""
     seed: int = 0
 
     def spec(self) -> dict[str, Any]:
-        """All that decides the numbers, as JSON-ready values."""
+        """Every field that decides the numbers, as JSON-ready values."""
         return {name: value for name, value in asdict(self).items() if name != "variant"}
 
     @property
@@ -74,28 +73,28 @@ class Job:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What makes jobs the same."""
+        """Equal for jobs that give the same numbers."""
         return tuple(f"{name}={value!r}" for name, value in self.spec().items())
 
-    def outside(self, share: float) -> Job:
-        """The same, with a share of the examples held out."""
+    def holding_out(self, share: float) -> Job:
+        """The same job with a share of the examples held out."""
         return replace(self, held_out=share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAt:
-    """A model and where it is."""
+    """A model: its name in tables, and where it is loaded from."""
 
     title: str
     """Name in tables."""
     source: str
     """Directory, hub name or `demo`."""
     paper: PaperModel | None = None
-    """The paper's model that it is, or is said to be."""
+    """The paper's model that it is claimed to be, if any."""
 
     @classmethod
     def parse(cls, text: str) -> ModelAt:
-        """From the command line.
+        """Reads a model from the command line.
 
         Args:
             text: `demo`, a hub name, a directory, a name of the paper's tables (which stands for
@@ -110,41 +109,45 @@ class ModelAt:
         if paper is not None and not Path(text).is_dir():
             return cls(title=paper.title, source=paper.hub, paper=paper)
         title = Path(text).name or text
-        # A folder of that name need not hold the paper's model.
+        # A directory of that name need not hold the paper's model.
         return cls(title=text if title in PAPER_MODELS else title, source=text)
 
     @property
     def is_demo(self) -> bool:
-        """Whether it is the embedded one."""
+        """Whether it is the embedded model."""
         return self.source == DEMO
 
-    def count(self, kind: str) -> int | None:
-        """Number of components of a kind, if it is known before the model is loaded."""
-        if self.paper is not None:
-            return self.paper.count(kind)
-        sizes = _sizes(self.source)
-        return None if sizes is None else len(ComponentRegistry.build(sizes, kind))
+    def count(self, kinds: str) -> int | None:
+        """Number of components of a kind, or of several joined by `+`.
+
+        None where only the loaded model has the sizes.
+        """
+        sizes = self.paper or _sizes_on_disk(self.source)
+        return None if sizes is None else sizes.count(kinds)
 
     def check(self, cfg: Any) -> None:
-        """Refuses a model of other sizes than the one it is said to be.
+        """Compares the sizes of the loaded model with those of the one it is claimed to be.
+
+        Args:
+            cfg: Configuration of the loaded model.
 
         Raises:
-            ModelMismatchError: Says which.
+            ModelMismatchError: A size differs; the message names it.
         """
         if self.paper is None:
             return
         for name in ("n_layers", "n_heads", "d_model"):
-            found, wanted = int(getattr(cfg, name)), getattr(self.paper, name)
-            if found != wanted:
+            size, expected = int(getattr(cfg, name)), getattr(self.paper, name)
+            if size != expected:
                 raise ModelMismatchError(
-                    f"{self.source} is not {self.title}: its {name} is {found} instead of "
-                    f"{wanted}. Give the model itself, or leave the name out."
+                    f"{self.source} is not {self.title}: its {name} is {size} instead of "
+                    f"{expected}. Give the model itself, or leave the name out."
                 )
 
 
 @cache
-def _sizes(source: str) -> Any:
-    """Sizes of a model on disk, from its configuration; None for others."""
+def _sizes_on_disk(source: str) -> ModelSizes | None:
+    """Sizes from the configuration file of a model directory; None if there is none."""
     folder = MODEL_DIR if source == DEMO else Path(source).expanduser()
     if not (folder / "config.json").is_file():
         return None
@@ -152,33 +155,35 @@ def _sizes(source: str) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(str(folder))
-        return SimpleNamespace(
+        return ModelSizes(
             n_layers=config.num_hidden_layers,
             n_heads=config.num_attention_heads,
             d_model=config.hidden_size,
-            d_mlp=None,
         )
     except (ValueError, KeyError, OSError, AttributeError):
-        # Loading it will say what is wrong.
+        # Loading the model reports the problem.
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where models and data are, and what runs them."""
+class RunEnvironment:
+    """Where models and data are, and the device that runs them. It changes no number."""
 
     sources: Mapping[str, ModelAt]
     """Models, by the names that jobs use."""
     data_dir: Path | None = None
-    """Folder with data files, or with a folder for each data set."""
+    """Folder with data files, or with a folder for each data set. None: downloads."""
     device: str | None = None
-    batch_size: int = 64
+    """As in `load_model`."""
+    max_batch_size: int = 64
+    """Examples per pass."""
     progress: bool = False
+    """Whether searches show progress bars."""
     loading: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `load_model`."""
 
     def folder_of(self, dataset: str) -> Path | None:
-        """Folder with the files of a data set."""
+        """Folder with the files of a data set; None if it is not read from one."""
         if self.data_dir is None or "data_dir" not in describe(dataset).options:
             return None
         for name in (dataset, dataset.replace("-", "_")):

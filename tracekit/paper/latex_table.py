@@ -1,4 +1,4 @@
-"""Tables: a pandas DataFrame, written as CSV and as LaTeX (booktabs)."""
+"""A table: a pandas DataFrame that is written as CSV and as LaTeX (booktabs)."""
 
 from __future__ import annotations
 
@@ -11,57 +11,61 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """Numbers, and how they are set."""
+    """A DataFrame and the layout of its LaTeX table."""
 
     frame: Any
-    """A row per entry: the CSV file."""
+    """The pandas DataFrame; the CSV file holds all of it."""
     caption: str
+    """In LaTeX."""
     columns: Sequence[str] = ()
-    """Columns of the LaTeX table; all of them if empty."""
+    """Columns of the LaTeX table. Empty: all."""
     best: Sequence[str] = ()
-    """Columns in which, within each group, the best is bold and the second underlined."""
+    """Columns in which, within each group, the largest value is bold and the second underlined."""
     groups: Sequence[str] = ()
-    """Columns that make a group."""
+    """Rows that agree in these columns are a group. Empty: all rows are one group."""
     brief: bool = True
-    """Whether it is short enough to be shown in a terminal."""
+    """Whether it is short enough for a terminal."""
+
+    @property
+    def visible_frame(self) -> Any:
+        """The columns of the LaTeX table, as a DataFrame."""
+        return self.frame[list(self.columns)] if self.columns else self.frame
 
     def latex(self) -> str:
         """The LaTeX table, for a document that loads booktabs."""
-        shown = self.frame[list(self.columns)] if self.columns else self.frame
-        marked = self._marks(shown)
-        styler = shown.style.format(_number, na_rep="--", escape="latex").hide(axis="index")
-        styler = styler.apply(lambda _: marked, axis=None)
+        frame = self.visible_frame
+        marks = self._marks(frame)
+        styler = frame.style.format(_format, na_rep="--", escape="latex").hide(axis="index")
+        styler = styler.apply(lambda _: marks, axis=None)
         styler = styler.format_index(escape="latex", axis="columns")
         text = styler.to_latex(
             hrules=True,
             caption=self.caption,
             position="t",
             position_float="centering",
-            column_format="".join("l" if shown[c].dtype.kind in "OUT" else "r" for c in shown),
+            column_format="".join("l" if frame[c].dtype.kind in "OUT" else "r" for c in frame),
         )
         return str(text)
 
-    def _marks(self, shown: Any) -> Any:
-        """Commands for each cell."""
+    def _marks(self, frame: Any) -> Any:
+        """LaTeX commands for each cell, as a DataFrame of the same shape."""
         import pandas as pd
 
-        marks = pd.DataFrame("", index=shown.index, columns=shown.columns)
-        if not self.best:
-            return marks
-        whole = [(None, shown)]
-        groups = shown.groupby(list(self.groups), sort=False) if self.groups else whole
+        marks = pd.DataFrame("", index=frame.index, columns=frame.columns)
+        one_group = [(None, frame)]
+        groups = frame.groupby(list(self.groups), sort=False) if self.groups else one_group
         for _, part in groups:
+            if len(part) < 2:
+                continue
             for column in self.best:
                 ranked = sorted(part[column].dropna().unique(), reverse=True)
-                if len(part) < 2:
-                    continue
-                for place, command in zip(ranked, ("textbf", "underline"), strict=False):
-                    chosen = part.index[part[column] == place]
-                    marks.loc[chosen, column] = f"{command}:--rwrap;"
+                for value, command in zip(ranked, ("textbf", "underline"), strict=False):
+                    rows = part.index[part[column] == value]
+                    marks.loc[rows, column] = f"{command}:--rwrap;"
         return marks
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Writes `name.csv` and `name.tex`."""
+        """Writes `name.csv` and `name.tex`; returns both paths."""
         paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
         folder.mkdir(parents=True, exist_ok=True)
         self.frame.to_csv(paths[0], index=False)
@@ -69,8 +73,8 @@ class Table:
         return paths
 
 
-def _number(value: Any) -> str:
-    """Three digits that count; text as it is."""
+def _format(value: Any) -> str:
+    """Three significant digits of a number, else the text."""
     if not isinstance(value, float):
         return str(value)
     if isnan(value):

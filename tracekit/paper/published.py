@@ -1,4 +1,4 @@
-"""Published numbers, to set ours beside.
+"""Published numbers, for comparison with ours.
 
 `paper.json` has the tables of "Multi-component Causal Tracing in Large Language Models" (ACL
 2026); `single_heads.json` the effect of every single attention head that Vig et al. (2020)
@@ -23,7 +23,7 @@ from tracekit.errors import DataFormatError, DataNotFoundError, UnknownTableErro
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SingleHeads:
-    """Effects of all heads of a model, each alone."""
+    """The effect of every single head of a model."""
 
     model: str
     """Name on the hub."""
@@ -31,20 +31,11 @@ class SingleHeads:
     """Name of the pairs, as `PromptPairs.name`."""
     n_examples: int
     all_heads: float
-    """Effect of all heads together."""
+    """Mean effect of all heads together."""
     singles: Float[Tensor, "layer head"]
+    """Mean effect of each head alone."""
     source: str
-    """Who measured them."""
-
-    def to_json(self) -> dict[str, Any]:
-        """What `read_single_heads` reads."""
-        return {
-            "dataset": self.dataset,
-            "model": self.model,
-            "n_examples": self.n_examples,
-            "all_heads_effect": self.all_heads,
-            "single_head_effect": self.singles.tolist(),
-        }
+    """The publication, or the file."""
 
 
 def single_heads(model: str, dataset: str) -> SingleHeads:
@@ -55,22 +46,25 @@ def single_heads(model: str, dataset: str) -> SingleHeads:
         dataset: `winobias-dev` or `winogender-bergsma`.
 
     Raises:
-        UnknownTableError: There are none; the message says for what there are.
+        UnknownTableError: There is no such table; the message lists those that there are.
     """
     document = _read("single_heads.json")
     tables = {(table["model"], table["dataset"]): table for table in document["tables"]}
     if (model, dataset) not in tables:
-        names = [f"{one} on {other}" for one, other in tables]
+        names = [f"{hub_name} on {pairs}" for hub_name, pairs in tables]
         raise UnknownTableError(f"{model} on {dataset}", names)
     return _table(tables[model, dataset], document["source"])
 
 
 def read_single_heads(path: str | Path) -> SingleHeads:
-    """A table of one's own, from JSON with the keys of `single_heads.json`.
+    """A table from a JSON file with the keys of `single_heads.json`.
+
+    Args:
+        path: The file.
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataFormatError: It is not such a table.
+        DataFormatError: A key is missing, or a value cannot be read.
     """
     path = Path(path)
     if not path.is_file():
@@ -111,15 +105,18 @@ def paper_singles() -> Any:
 
 
 def paper_joint() -> list[dict[str, Any]]:
-    """Heads and blocks that the paper selects for variable binding.
+    """The paper's sets of heads and blocks for variable binding.
 
-    Each with `model`, `budget` and `components`.
+    Each is a mapping with `model`, `budget` and `components` (printed names).
     """
     return _read("paper.json")["joint"]
 
 
 def paper_similarity() -> Any:
-    """Jaccard similarities between methods' selections, as a DataFrame."""
+    """Jaccard similarities between methods' selections, as a pandas DataFrame.
+
+    Columns: `model`, `dataset`, `share`, `first`, `second` (methods), `jaccard`.
+    """
     import pandas as pd
 
     return pd.DataFrame(_read("paper.json")["similarity"])

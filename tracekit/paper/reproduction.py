@@ -1,7 +1,7 @@
-"""The paper's tables and figures, each by name: jobs, their runs, and what is made of them.
+"""The paper's tables and figures, each by name: plans their jobs, runs them and writes reports.
 
-`reproduce` plans the jobs of the experiments asked for, does those that are not in the store yet,
-and writes tables (CSV, LaTeX), figures and notes. Jobs that experiments share are done once.
+`reproduce` plans the jobs of the experiments asked for, runs those that are not in the store yet,
+and writes tables (CSV, LaTeX), figures and notes. Jobs that experiments share run once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracekit.errors import (
 )
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
-from tracekit.paper.jobs import Job, ModelAt, Place
+from tracekit.paper.jobs import Job, ModelAt, RunEnvironment
 from tracekit.paper.run_store import Run
 from tracekit.paper.worker import Failure, do_all
 
@@ -35,33 +35,39 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         *training_figures.EXPERIMENTS,
     )
 }
+"""By name."""
 
 _RUNS = "runs"
 
 
 @dataclass(eq=False)
-class Written:
-    """What `reproduce` wrote for an experiment."""
+class Reproduction:
+    """An experiment that `reproduce` ran and wrote."""
 
     experiment: Experiment
     folder: Path
+    """Where its tables, figures and notes are."""
     report: Report | None
-    """None if no run of it could be done."""
+    """None if all of its runs failed."""
     failures: list[Failure] = field(default_factory=list)
-    """Jobs that could not be done."""
+    """Jobs that failed."""
 
     @property
     def reasons(self) -> list[str]:
-        """What could not be done, and why; each reason once."""
-        found: dict[str, list[str]] = {}
-        for one in self.failures:
-            what = one.job.model if one.no_model else f"{one.job.model}, {one.job.dataset}"
-            what += "" if one.no_model else f", {one.job.label or one.job.work}"
-            found.setdefault(one.reason, []).append(what)
-        return [f"{'; '.join(dict.fromkeys(w))}: {reason}" for reason, w in found.items()]
+        """The failed jobs and the reason; a line for each different reason."""
+        jobs_by_reason: dict[str, list[str]] = {}
+        for failure in self.failures:
+            job = failure.job
+            described = f"{job.model}, {job.dataset}, {job.label or job.work}"
+            jobs_by_reason.setdefault(failure.reason, []).append(
+                job.model if failure.no_model else described
+            )
+        return [
+            f"{'; '.join(dict.fromkeys(jobs))}: {reason}" for reason, jobs in jobs_by_reason.items()
+        ]
 
 
-def chosen(names: Sequence[str]) -> list[Experiment]:
+def select_experiments(names: Sequence[str]) -> list[Experiment]:
     """Experiments by name; `all` stands for all of them.
 
     Raises:
@@ -76,23 +82,34 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
 
 
 def plan(experiments: Sequence[Experiment], setting: Setting) -> list[Job]:
-    """The different jobs of some experiments."""
+    """The jobs of several experiments; equal jobs once."""
     jobs = [job for experiment in experiments for job in experiment.jobs(setting)]
     return list({job.identity: job for job in jobs}.values())
 
 
-def place_of(experiments: Sequence[Experiment], setting: Setting, **options: object) -> Place:
-    """Where the models of some experiments are."""
-    models = [model for one in experiments for model in one.chosen_models(setting)]
+def environment_of(
+    experiments: Sequence[Experiment], setting: Setting, **options: object
+) -> RunEnvironment:
+    """The environment with the models of several experiments.
+
+    Args:
+        experiments: The experiments.
+        setting: May name other models.
+        **options: The other fields of `RunEnvironment`.
+
+    Raises:
+        ConfigError: Two models have the same name.
+    """
     by_title: dict[str, ModelAt] = {}
-    for model in models:
-        other = by_title.setdefault(model.title, model)
-        if other.source != model.source:
-            raise ConfigError(
-                f"{other.source} and {model.source} would both be called {model.title}. "
-                "Give them names: NAME=DIRECTORY."
-            )
-    return Place(sources={model.title: model for model in models}, **options)  # type: ignore[arg-type]
+    for experiment in experiments:
+        for model in experiment.models_for(setting):
+            namesake = by_title.setdefault(model.title, model)
+            if namesake.source != model.source:
+                raise ConfigError(
+                    f"{namesake.source} and {model.source} would both be called {model.title}. "
+                    "Give them names: NAME=DIRECTORY."
+                )
+    return RunEnvironment(sources=by_title, **options)  # type: ignore[arg-type]
 
 
 def reproduce(
@@ -102,17 +119,17 @@ def reproduce(
     *,
     data_dir: Path | None = None,
     device: str | None = None,
-    batch_size: int = 64,
+    max_batch_size: int = 64,
     loading: Mapping[str, Any] | None = None,
     progress: bool = False,
     processes: int = 1,
     images: bool = True,
-    tell: Callable[[Run | Failure], None] = lambda done: None,
-) -> list[Written]:
-    """Runs experiments and writes what they show.
+    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
+) -> list[Reproduction]:
+    """Runs experiments and writes their reports.
 
-    Every run is kept in `output/runs`; one that is there already is not repeated. The tables and
-    figures of an experiment are in `output/NAME`.
+    Every run is kept in `output/runs` and never repeated. The tables and figures of an experiment
+    are in `output/NAME`.
 
     Args:
         names: Of experiments, or `all`.
@@ -120,79 +137,94 @@ def reproduce(
         output: Folder for everything.
         data_dir: Folder with data files, or with a folder per data set. None: downloads.
         device: E.g. `cuda:0`.
-        batch_size: Examples per pass; changes no result.
+        max_batch_size: Examples per pass; changes no result.
         loading: Further options of `load_model`, e.g. `device_map`.
         progress: Whether searches show progress bars.
-        processes: How many runs at the same time.
-        images: Whether to write figures as PNG too, where a browser is at hand.
-        tell: Hears of each run.
+        processes: Number of parallel runs.
+        images: Whether to write figures as PNG too, where a browser is installed.
+        on_done: Called with each run or failure.
+
+    Returns:
+        One entry per experiment, in the order of `names`.
 
     Raises:
         UnknownExperimentError: No experiment of that name.
         UnknownOptionError: A data option that none of the data sets has.
         ConfigError: Two models of the same name.
-        NoRunError: No run could be done; the message gives the first reason. Where only some
-            failed, `Written.failures` says which.
+        NoRunError: All runs failed; the message gives the first reason. Where only some failed,
+            `Reproduction.failures` lists them.
     """
-    experiments = chosen(names)
+    experiments = select_experiments(names)
     _check_data_options(experiments, setting)
-    place = place_of(
+    environment = environment_of(
         experiments,
         setting,
         data_dir=data_dir,
         device=device,
-        batch_size=batch_size,
+        max_batch_size=max_batch_size,
         loading=loading or {},
         progress=progress,
     )
     jobs = plan(experiments, setting)
-    done = do_all(jobs, place, output / _RUNS, processes=processes, tell=tell)
-    by_job = {one.job.identity: one for one in done}
-    if all(isinstance(one, Failure) for one in done):
-        first = next(one.reason for one in done if isinstance(one, Failure))
-        raise NoRunError(f"No run could be done. {first}")
-    written = []
-    for experiment in experiments:
-        # Experiments may call the same run by other names.
-        mine = [replace(by_job[job.identity], job=job) for job in experiment.jobs(setting)]
-        runs = [one for one in mine if isinstance(one, Run)]
-        report = experiment.report(setting, runs) if runs else None
-        failures = [one for one in mine if isinstance(one, Failure)]
-        written.append(Written(experiment, output / experiment.name, report, failures))
-        if report is not None:
-            _write(written[-1], report, runs)
+    outcomes = do_all(jobs, environment, output / _RUNS, processes=processes, on_done=on_done)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    if failures and len(failures) == len(outcomes):
+        raise NoRunError(f"No run could be done. {failures[0].reason}")
+    by_job = {outcome.job.identity: outcome for outcome in outcomes}
+    reproductions = [
+        _report(experiment, setting, by_job, output / experiment.name) for experiment in experiments
+    ]
     if images:
-        _write_images(written)
-    return written
+        _write_images(reproductions)
+    return reproductions
+
+
+def _report(
+    experiment: Experiment,
+    setting: Setting,
+    by_job: Mapping[tuple[str, ...], Run | Failure],
+    folder: Path,
+) -> Reproduction:
+    """Makes and writes the report of an experiment; `by_job` holds outcomes by job identity."""
+    # Experiments may call the same run by other names.
+    outcomes = [replace(by_job[job.identity], job=job) for job in experiment.jobs(setting)]
+    runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
+    report = experiment.report(setting, runs) if runs else None
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    reproduction = Reproduction(experiment, folder, report, failures)
+    if report is not None:
+        _write(reproduction, report, runs)
+    return reproduction
 
 
 def _check_data_options(experiments: Sequence[Experiment], setting: Setting) -> None:
-    """Refuses an option that none of the data sets has: it would change nothing, in silence."""
+    """Refuses an option that none of the data sets has: it would silently change nothing."""
     datasets = {
         dataset
-        for one in experiments
-        for model in one.chosen_models(setting)
-        for dataset in one.chosen_datasets(setting, model)
+        for experiment in experiments
+        for model in experiment.models_for(setting)
+        for dataset in experiment.datasets_for(setting, model)
     }
-    known = {option for dataset in datasets for option in describe(dataset).options}
+    allowed = {option for dataset in datasets for option in describe(dataset).options}
     for option in setting.data_options:
-        if option not in known:
-            raise UnknownOptionError(option, known)
+        if option not in allowed:
+            raise UnknownOptionError(option, allowed)
 
 
-def _write(one: Written, report: Report, runs: Sequence[Run]) -> None:
+def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> None:
+    """Writes tables, figures as HTML, and `notes.md`."""
+    experiment, folder = reproduction.experiment, reproduction.folder
     for name, table in report.tables.items():
-        table.save(one.folder, slug(name))
-    drawn: dict[str | Path, Any] = {
-        one.folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()
-    }
-    figures.write_all(drawn)
-    lines = [f"# {one.experiment.name}: {one.experiment.about}", ""]
+        table.save(folder, slug(name))
+    figures.write_all(
+        {folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()}
+    )
+    lines = [f"# {experiment.name}: {experiment.about}", ""]
     lines += [f"- {note}" for note in report.notes]
-    lines += [f"- Not done: {reason}" for reason in one.reasons]
+    lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
     lines += ["", "Runs:", "", *(f"- {_RUNS}/{run.folder.name}" for run in runs)]
-    one.folder.mkdir(parents=True, exist_ok=True)
-    (one.folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def slug(name: str) -> str:
@@ -200,33 +232,16 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
 
 
-def _write_images(written: Sequence[Written]) -> None:
-    """All figures as PNG at once, since starting a browser takes longer than drawing."""
-    drawn: dict[str | Path, Any] = {
-        one.folder / f"{slug(name)}.png": figure
-        for one in written
-        if one.report is not None
-        for name, figure in one.report.figures.items()
+def _write_images(reproductions: Sequence[Reproduction]) -> None:
+    """Writes all figures as PNG at once, since starting a browser takes longer than drawing."""
+    figures_by_path: dict[str | Path, Any] = {
+        reproduction.folder / f"{slug(name)}.png": figure
+        for reproduction in reproductions
+        if reproduction.report is not None
+        for name, figure in reproduction.report.figures.items()
     }
     try:
-        figures.write_all(drawn)
+        figures.write_all(figures_by_path)
     except FigureExportError:
-        # The HTML files are there.
+        # The HTML files are written.
         return
-
-
-__all__ = [
-    "EXPERIMENTS",
-    "Experiment",
-    "Failure",
-    "Job",
-    "ModelAt",
-    "Place",
-    "Report",
-    "Run",
-    "Setting",
-    "Written",
-    "chosen",
-    "plan",
-    "reproduce",
-]

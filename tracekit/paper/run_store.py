@@ -1,7 +1,7 @@
-"""The store: one folder per finished run, named by a hash of all that decides its numbers.
+"""The store: one folder per finished run, named by a hash of everything that decides its numbers.
 
-A run is written beside its place and moved there when it is complete, so a folder that exists is
-a finished run, also if the command was killed.
+A run is written to a temporary folder beside its final one, which is renamed when it is complete.
+A folder under the final name is a finished run, even if a process was killed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import torch
 from tracekit.models.loading import HookedModel
 from tracekit.paper.jobs import Job
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.result import TraceCurve, TraceResult, read_document, versions, write_document
+from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.storage import read_document, versions, write_document
 
 _INFO = "run.json"
 _GRID = "grid.json"
-_NAME = 16
+_NAME_LENGTH = 16
+"""Hexadecimal digits of the hash that make a folder's name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +37,11 @@ class Run:
     job: Job
     folder: Path
     fresh: bool = False
-    """Whether it was run now, and not found."""
+    """Whether it was run now rather than read from the store."""
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """Configuration, hashes, versions, and what it was run on."""
+        """Configuration, hashes, versions, and the device and processes that ran it."""
         return read_document(self.folder, _INFO)
 
     @cached_property
@@ -54,7 +56,7 @@ class Run:
 
     @cached_property
     def grid(self) -> InteractionGrid:
-        """Of a run that measured pairs."""
+        """The grid of a run that measured pairs."""
         return InteractionGrid.load(self.folder / _GRID)
 
     @property
@@ -70,7 +72,7 @@ class Run:
 
 def weights_hash(model: HookedModel) -> str:
     """SHA-256 over the configuration, and names, shapes and values of all parameters."""
-    digest = hashlib.sha256(json.dumps(_config(model), sort_keys=True, default=str).encode())
+    digest = _json_digest(_model_config(model))
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     for name in sorted(state):
         value = state[name]
@@ -82,49 +84,63 @@ def weights_hash(model: HookedModel) -> str:
     return digest.hexdigest()
 
 
-def _config(model: Any) -> dict[str, Any]:
-    """What a model computes beside its parameters: activations, windows, scalings."""
+def _model_config(model: Any) -> dict[str, Any]:
+    """The settings that decide a model's outputs beside its parameters, e.g. its activation."""
     config = getattr(getattr(model, "original_model", None), "config", None)
-    found = dict(vars(model.cfg)) if config is None else config.to_dict()
-    names = ("_name_or_path", "model_name", "transformers_version", "device")
-    return {name: value for name, value in found.items() if name not in names}
+    settings = dict(vars(model.cfg)) if config is None else config.to_dict()
+    not_decisive = ("_name_or_path", "model_name", "transformers_version", "device")
+    return {name: value for name, value in settings.items() if name not in not_decisive}
 
 
 def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
     """Everything that decides a run's numbers.
 
     Args:
-        job: What is run.
+        job: The job.
         weights: Hash of the model's weights.
         data: Fingerprint of the examples.
     """
-    kept = {name: value for name, value in versions().items() if name != "python"}
-    return {"job": job.spec(), "weights": weights, "data": data, "versions": kept}
+    decisive = {name: value for name, value in versions().items() if name != "python"}
+    return {"job": job.spec(), "weights": weights, "data": data, "versions": decisive}
 
 
 def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
-    """Folder of a run, whether it exists or not."""
-    text = json.dumps(config, sort_keys=True, default=str)
-    return root / hashlib.sha256(text.encode()).hexdigest()[:_NAME]
+    """Folder of a run, whether it exists or not.
+
+    Args:
+        root: Folder of the store.
+        config: As from `configuration`.
+    """
+    return root / _json_digest(config).hexdigest()[:_NAME_LENGTH]
 
 
-def save(folder: Path, config: Mapping[str, Any], about: Mapping[str, Any], found: Any) -> None:
+def _json_digest(entries: Mapping[str, Any]) -> hashlib._Hash:
+    """SHA-256 of a mapping as JSON, the same in whatever order its entries are."""
+    return hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode())
+
+
+def save(
+    folder: Path,
+    config: Mapping[str, Any],
+    details: Mapping[str, Any],
+    results: TraceCurve | InteractionGrid,
+) -> None:
     """Writes a run, all or nothing.
 
     Args:
-        folder: Where it belongs.
-        config: As in `configuration`.
-        about: What else is to be known of it.
-        found: A `TraceCurve` or an `InteractionGrid`.
+        folder: As from `folder_of`.
+        config: As from `configuration`.
+        details: Further entries of `Run.info`, which do not decide the numbers.
+        results: The results.
     """
     partial = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if isinstance(found, InteractionGrid):
-        found.save(partial / _GRID)
+    if isinstance(results, InteractionGrid):
+        results.save(partial / _GRID)
     else:
-        found.save(partial)
-    write_document(partial / _INFO, {**config, **about})
+        results.save(partial)
+    write_document(partial / _INFO, {**config, **details})
     try:
         partial.rename(folder)
     except OSError:
@@ -133,5 +149,5 @@ def save(folder: Path, config: Mapping[str, Any], about: Mapping[str, Any], foun
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run is there."""
+    """Whether a folder holds a finished run."""
     return (folder / _INFO).is_file()

@@ -1,4 +1,4 @@
-"""Figures about how a mask is learned: penalties, DCM, sparsity over the epochs."""
+"""Experiments on how a mask is learned: penalties, DCM, sparsity over the epochs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,35 @@ from tracekit.paper.experiment import (
 )
 from tracekit.paper.jobs import Job, ModelAt
 from tracekit.paper.latex_table import Table
+from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.run_store import Run
 
-_GPT2 = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
 _LAMBDA = 1e-3
+"""Of the ablation and of the curves over epochs."""
 _SWEEP = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+"""Values of lambda1 in `fig-mask`."""
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pgb-ct": ("pgb-ct", {}),
     "without |m|": ("pgb-ct", {"lambda1": 0.0, "lambda2": _LAMBDA}),
     "without m(1-m)": ("pgb-ct", {"lambda2": 0.0}),
     "dcm": ("dcm", {}),
 }
+"""Variants of the ablation: name -> method and options."""
 _NOTE = "The paper shows this as a figure; there are no published numbers to set beside."
 
 
 def _plan_ablation(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     jobs = [
-        trace_job(setting, model, dataset, "heads", method, HEADS, variant=variant, options=options)
+        trace_job(
+            setting,
+            model,
+            dataset,
+            "attention-patterns",
+            method,
+            HEADS,
+            variant=variant,
+            options=options,
+        )
         for variant, (method, options) in _VARIANTS.items()
     ]
     return with_held_out(setting, jobs)
@@ -41,20 +53,21 @@ def _plan_ablation(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
     frame = effects_frame(setting, runs)
-    axis = runs[0].result.metric_axis
-    drawn = {
-        f"ablation-{model}-{dataset}": figures.lines(
-            part,
+    axis_label = runs[0].result.axis_label
+    figures_by_name = {}
+    for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False):
+        chart = figures.Chart(
+            frame=part,
             x="budget",
             y="effect",
             series="method",
-            titles=("number of heads", axis),
+            axis_titles=("number of heads", axis_label),
             title=f"{dataset}, {model}",
             subtitle="PGB-CT, without either penalty, and DCM",
-            reference=(part["full_effect"].iloc[0], "all heads"),
         )
-        for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False)
-    }
+        figures_by_name[f"ablation-{model}-{dataset}"] = figures.lines(
+            chart, reference=(part["full_effect"].iloc[0], "all heads")
+        )
     table = Table(
         frame=frame,
         caption="PGB-CT, without either of its penalties, and DCM.",
@@ -62,21 +75,28 @@ def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
         best=["effect"],
         groups=["dataset", "model", "budget"],
     )
-    return Report(tables={"ablation": table}, figures=drawn, notes=[_NOTE])
+    return Report(tables={"ablation": table}, figures=figures_by_name, notes=[_NOTE])
 
 
-def _descent(
+def _training_job(
     setting: Setting, model: ModelAt, dataset: str, method: str, variant: str, lambda1: float
 ) -> Job:
-    """One descent with a given lambda, to its last epoch."""
+    """Trains one mask with a given lambda1, to its last epoch."""
     return trace_job(
-        setting, model, dataset, "heads", method, (), variant=variant, options={"lambda1": lambda1}
+        setting,
+        model,
+        dataset,
+        "attention-patterns",
+        method,
+        (),
+        variant=variant,
+        options={"lambda1": lambda1},
     )
 
 
 def _plan_dcm(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     return [
-        _descent(setting, model, dataset, method, f"{title}, {lambda1:g}", lambda1)
+        _training_job(setting, model, dataset, method, f"{title}, {lambda1:g}", lambda1)
         for method, title, lambda1 in (
             ("pgb-ct", "PGB-CT", 1e-4),
             ("pgb-ct", "PGB-CT", 1e-3),
@@ -96,7 +116,7 @@ def _report_dcm(setting: Setting, runs: list[Run]) -> Report:
 
 def _plan_mask(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     return [
-        _descent(setting, model, dataset, "pgb-ct", f"PGB-CT, {lambda1:g}", lambda1)
+        _training_job(setting, model, dataset, "pgb-ct", f"PGB-CT, {lambda1:g}", lambda1)
         for lambda1 in _SWEEP
     ]
 
@@ -105,46 +125,48 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
     frame = _epochs(runs)
     fixed = frame[frame["lambda1"] == _LAMBDA]
     last = frame.groupby(["dataset", "model", "lambda1"], sort=False, as_index=False).last()
-    drawn = _over_epochs(fixed, "model", ["dataset"])
+    figures_by_name = _over_epochs(fixed, "model", ["dataset"])
     for dataset, part in last.groupby("dataset", sort=False):
-        drawn[f"lambda-{dataset}"] = figures.lines(
-            part,
+        chart = figures.Chart(
+            frame=part,
             x="lambda1",
             y="share",
             series="model",
-            titles=("lambda", "S/N"),
+            axis_titles=("lambda", "S/N"),
             title=str(dataset),
             subtitle="share of heads selected after the last epoch",
-            log_x=True,
         )
+        figures_by_name[f"lambda-{dataset}"] = figures.lines(chart, log_x=True)
     table = Table(
         frame=last, caption="Share of heads selected and binary violation after the last epoch."
     )
     return Report(
-        tables={"epochs": _epochs_table(fixed), "lambda": table}, figures=drawn, notes=[_NOTE]
+        tables={"epochs": _epochs_table(fixed), "lambda": table},
+        figures=figures_by_name,
+        notes=[_NOTE],
     )
 
 
 def _epochs(runs: Sequence[Run]) -> Any:
-    """A row per run and epoch."""
+    """A DataFrame with a row per run and epoch."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
     for run in runs:
-        n = run.result.n_components
+        n_components = run.result.n_components
         rows += [
             {
                 "dataset": run.job.dataset,
                 "model": run.job.model,
                 "method": run.job.label,
                 "lambda1": run.job.options["lambda1"],
-                "epoch": line["epoch"] + 1,
-                "share": line["n_selected"] / n,
-                # N/4 at most, when every entry is 1/2.
-                "binary_violation": line["binary_violation"] / n,
-                "effect": line["effect"],
+                "epoch": record["epoch"] + 1,
+                "share": record["n_selected"] / n_components,
+                # 1/4 at most, when every entry of the mask is 1/2.
+                "binary_violation": record["binary_violation"] / n_components,
+                "effect": record["effect"],
             }
-            for line in (dict[str, Any](record) for record in run.result.history)
+            for record in (dict[str, Any](line) for line in run.result.history)
         ]
     return pd.DataFrame(rows)
 
@@ -157,21 +179,28 @@ def _epochs_table(frame: Any) -> Table:
     )
 
 
-def _over_epochs(frame: Any, series: str, apart: list[str]) -> dict[str, Any]:
-    """Share selected and binary violation, a figure of each for every case."""
-    drawn = {}
-    for keys, part in frame.groupby(apart, sort=False):
+def _over_epochs(frame: Any, series: str, case_columns: list[str]) -> dict[str, Any]:
+    """Figures of share selected and binary violation over epochs, by name.
+
+    Args:
+        frame: As from `_epochs`.
+        series: Column that names the lines.
+        case_columns: Columns with a figure for each of their values.
+    """
+    figures_by_name = {}
+    for keys, part in frame.groupby(case_columns, sort=False):
         case = "-".join(map(str, keys))
         for column, title in (("share", "S/N"), ("binary_violation", "m(1 - m), mean over heads")):
-            drawn[f"{column.replace('_', '-')}-{case}"] = figures.lines(
-                part,
+            chart = figures.Chart(
+                frame=part,
                 x="epoch",
                 y=column,
                 series=series,
-                titles=("epoch", title),
+                axis_titles=("epoch", title),
                 title=", ".join(map(str, reversed(keys))),
             )
-    return drawn
+            figures_by_name[f"{column.replace('_', '-')}-{case}"] = figures.lines(chart)
+    return figures_by_name
 
 
 EXPERIMENTS = (
@@ -194,7 +223,7 @@ EXPERIMENTS = (
     Experiment(
         name="fig-mask",
         about="S/N and binary violation over epochs and lambda, GPT-2 sizes: WinoGender",
-        models=_GPT2,
+        models=GPT2_FAMILY,
         datasets=("winogender",),
         plan=_plan_mask,
         report=_report_mask,

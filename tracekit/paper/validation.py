@@ -1,13 +1,14 @@
 """Validation: do a model's single-head effects agree with published ones?
 
-Every head is measured alone, and all together, on the data set and with the protocol of Vig et al.
-(2020), and compared with their table for the real weights. Agreement shows that weights,
-tokenizer, data, hooks and metric are all the ones meant; a wrong checkpoint fails.
+`validate` measures every head alone, and all together, with the data and the protocol of Vig et
+al. (2020), and compares the effects with their table for the real weights. Agreement shows that
+weights, tokenizer, data, hooks and metric are the ones meant; a wrong checkpoint fails.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from jaxtyping import Float
@@ -18,15 +19,19 @@ from tracekit.paper.published import SingleHeads
 from tracekit.tracer import Tracer
 
 _CORRELATION = 0.99
+"""Least correlation that counts as agreement."""
 _DIFFERENCE = 0.05
-_ALL = 0.05
+"""Largest difference of a single effect, as a share of the largest published one."""
+_ALL_HEADS = 0.05
+"""Largest relative difference of the effect of all heads."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Validation:
-    """Ours beside the published ones."""
+    """Measured single-head effects beside published ones."""
 
     table: SingleHeads
+    """The published ones."""
     singles: Float[Tensor, "layer head"]
     """Effect of each head, measured here."""
     all_heads: float
@@ -34,10 +39,10 @@ class Validation:
 
     @property
     def correlation(self) -> float:
-        """Pearson correlation of the single effects."""
+        """Pearson correlation of the single effects; 0 if it is undefined."""
         both = torch.stack([self.singles.flatten(), self.table.singles.flatten()]).double()
-        found = torch.corrcoef(both)[0, 1].item()
-        return found if found == found else 0.0
+        correlation = torch.corrcoef(both)[0, 1].item()
+        return 0.0 if isnan(correlation) else correlation
 
     @property
     def largest_difference(self) -> float:
@@ -51,50 +56,49 @@ class Validation:
 
     @property
     def problems(self) -> list[str]:
-        """What does not agree; empty if everything does."""
-        found = []
+        """The disagreements, as phrases; empty if there is none."""
+        problems = []
         if not self.correlation >= _CORRELATION:
-            found.append(f"the correlation is {self.correlation:.4f}, below {_CORRELATION}")
+            problems.append(f"the correlation is {self.correlation:.4f}, below {_CORRELATION}")
         if not self.largest_difference <= _DIFFERENCE * self.largest_published:
-            found.append(
+            problems.append(
                 f"a head differs by {self.largest_difference:.3g}, more than {_DIFFERENCE:.0%} of "
                 f"the largest published effect, {self.largest_published:.3g}"
             )
-        if not abs(self.all_heads - self.table.all_heads) <= _ALL * abs(self.table.all_heads):
-            found.append(
+        if not abs(self.all_heads - self.table.all_heads) <= _ALL_HEADS * abs(self.table.all_heads):
+            problems.append(
                 f"all heads together have an effect of {self.all_heads:.4g} instead of "
-                f"{self.table.all_heads:.4g}, more than {_ALL:.0%} off"
+                f"{self.table.all_heads:.4g}, more than {_ALL_HEADS:.0%} off"
             )
-        return found
+        return problems
 
     @property
     def agrees(self) -> bool:
-        """The verdict."""
+        """Whether there is no problem."""
         return not self.problems
 
 
 def validate(tracer: Tracer, table: SingleHeads) -> Validation:
-    """Measures all heads and compares.
+    """Measures all heads of a model and compares them with a table.
 
     Args:
         tracer: Of all heads of a model, with `odds-ratio` and the data set of the table.
-        table: What to compare with.
+        table: Published effects.
 
     Raises:
-        TableMismatchError: The table has other layers, heads, examples or another data set than
-            the tracer, so there is nothing to compare.
+        TableMismatchError: Table and tracer differ in layers, heads, examples or data set.
     """
-    layers, heads = int(tracer.model.cfg.n_layers), int(tracer.model.cfg.n_heads)
-    ours = f"{layers} x {heads} heads, {len(tracer.pairs)} examples of {tracer.pairs.name}"
+    n_layers, n_heads = int(tracer.model.cfg.n_layers), int(tracer.model.cfg.n_heads)
+    traced = f"{n_layers} x {n_heads} heads, {len(tracer.pairs)} examples of {tracer.pairs.name}"
     rows, columns = table.singles.shape
-    theirs = f"{rows} x {columns} heads, {table.n_examples} examples of {table.dataset}"
-    if ours != theirs or len(tracer.registry) != layers * heads:
+    published = f"{rows} x {columns} heads, {table.n_examples} examples of {table.dataset}"
+    if traced != published or len(tracer.registry) != n_layers * n_heads:
         raise TableMismatchError(
-            f"The table for {table.model} has {theirs}; the model has {ours}. "
+            f"The table for {table.model} has {published}; the model has {traced}. "
             "Give the model and the data set that the table is about."
         )
     sets = [[i] for i in range(len(tracer.registry))]
-    singles = tracer.engine.mean_effects(sets, "single heads")
+    singles = tracer.engine.set_effects(sets, "single heads").mean(1)
     return Validation(
-        table=table, singles=singles.reshape(layers, heads), all_heads=tracer.full_effect
+        table=table, singles=singles.reshape(n_layers, n_heads), all_heads=tracer.full_effect
     )

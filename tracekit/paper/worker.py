@@ -1,9 +1,9 @@
-"""Doing jobs: in this process or in several, none twice."""
+"""Workers run jobs, in this process or in several. No job is run twice."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError
 from tracekit.models.loading import HookedModel, load_model
-from tracekit.paper.jobs import Job, Place
+from tracekit.paper.jobs import Job, RunEnvironment
 from tracekit.paper.run_store import (
     Run,
     configuration,
@@ -24,32 +24,33 @@ from tracekit.paper.run_store import (
     save,
     weights_hash,
 )
+from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.tracer import Tracer
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that could not be done."""
+    """A job that failed."""
 
     job: Job
     reason: str
     no_model: bool = False
-    """Whether its model cannot be had."""
+    """Whether its model could not be loaded."""
 
 
 class Worker:
-    """Does jobs; keeps the last model and the last tracer, which the next job often shares."""
+    """Runs jobs. It keeps the last model and the last tracer, which the next job often shares."""
 
-    def __init__(self, place: Place, root: Path, processes: int = 1) -> None:
+    def __init__(self, environment: RunEnvironment, root: Path, processes: int = 1) -> None:
         """Loads nothing yet.
 
         Args:
-            place: Where models and data are.
+            environment: Where models and data are.
             root: Folder of the store.
-            processes: How many workers there are, to be noted beside wall times.
+            processes: Number of parallel workers, which is recorded beside wall times.
         """
-        self._place = place
+        self._environment = environment
         self._processes = processes
         self._root = root
         self._model: tuple[tuple[str, str], HookedModel, str] | None = None
@@ -57,160 +58,164 @@ class Worker:
         self._tracer: tuple[tuple[str, ...], Tracer] | None = None
 
     def do(self, job: Job) -> Run:
-        """Finds the run of a job, or runs it.
+        """Reads the run of a job from the store, or runs the job and saves it there.
 
         Raises:
             TracekitError: The model or the data cannot be loaded, or the run fails.
         """
         model, weights = self._load(job)
-        pairs = self._data(job, model, job.data_options, job.limit)
+        pairs = self._load_pairs(job, model, job.data_options)
         config = configuration(job, weights, pairs.fingerprint)
         folder = folder_of(self._root, config)
         if is_finished(folder):
             return Run(job, folder)
-        tracer = self._trace(job, model, pairs)
-        found: Any
-        about: dict[str, Any] = {
+        tracer = self._tracer_for(job, model, pairs)
+        details: dict[str, Any] = {
             "device": str(tracer.engine.device),
             "processes": self._processes,
             "threads": torch.get_num_threads(),
         }
+        results: TraceCurve | InteractionGrid
         if job.work == "pairs":
-            found = tracer.interactions()
+            results = tracer.interactions()
         else:
-            found = _searched(tracer, job)
-            if any(result.stopped == "interrupted" for result in found):
-                # The best so far is no finished run.
+            results = _search(tracer, job)
+            if any(result.stopped == "interrupted" for result in results):
+                # The best sets so far are no finished run.
                 raise KeyboardInterrupt
-            about |= self._accuracies(job, tracer, found)
-        save(folder, config, about, found)
+            details |= self._accuracies(job, tracer, results)
+        save(folder, config, details, results)
         return Run(job, folder, fresh=True)
 
     def _load(self, job: Job) -> tuple[HookedModel, str]:
+        """The model of a job and the hash of its weights."""
         key = (job.model, job.dtype)
         if self._model is None or self._model[0] != key:
             self._model, self._tracer = None, None
             self._pairs.clear()
-            at = self._place.sources[job.model]
+            model_at = self._environment.sources[job.model]
             model = load_model(
-                at.source, device=self._place.device, dtype=job.dtype, **self._place.loading
+                model_at.source,
+                device=self._environment.device,
+                dtype=job.dtype,
+                **self._environment.loading,
             )
-            at.check(model.cfg)
+            model_at.check(model.cfg)
             self._model = (key, model, weights_hash(model))
         return self._model[1:]
 
-    def _data(self, job: Job, model: HookedModel, options: Any, limit: int | None) -> PromptPairs:
-        key = f"{job.dataset} {sorted(options.items())} {limit}"
+    def _load_pairs(self, job: Job, model: HookedModel, options: Mapping[str, Any]) -> PromptPairs:
+        """Examples of a job's data set, made with `options`; each data set is loaded once."""
+        key = f"{job.dataset} {sorted(options.items())} {job.limit}"
         if key not in self._pairs:
-            given = dict(options)
-            folder = self._place.folder_of(job.dataset)
-            if folder is not None:
-                given["data_dir"] = folder
-            pairs = load_dataset(job.dataset, model, **given)
-            self._pairs[key] = pairs if limit is None else pairs[:limit]
+            folder = self._environment.folder_of(job.dataset)
+            location = {} if folder is None else {"data_dir": folder}
+            pairs = load_dataset(job.dataset, model, **{**options, **location})
+            self._pairs[key] = pairs if job.limit is None else pairs[: job.limit]
         return self._pairs[key]
 
-    def _trace(self, job: Job, model: HookedModel, pairs: PromptPairs) -> Tracer:
-        """A tracer, the last one if it is the same."""
-        inside, outside = pairs, None
+    def _tracer_for(self, job: Job, model: HookedModel, pairs: PromptPairs) -> Tracer:
+        """The last tracer if it fits the job, else a new one."""
+        selection_pairs, held_out_pairs = pairs, None
         if job.held_out is not None:
-            inside, outside = pairs.split(1 - job.held_out, seed=job.seed)
-        shared = (
+            selection_pairs, held_out_pairs = pairs.split(1 - job.held_out, seed=job.seed)
+        key = (
             *(job.model, job.dtype, job.components, job.metric, job.positions),
-            *(str(job.depths), inside.fingerprint),
+            *(str(job.relative_layers), selection_pairs.fingerprint),
         )
-        if self._tracer is None or self._tracer[0] != shared:
+        if self._tracer is None or self._tracer[0] != key:
             tracer = Tracer(
                 model,
-                inside,
+                selection_pairs,
                 job.components,
                 job.metric,
                 layers=_layers(job, int(model.cfg.n_layers)),
                 positions=job.positions,  # type: ignore[arg-type]
-                batch_size=self._place.batch_size,
-                progress=self._place.progress,
-                held_out=outside,
+                max_batch_size=self._environment.max_batch_size,
+                progress=self._environment.progress,
+                held_out=held_out_pairs,
             )
-            self._tracer = (shared, tracer)
+            self._tracer = (key, tracer)
         return self._tracer[1]
 
     def _accuracies(self, job: Job, tracer: Tracer, curve: TraceCurve) -> dict[str, Any]:
-        """How often y is the first choice under each set, on other examples."""
-        found: dict[str, list[float]] = {}
+        """Share of the further examples whose foil y is the first choice, under each set."""
+        accuracies: dict[str, list[float]] = {}
         clean: dict[str, float] = {}
         for name, options in job.accuracy_on.items():
-            pairs = self._data(job, tracer.model, options, job.limit)
             engine = Tracer(
                 tracer.model,
-                pairs,
+                self._load_pairs(job, tracer.model, options),
                 tracer.registry,
                 "accuracy",
-                positions=tracer.engine.positions,
-                batch_size=self._place.batch_size,
+                positions=tracer.engine.config.positions,
+                max_batch_size=self._environment.max_batch_size,
             ).engine
-            clean[name] = _mean_choice(engine.clean.y_chosen)
-            found[name] = [
-                _mean_choice(engine.intervened(result.binary_mask).y_chosen) for result in curve
+            clean[name] = _share(engine.clean.y_is_argmax)
+            accuracies[name] = [
+                _share(engine.log_probs(result.binary_mask).y_is_argmax) for result in curve
             ]
-        return {"accuracies": found, "clean_accuracies": clean} if found else {}
+        return {"accuracies": accuracies, "clean_accuracies": clean} if accuracies else {}
 
 
 def _layers(job: Job, n_layers: int) -> list[int] | None:
-    """The layers that a job is about; the tolerance keeps 2/3 of 12 at 8."""
-    found = sorted({int(depth * n_layers + 1e-9) for depth in job.depths})
-    return found or None
+    """The layers that a job studies; None: all."""
+    # The tolerance keeps 2/3 of 12 at 8.
+    layers = {int(position * n_layers + 1e-9) for position in job.relative_layers}
+    return sorted(layers) or None
 
 
-def _mean_choice(chosen: torch.Tensor | None) -> float:
-    assert chosen is not None  # The metric reads choices.
-    return chosen.float().mean().item()
+def _share(is_true: torch.Tensor | None) -> float:
+    assert is_true is not None  # The metric accuracy needs the argmax.
+    return is_true.float().mean().item()
 
 
-def _searched(tracer: Tracer, job: Job) -> TraceCurve:
+def _search(tracer: Tracer, job: Job) -> TraceCurve:
     goal: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
-    found: Any = tracer.run(job.method, seed=job.seed, **goal, **job.options)
-    return TraceCurve((found,)) if isinstance(found, TraceResult) else found
+    results: Any = tracer.run(job.method, seed=job.seed, **goal, **job.options)
+    return TraceCurve((results,)) if isinstance(results, TraceResult) else results
 
 
 def do_all(
     jobs: Iterable[Job],
-    place: Place,
+    environment: RunEnvironment,
     root: Path,
     *,
     processes: int = 1,
-    tell: Callable[[Run | Failure], None] = lambda done: None,
+    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
 ) -> list[Run | Failure]:
-    """Does jobs, each once, those of a model together.
+    """Runs jobs, each once, those of a model together.
 
-    A job that fails costs only itself. Ctrl-C ends everything; what was finished is kept.
+    A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept.
 
     Args:
-        jobs: In any order, some perhaps twice.
-        place: Where models and data are.
+        jobs: In any order; equal jobs count once.
+        environment: Where models and data are.
         root: Folder of the store.
-        processes: How many work at the same time, each with a model of its own.
-        tell: Hears of each job that is done.
+        processes: Number of parallel workers, each with a model of its own.
+        on_done: Called with the run or failure of each job.
 
     Returns:
-        What became of each different job.
+        The run or failure of each different job, grouped by model.
     """
     unique = list({job.identity: job for job in jobs}.values())
-    order = list(dict.fromkeys(job.model for job in unique))
-    unique.sort(key=lambda job: order.index(job.model))
+    models = list(dict.fromkeys(job.model for job in unique))
+    unique.sort(key=lambda job: models.index(job.model))
     root.mkdir(parents=True, exist_ok=True)
     if processes > 1:
-        return _in_processes(unique, place, root, processes, tell)
-    worker = Worker(place, root)
-    done = []
+        return _in_processes(unique, environment, root, processes, on_done)
+    worker = Worker(environment, root)
+    outcomes = []
     missing: dict[str, str] = {}
     for job in unique:
-        one = _try(worker, job, missing)
-        tell(one)
-        done.append(one)
-    return done
+        outcome = _try(worker, job, missing)
+        on_done(outcome)
+        outcomes.append(outcome)
+    return outcomes
 
 
 def _try(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
+    """Runs a job; `missing` collects the models that cannot be loaded, with the reasons."""
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
     try:
@@ -222,14 +227,15 @@ def _try(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
         return Failure(job, str(error))
 
 
+# Of a worker process: its worker, and the models that it could not load.
 _worker: Worker | None = None
 _missing: dict[str, str] = {}
 
 
-def _begin(place: Place, root: Path, threads: int, processes: int) -> None:
+def _start_worker(environment: RunEnvironment, root: Path, threads: int, processes: int) -> None:
     global _worker
     torch.set_num_threads(threads)
-    _worker = Worker(place, root, processes)
+    _worker = Worker(environment, root, processes)
 
 
 def _work(job: Job) -> Run | Failure:
@@ -239,28 +245,29 @@ def _work(job: Job) -> Run | Failure:
 
 def _in_processes(
     jobs: Sequence[Job],
-    place: Place,
+    environment: RunEnvironment,
     root: Path,
     processes: int,
-    tell: Callable[[Run | Failure], None],
+    on_done: Callable[[Run | Failure], None],
 ) -> list[Run | Failure]:
     threads = max(1, torch.get_num_threads() // processes)
     # Forked processes cannot use CUDA.
     context = multiprocessing.get_context("spawn")
-    done: dict[int, Run | Failure] = {}
+    outcomes: dict[int, Run | Failure] = {}
     pool = ProcessPoolExecutor(
         processes,
         mp_context=context,
-        initializer=_begin,
-        initargs=(place, root, threads, processes),
+        initializer=_start_worker,
+        initargs=(environment, root, threads, processes),
     )
     with pool:
-        waiting = {pool.submit(_work, job): number for number, job in enumerate(jobs)}
+        numbers = {pool.submit(_work, job): number for number, job in enumerate(jobs)}
         try:
-            for future in as_completed(waiting):
-                done[waiting[future]] = future.result()
-                tell(done[waiting[future]])
+            for future in as_completed(numbers):
+                outcome = future.result()
+                outcomes[numbers[future]] = outcome
+                on_done(outcome)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [done[number] for number in range(len(jobs))]
+    return [outcomes[number] for number in range(len(jobs))]

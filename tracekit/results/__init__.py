@@ -1,14 +1,16 @@
 """Results: what a search found and what it does, and how that is saved."""
 
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.pareto_front import SizeStatistics, TracePath
-from tracekit.results.result import TraceCurve, TraceResult, effect_interval
+from tracekit.results.intervals import effect_interval
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.pareto_statistics import SizeStatistics
+from tracekit.results.result import TraceCurve, TraceResult
 
 __all__ = [
     "InteractionGrid",
+    "ParetoFront",
     "SizeStatistics",
     "TraceCurve",
-    "TracePath",
     "TraceResult",
     "effect_interval",
 ]

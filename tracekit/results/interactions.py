@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.engine.engine import Engine
-from tracekit.results.result import read_document, write_document
+from tracekit.results.storage import read_document, write_document
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -34,7 +34,7 @@ class InteractionGrid:
     """l({i})."""
     pairs: Float[Tensor, "component component"]
     """l({i, j}), symmetric; the diagonal is l({i})."""
-    metric_axis: str = "effect"
+    axis_label: str = "effect"
     title: str = ""
 
     @property
@@ -74,7 +74,7 @@ class InteractionGrid:
                 "labels": self.labels,
                 "singles": self.singles.tolist(),
                 "pairs": self.pairs.tolist(),
-                "metric_axis": self.metric_axis,
+                "axis_label": self.axis_label,
                 "title": self.title,
             }
             write_document(path, entries)
@@ -96,12 +96,12 @@ class InteractionGrid:
             labels=tuple(document["labels"]),
             singles=torch.tensor(document["singles"]),
             pairs=torch.tensor(document["pairs"]),
-            metric_axis=document["metric_axis"],
+            axis_label=document["axis_label"],
             title=document["title"],
         )
 
 
-def measure(engine: Engine, components: Sequence[int], *, title: str = "") -> InteractionGrid:
+def measure_pairs(engine: Engine, components: Sequence[int], *, title: str = "") -> InteractionGrid:
     """Measures every component and every pair of components.
 
     Args:
@@ -112,7 +112,7 @@ def measure(engine: Engine, components: Sequence[int], *, title: str = "") -> In
     order = list(components)
     sets: list[tuple[int, ...]] = [(i,) for i in order]
     sets += list(combinations(order, 2))
-    effects = engine.mean_effects(sets, "pairs")
+    effects = engine.set_effects(sets, "pairs").mean(1)
     n = len(order)
     grid = torch.diag(effects[:n])
     upper = torch.triu_indices(n, n, offset=1)
@@ -122,6 +122,6 @@ def measure(engine: Engine, components: Sequence[int], *, title: str = "") -> In
         labels=tuple(engine.registry.label(i) for i in order),
         singles=effects[:n],
         pairs=grid,
-        metric_axis=engine.metric.axis,
+        axis_label=engine.metric.axis_label,
         title=title,
     )

@@ -1,14 +1,4 @@
-"""Paths: the best set found of every size, with what it takes to believe them.
-
-A set that was chosen for its effect on some examples does better on those than on others, and a
-search may find another set next time. So at some sizes a path is measured against
-
-- sets chosen from one half of the examples, measured on the other (the *held-out* effect), for
-  both halves, so that every example counts once;
-- random sets with as many components of every kind in every layer (the *control*);
-- the sets that the two halves chose: their Jaccard similarity is the *stability*. The seed draws
-  the halves.
-"""
+"""The Pareto front: the best set found for every size."""
 
 from __future__ import annotations
 
@@ -21,62 +11,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.engine.engine import Cost, Engine
-from tracekit.engine.prefix_tree import Set
+from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
-from tracekit.results.result import (
-    TraceCurve,
-    TraceResult,
-    effect_interval,
-    read_document,
-    write_document,
-)
-from tracekit.search import Goal, PathSearch
+from tracekit.results.intervals import effect_interval
+from tracekit.results.pareto_statistics import SizeStatistics
+from tracekit.results.result import TraceResult, load_runs, save_runs
+from tracekit.results.storage import read_document, write_document
 from tracekit.search.base import as_count, not_reached
-from tracekit.search.local.best_sets import spread
-from tracekit.search.local.local_search import Walk
+from tracekit.search.local.local_search import SearchState
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_PATH = "path.json"
-_AT_MOST = 12
-"""Sizes at which statistics are taken."""
-_DRAWS = 5
-_FEWEST = 4
-"""Examples needed to make halves of."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeStatistics:
-    """What is known of the sets of one size."""
-
-    size: int
-    """Largest number of components."""
-    held_out: float | None
-    """Mean effect on examples that had no part in the choice of the set; None with fewer than 4
-    examples."""
-    held_out_low: float | None
-    held_out_high: float | None
-    """Its 95 % bootstrap interval over examples."""
-    control: float | None
-    """Mean effect of random sets with as many components of every kind in every layer; None if
-    there is only one such set."""
-    control_low: float | None
-    control_high: float | None
-    """Least and greatest of them."""
-    stability: float | None
-    """Jaccard similarity, in [0, 1], of the sets that the two halves chose."""
+_FRONT = "pareto.json"
 
 
 @dataclass(frozen=True, eq=False)
-class TracePath(TraceCurve):
+class ParetoFront(Sequence[TraceResult]):
     """The best set found for every budget.
 
     As a sequence it holds a `TraceResult` for every size at which a set does better than all
     smaller ones, ascending; `at` and `smallest` answer questions.
     """
 
+    results: tuple[TraceResult, ...]
     largest: int = 0
     """Largest budget asked for."""
     ranking: tuple[int, ...] = ()
@@ -86,6 +44,12 @@ class TracePath(TraceCurve):
     statistics_cost: Cost = field(default_factory=Cost)
     """Passes that the statistics took, in passes over the whole data set."""
 
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.results[item]
+
     def at(self, n_components: int | float) -> TraceResult:
         """The best set of at most so many components.
 
@@ -93,12 +57,12 @@ class TracePath(TraceCurve):
             n_components: A count (int) or a share of all components (float), rounded down.
 
         Raises:
-            BudgetError: Below one component, or beyond the path.
+            BudgetError: Below one component, or beyond the front.
         """
         count = as_count(n_components, self.results[0].n_components)
         if count > self.largest:
             raise BudgetError(
-                f"The path goes up to {self.largest} components, and {count} were asked for. "
+                f"The front goes up to {self.largest} components, and {count} were asked for. "
                 "Search it with a larger max_budget."
             )
         best = max(r for r in range(len(self)) if self.results[r].n_selected <= count)
@@ -123,10 +87,10 @@ class TracePath(TraceCurve):
     @property
     def effects(self) -> Float[Tensor, " budget"]:
         """Mean effect of the best set of at most 1, 2, ... components; never falls."""
-        found = torch.full((self.largest,), -torch.inf)
+        effects = torch.full((self.largest,), -torch.inf)
         for result in self.results:
-            found[result.n_selected - 1] = result.effect
-        return found.cummax(0).values
+            effects[result.n_selected - 1] = result.effect
+        return effects.cummax(0).values
 
     @property
     def stopped(self) -> str | None:
@@ -137,7 +101,7 @@ class TracePath(TraceCurve):
         """Effect against size, its bootstrap band, held-out effect, control and full effect."""
         from tracekit import figures
 
-        return figures.path_curve(self.to_frame(), self.results[0])
+        return figures.pareto_curve(self)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken."""
@@ -153,149 +117,60 @@ class TracePath(TraceCurve):
             }
         )
         columns = list(SizeStatistics.__annotations__)
-        taken = pd.DataFrame([asdict(one) for one in self.statistics], columns=columns)
-        return frame.merge(taken.astype(float), on="size", how="left")
+        statistics = pd.DataFrame([asdict(row) for row in self.statistics], columns=columns)
+        return frame.merge(statistics.astype(float), on="size", how="left")
 
     def __repr__(self) -> str:
         last = self.results[-1]
-        cut = f", stopped by {self.stopped}" if self.stopped else ""
+        stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return (
-            f"TracePath({last.dataset}, {last.model}: budgets up to {self.largest} of "
+            f"ParetoFront({last.dataset}, {last.model}: budgets up to {self.largest} of "
             f"{last.n_components} components, effect {self.results[0].effect:.4g} to "
-            f"{last.effect:.4g} (all: {last.full_effect:.4g}){cut})"
+            f"{last.effect:.4g} (all: {last.full_effect:.4g}){stopped})"
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Writes one run folder per size, and what belongs to the path; returns the folder."""
-        folder = super().save(folder)
+        """Writes one run folder per size, and what belongs to the front; returns the folder."""
+        folder = save_runs(self.results, Path(folder))
         write_document(
-            folder / _PATH,
+            folder / _FRONT,
             {
                 "largest": self.largest,
                 "ranking": self.ranking,
-                "statistics": [asdict(one) for one in self.statistics],
+                "statistics": [asdict(row) for row in self.statistics],
                 "statistics_cost": asdict(self.statistics_cost),
             },
         )
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path) -> TracePath:
+    def load(cls, folder: str | Path) -> ParetoFront:
         """Reads what `save` wrote.
 
         Raises:
             ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
         """
-        document = read_document(Path(folder), _PATH)
+        folder = Path(folder)
+        document = read_document(folder, _FRONT)
         return cls(
-            TraceCurve.load(folder).results,
+            load_runs(folder),
             largest=document["largest"],
             ranking=tuple(document["ranking"]),
-            statistics=tuple(SizeStatistics(**one) for one in document["statistics"]),
+            statistics=tuple(SizeStatistics(**row) for row in document["statistics"]),
             statistics_cost=Cost(**document["statistics_cost"]),
         )
 
 
-def ranking_of(walk: Walk) -> tuple[int, ...]:
+def component_ranking(state: SearchState) -> tuple[int, ...]:
     """Components by the share of budgets, up to the largest, whose best set holds them.
 
-    Ties, and components in no set, are ordered by the scores of soft top-k, else by the effect
+    Ties, and components in no set, are ordered by the logits of soft top-k, else by the effect
     that the gradient at the empty set predicts of them.
     """
-    frontier = walk.frontier
-    sizes = frontier.sizes
-    held = torch.zeros(frontier.ledger.engine.n_components)
-    for size, following in zip(sizes, [*sizes[1:], frontier.largest + 1], strict=True):
-        held[list(frontier.best_within(size))] += following - size
-    return tuple(sorted(walk.order, key=lambda i: -held[i].item()))
-
-
-def statistics_of(
-    engine: Engine, search: PathSearch, walk: Walk, seed: int
-) -> tuple[tuple[SizeStatistics, ...], Cost]:
-    """Statistics of a path at up to 12 sizes, and the passes they took.
-
-    Args:
-        engine: The data set that the path was searched on.
-        search: The search, which is repeated on each half of the examples.
-        walk: What it found.
-        seed: Draws the halves and the controls.
-    """
-    before = engine.cost
-    found = walk.frontier.improving
-    sizes = sorted(
-        {min(found, key=lambda s: abs(s - at)) for at in spread(found[0], found[-1], _AT_MOST)}
-    )
-    held_out, stability, elsewhere = _halves(engine, search, sizes, seed)
-    generator = torch.Generator().manual_seed(seed)
-    taken = []
-    for place, size in enumerate(sizes):
-        chosen = walk.frontier.best_within(size)
-        controls = torch.zeros(0)
-        if _has_others(engine, chosen):
-            draws = [_control(engine, chosen, generator) for _ in range(_DRAWS)]
-            controls = engine.mean_effects(draws, f"controls of {size}")
-        drawn = len(controls) > 0
-        outside = None if held_out is None else held_out[place]
-        low, high = (None, None) if outside is None else effect_interval(outside)
-        taken.append(
-            SizeStatistics(
-                size=size,
-                held_out=None if outside is None else outside.mean().item(),
-                held_out_low=low,
-                held_out_high=high,
-                control=controls.mean().item() if drawn else None,
-                control_low=controls.min().item() if drawn else None,
-                control_high=controls.max().item() if drawn else None,
-                stability=None if stability is None else stability[place],
-            )
-        )
-    return tuple(taken), engine.cost - before + elsewhere
-
-
-def _halves(
-    engine: Engine, search: PathSearch, sizes: Sequence[int], seed: int
-) -> tuple[Float[Tensor, "size example"] | None, list[float] | None, Cost]:
-    """Held-out effect of every example, and similarity of what the halves choose, at each size."""
-    n = engine.n_examples
-    if n < _FEWEST:
-        return None, None, Cost()
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-    parts = [sorted(order[: n // 2]), sorted(order[n // 2 :])]
-    goal = Goal(budgets=tuple(sizes))
-    again = replace(search, checkpoint=None)
-    effects, cost = torch.zeros(len(sizes), n), Cost()
-    chosen: list[list[Set]] = []
-    for here, there in (parts, reversed(parts)):
-        half = engine.restricted(engine.pairs.subset(here))
-        walk = again.walk(half, goal, seed)
-        if walk.stopped == "interrupted":
-            raise KeyboardInterrupt
-        chosen.append([walk.frontier.best_within(size) for size in sizes])
-        effects[:, there] = engine.effects_of_sets(chosen[-1], "held-out effects")[:, there]
-        share = len(here) / n
-        cost += Cost(half.cost.forward * share, half.cost.backward * share)
-    return effects, [jaccard(*pair) for pair in zip(*chosen, strict=True)], cost
-
-
-def jaccard(one: Sequence[int], other: Sequence[int]) -> float:
-    """Size of the intersection of two sets over that of their union, in [0, 1]."""
-    return len({*one} & {*other}) / len({*one} | {*other})
-
-
-def _has_others(engine: Engine, chosen: Set) -> bool:
-    """Whether another set has as many components of every kind in every layer."""
-    sites = [range(site.start, site.stop) for site in engine.registry.sites]
-    return any(0 < sum(i in there for i in chosen) < len(there) for there in sites)
-
-
-def _control(engine: Engine, chosen: Set, generator: torch.Generator) -> Set:
-    """A random set with as many components of every kind in every layer."""
-    members = set(chosen)
-    drawn: list[int] = []
-    for site in engine.registry.sites:
-        there = range(site.start, site.stop)
-        wanted = sum(i in members for i in there)
-        picks = torch.randperm(len(there), generator=generator)[:wanted]
-        drawn += (picks + site.start).tolist()
-    return tuple(sorted(drawn))
+    best_sets = state.best_sets
+    sizes = best_sets.sizes
+    n_budgets = torch.zeros(best_sets.engine.n_components)
+    # A best set serves all budgets up to the next size that was measured.
+    for size, following in zip(sizes, [*sizes[1:], best_sets.largest + 1], strict=True):
+        n_budgets[list(best_sets.best_within(size))] += following - size
+    return tuple(sorted(state.order, key=lambda i: -n_budgets[i].item()))

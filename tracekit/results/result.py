@@ -1,38 +1,35 @@
-"""Results: frozen, complete, and saved as JSON and safetensors.
+"""Results of searches: frozen, complete, and saved as JSON and safetensors.
 
 A run folder holds `result.json` (everything but tensors, with a format version) and
-`tensors.safetensors` (masks and effects). Nothing is pickled, so opening a run from elsewhere
-executes nothing.
+`tensors.safetensors` (masks and effects).
 """
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import Component, ComponentRegistry
-from tracekit.engine.engine import Cost
-from tracekit.errors import BudgetError, FormatVersionError, ResultFormatError, ResultNotFoundError
+from tracekit.engine.cost import Cost
+from tracekit.errors import BudgetError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
+from tracekit.results.intervals import effect_interval
+from tracekit.results.storage import damaged, read_document, write_document
 from tracekit.search.base import Record
 
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _JSON = "result.json"
 _TENSORS = "tensors.safetensors"
 _CURVE = "curve.json"
-_RESAMPLES = 2000
-_TENSOR_FIELDS = ("binary_mask", "soft_mask", "per_example", "scores", "held_out")
+_TENSOR_FIELDS = ("binary_mask", "soft_mask", "per_example", "component_scores", "held_out")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +38,10 @@ class TraceResult:
 
     method: str
     """Name of the search."""
+    method_title: str = ""
+    """What figures and tables call it."""
+    records_every_size: bool = False
+    """Whether the history holds an effect for each of several sizes."""
     config: Mapping[str, Any]
     """Every option of the search."""
     registry: ComponentRegistry
@@ -50,7 +51,7 @@ class TraceResult:
     soft_mask: Mask
     """The relaxed mask it was cut from, or that refinement started from, in [0, 1]; the selection
     itself for methods without."""
-    scores: Mask | None = None
+    component_scores: Mask | None = None
     """What the components were ranked by (for top-k, their single effects)."""
     effect: float
     """Mean effect of the selection, measured with the binary mask."""
@@ -72,11 +73,11 @@ class TraceResult:
     seconds: float
     """Wall time of the run."""
     stopped: str | None = None
-    """What cut the search short, if anything: `max_forwards`, `max_seconds` or `interrupted`."""
+    """What cut the search short, if anything: `max_passes`, `max_seconds` or `interrupted`."""
     metric: str
-    metric_axis: str = "effect"
+    axis_label: str = "effect"
     """Axis title for the effect, with its unit."""
-    mean: str = "geometric"
+    continuation_mean: str = "geometric"
     """Mean over the tokens of a continuation."""
     positions: str | tuple[int, ...] = "prompt"
     model: str
@@ -137,7 +138,7 @@ class TraceResult:
                 "index": [component.index for component in self.registry],
                 "selected": self.binary_mask.numpy(),
                 "soft_mask": self.soft_mask.numpy(),
-                "score": None if self.scores is None else self.scores.numpy(),
+                "score": None if self.component_scores is None else self.component_scores.numpy(),
             }
         )
 
@@ -148,6 +149,12 @@ class TraceResult:
             f"{self.n_selected} of {self.n_components} components, "
             f"effect {self.effect:.4g} (all: {self.full_effect:.4g}); {names})"
         )
+
+    def heatmap(self) -> go.Figure:
+        """Which components are selected, layer by layer."""
+        from tracekit import figures
+
+        return figures.heatmap(self)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder, which is made if need be; returns it."""
@@ -196,7 +203,7 @@ class TraceResult:
             document.update(load_file(folder / _TENSORS))
             return cls(**document)
         except (KeyError, TypeError, OSError, SafetensorError) as error:
-            raise _damaged(folder) from error
+            raise damaged(folder) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,15 +243,15 @@ class TraceCurve(Sequence[TraceResult]):
             }
         )
 
+    def curve(self) -> go.Figure:
+        """Effect against number of components."""
+        from tracekit import figures
+
+        return figures.curve(self.results)
+
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per budget; returns the folder that holds them."""
-        folder = Path(folder)
-        sizes = [r.n_selected if r.budget is None else r.budget for r in self.results]
-        names = [f"budget-{size}" for size in sizes]
-        for name, result in zip(names, self.results, strict=True):
-            result.save(folder / name)
-        write_document(folder / _CURVE, {"runs": names})
-        return folder
+        return save_runs(self.results, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceCurve:
@@ -253,72 +260,24 @@ class TraceCurve(Sequence[TraceResult]):
         Raises:
             ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
         """
-        document = read_document(Path(folder), _CURVE)
-        return cls(tuple(TraceResult.load(Path(folder) / name) for name in document["runs"]))
+        return cls(load_runs(Path(folder)))
 
 
-def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
-    found = {"python": platform.python_version()}
-    for package in ("tracekit", "torch", "transformer-lens", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+def save_runs(results: Sequence[TraceResult], folder: Path) -> Path:
+    """Writes a run folder for each of several results, and a list of them."""
+    sizes = [r.n_selected if r.budget is None else r.budget for r in results]
+    names = [f"budget-{size}" for size in sizes]
+    for name, result in zip(names, results, strict=True):
+        result.save(folder / name)
+    write_document(folder / _CURVE, {"runs": names})
+    return folder
 
 
-def effect_interval(
-    per_example: Float[Tensor, " example"], *, confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Bootstrap interval of the mean effect over examples (TransformerLens' own, if it has one)."""
-    generator = torch.Generator().manual_seed(seed)
-    try:
-        from transformer_lens.utilities.statistics import bootstrap_ci
-    except ModuleNotFoundError:  # TransformerLens 3 has none.
-        n = len(per_example)
-        picks = torch.randint(n, (_RESAMPLES, n), generator=generator)
-        tail = (1 - confidence) / 2
-        ends = per_example[picks].mean(1).quantile(torch.tensor([tail, 1 - tail]))
-        return ends[0].item(), ends[1].item()
-    low, high = bootstrap_ci(per_example, confidence=confidence, generator=generator)
-    return float(low), float(high)
-
-
-def _damaged(folder: Path) -> ResultFormatError:
-    return ResultFormatError(
-        f"The run in {folder} is damaged or incomplete. Run it again, or restore "
-        f"{_JSON} and {_TENSORS}."
-    )
-
-
-def write_document(path: Path, entries: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the format version."""
-    document = {"format_version": FORMAT_VERSION, **entries}
-    path.write_text(json.dumps(document, indent=1, default=str) + "\n")
-
-
-def read_document(folder: Path, name: str) -> dict[str, Any]:
-    """Reads a JSON file of this format.
+def load_runs(folder: Path) -> tuple[TraceResult, ...]:
+    """Reads what `save_runs` wrote.
 
     Raises:
-        ResultNotFoundError: The folder has no such file.
-        ResultFormatError: It is damaged.
-        FormatVersionError: It is of another format version.
+        ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
     """
-    path = folder / name
-    if not path.exists():
-        raise ResultNotFoundError(
-            f"The folder {folder} holds no {name}. Give a folder that a run was saved to."
-        )
-    try:
-        document = json.loads(path.read_text())
-    except ValueError as error:
-        raise _damaged(folder) from error
-    found = document.pop("format_version", None)
-    if found != FORMAT_VERSION:
-        raise FormatVersionError(
-            f"The run in {folder} has format version {found}; this tracekit reads version "
-            f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
-        )
-    return document
+    names = read_document(folder, _CURVE)["runs"]
+    return tuple(TraceResult.load(folder / name) for name in names)

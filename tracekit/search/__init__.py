@@ -1,7 +1,9 @@
 """Searches: which small set of components moves the metric most?
 
-One search a file, each an immutable value with its options as fields and one method,
-`search(engine, goal, seed)`. `make` builds one from a name and options.
+`learned/` holds the searches that train a soft mask (PGB-CT, DCM), `local/` the local search for
+the best set of every size, `baselines/` the rest. Each search is an immutable value with its
+options as fields and one method, `search(engine, goal, seed)`. `make` builds one from a name and
+options.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, cast, get_type_hints
 
 from tracekit._options import convert
 from tracekit.errors import UnknownMethodError, UnknownOptionError
-from tracekit.search.base import Found, Goal, Search
+from tracekit.search.base import Goal, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
 from tracekit.search.baselines.exhaustive import Exhaustive
 from tracekit.search.baselines.greedy import Greedy
@@ -20,13 +22,13 @@ from tracekit.search.baselines.random import Random
 from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
-from tracekit.search.local.local_search import PathSearch
+from tracekit.search.local.local_search import LocalSearch
 
 METHODS: Mapping[str, type[Search]] = {
     method.name: method
     for method in (
         PGBCT,
-        PathSearch,
+        LocalSearch,
         DCM,
         TopK,
         Greedy,
@@ -43,16 +45,22 @@ __all__ = [
     "PGBCT",
     "Attribution",
     "Exhaustive",
-    "Found",
     "Goal",
     "Greedy",
+    "LocalSearch",
     "MaskIG",
-    "PathSearch",
     "Random",
     "Search",
+    "Selection",
     "TopK",
     "make",
+    "title_of",
 ]
+
+
+def title_of(method: str) -> str:
+    """What figures and tables call a method; its name if it is not one of `METHODS`."""
+    return getattr(METHODS.get(method), "title", method)
 
 
 def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
@@ -74,9 +82,9 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
     if isinstance(method, str) and method not in METHODS:
         raise UnknownMethodError(method, METHODS)
     kind = METHODS[method] if isinstance(method, str) else method
-    known = {field.name for field in fields(cast(Any, kind))}
+    allowed = {field.name for field in fields(cast(Any, kind))}
     for option in options:
-        if option not in known:
-            raise UnknownOptionError(option, known or {"none"})
+        if option not in allowed:
+            raise UnknownOptionError(option, allowed or {"none"})
     hints = get_type_hints(kind)
     return kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})

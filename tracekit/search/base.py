@@ -1,28 +1,29 @@
-"""What all searches share: the goal, what they find, and prefix search for a target effect."""
+"""What all searches share: the goal, and the sets they select."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
 from math import isfinite
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from tracekit.engine.engine import Cost, Engine
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
-from tracekit.masks import BinaryMask, Mask, from_indices, ranking
+from tracekit.masks import BinaryMask, Mask, from_indices
 from tracekit.metrics import Effects, Metric
-
-_SCANNED = 512
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What is asked for: the best set of at most each budget, or the smallest reaching a target.
 
-    With neither, only a search that decides its own size (PGB-CT with given lambdas) can answer.
+    With neither, only a search that decides its own size (PGB-CT with fixed lambdas) can answer.
     """
 
     budgets: tuple[int, ...] = ()
@@ -75,8 +76,8 @@ class Goal:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """One set of components that a search chose."""
+class Selection:
+    """One set of components that a search selected."""
 
     mask: BinaryMask
     effects: Effects
@@ -85,22 +86,50 @@ class Found:
     soft_mask: Mask | None = None
     """The relaxed mask that the set was cut from, or that refinement started from, where there is
     one."""
-    scores: Mask | None = None
+    component_scores: Mask | None = None
     """What the components were ranked by, where the search ranks them."""
     budget: int | None = None
     saved: Cost = field(default_factory=Cost)
     """Work that a checkpoint saved."""
     stopped: str | None = None
-    """What cut the search short: `max_forwards`, `max_seconds` or `interrupted`."""
+    """What cut the search short: `max_passes`, `max_seconds` or `interrupted`."""
+
+    @classmethod
+    def measured(cls, engine: Engine, indices: Sequence[int], **fields: Any) -> Selection:
+        """Measures a set of flat indices.
+
+        Args:
+            engine: Measures.
+            indices: The set.
+            **fields: The other fields.
+        """
+        mask = from_indices(indices, engine.n_components)
+        return cls(mask=mask, effects=engine.effects(mask), **fields)
+
+    @property
+    def size(self) -> int:
+        """Number of components."""
+        return int(self.mask.sum())
+
+    @property
+    def effect(self) -> float:
+        """Mean effect."""
+        return self.effects.mean().item()
 
 
 @runtime_checkable
 class Search(Protocol):
-    """A search method: an immutable value that holds its options."""
+    """A search method: an immutable value that holds its options.
+
+    Besides, a search may have the class variables `title`, what figures and tables call it
+    (default: its name), and `records_every_size`, whether its history holds an effect (`effect`)
+    for each of several sizes (`n_selected`; default: no).
+    """
 
     name: ClassVar[str]
+    """What users write, e.g. `top-k`."""
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal: one set per budget, ascending, or one for a target."""
         ...
 
@@ -142,70 +171,51 @@ def as_count(budget: int | float, n_components: int) -> int:
     return count
 
 
-def found_prefix(engine: Engine, order: Sequence[int], size: int) -> tuple[BinaryMask, Effects]:
-    """The first `size` components of a ranking, measured."""
-    mask = from_indices(order[:size], engine.n_components)
-    return mask, engine.effects(mask)
+def smallest_size(
+    n_components: int, try_size: Callable[[int], _T], reaches: Callable[[_T], bool]
+) -> tuple[_T | None, dict[int, _T]]:
+    """Looks for the smallest size that reaches a target, in about 2 log2(N) tries.
 
+    Sizes are doubled until one reaches the target, then halved in between. Effects need not grow
+    with the size, so a smaller size than the returned one may reach it too.
 
-def ranked(engine: Engine, goal: Goal, scores: Mask) -> list[Found]:
-    """Answers a goal with the first components of a ranking.
+    Args:
+        n_components: Largest size.
+        try_size: Measures at a size.
+        reaches: Whether a measurement reaches the target.
 
-    Raises:
-        TargetNotReachedError: No size that was tried reaches the target.
+    Returns:
+        The measurement at that size, None if no doubled size reaches the target; and all
+        measurements, by size.
     """
-    order = ranking(scores)
-    if goal.target is not None:
-        mask, effects, size = smallest_prefix(engine, order, goal.target)
-        record: Record = {"n_selected": size, "effect": effects.mean().item()}
-        return [Found(mask=mask, effects=effects, scores=scores, history=(record,))]
-    found: list[Found] = []
-    history: tuple[Record, ...] = ()
-    for budget in goal.budgets:
-        mask, effects = found_prefix(engine, order, budget)
-        history += ({"n_selected": budget, "effect": effects.mean().item()},)
-        found.append(
-            Found(mask=mask, effects=effects, scores=scores, history=history, budget=budget)
-        )
-    return found
-
-
-def smallest_prefix(
-    engine: Engine, order: Sequence[int], target: float
-) -> tuple[BinaryMask, Effects, int]:
-    """The smallest prefix of a ranking whose mean effect reaches a target.
-
-    Sizes are doubled until one reaches the target, then halved in between: about 2 log2(N)
-    passes. Effects need not grow with the size, so if no such size reaches it and there are few
-    components, every prefix is measured; and a smaller prefix than the one found may exist.
-
-    Raises:
-        TargetNotReachedError: No size that was tried reaches it.
-    """
-    n = len(order)
-    sizes = sorted({min(2**k, n) for k in range(n.bit_length() + 1)})
-    means = {size: found_prefix(engine, order, size)[1].mean().item() for size in sizes[:1]}
-    for size in sizes[1:]:
-        if max(means.values()) >= target:
+    tried: dict[int, _T] = {}
+    below, size = 0, 0
+    for size in sorted({min(2**k, n_components) for k in range(n_components.bit_length() + 1)}):
+        tried[size] = try_size(size)
+        if reaches(tried[size]):
             break
-        means[size] = found_prefix(engine, order, size)[1].mean().item()
-    if max(means.values()) < target and n <= _SCANNED:
-        rest = [size for size in range(1, n + 1) if size not in means]
-        found = engine.mean_effects([order[:size] for size in rest], "prefixes")
-        means.update(zip(rest, found.tolist(), strict=True))
-    reaching = [size for size, mean in means.items() if mean >= target]
-    if not reaching:
-        raise not_reached(target, max(means.values()))
-    size = min(reaching)
-    below = max((other for other in means if other < size), default=0)
+        below = size
+    else:
+        return None, tried
+    return tried[_bisect(below, size, tried, try_size, reaches)], tried
+
+
+def _bisect(
+    below: int,
+    size: int,
+    tried: dict[int, _T],
+    try_size: Callable[[int], _T],
+    reaches: Callable[[_T], bool],
+) -> int:
+    """The smallest size between one that does not reach the target and one that does."""
     while size - below > 1:
         middle = (below + size) // 2
-        if found_prefix(engine, order, middle)[1].mean().item() >= target:
+        tried[middle] = try_size(middle)
+        if reaches(tried[middle]):
             size = middle
         else:
             below = middle
-    mask, effects = found_prefix(engine, order, size)
-    return mask, effects, size
+    return size
 
 
 def not_reached(target: float, best: float) -> TargetNotReachedError:
@@ -214,3 +224,18 @@ def not_reached(target: float, best: float) -> TargetNotReachedError:
         f"No set that was tried reaches an effect of {target:g}; the largest seen is {best:.4g}. "
         "Ask for a smaller target_effect."
     )
+
+
+def config_of(search: Search) -> dict[str, Any]:
+    """Options of a search as JSON-ready values."""
+    return {name: _plain(value) for name, value in vars(search).items()}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"name": getattr(value, "name", type(value).__name__), **asdict(value)}
+    if callable(value):
+        return getattr(value, "__name__", repr(value))
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value

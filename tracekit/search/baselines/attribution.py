@@ -17,7 +17,8 @@ import torch
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask
-from tracekit.search.base import Found, Goal, ranked, require_gradient
+from tracekit.search.base import Goal, Selection, require_gradient
+from tracekit.search.prefix import best_prefixes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,10 @@ class Attribution:
     """Attribution patching: the gradient at the empty mask ranks; two passes in all."""
 
     name: ClassVar[str] = "attribution"
+    title: ClassVar[str] = "attribution patching"
+    records_every_size: ClassVar[bool] = True
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget.
 
         Raises:
@@ -34,7 +37,7 @@ class Attribution:
             NonFiniteMetricError: The gradient is not finite.
         """
         goal.require(self.name)
-        return ranked(engine, goal, _mean_gradient(engine, [0.0], self.name))
+        return best_prefixes(engine, goal, _mean_gradient(engine, [0.0], self.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,8 @@ class MaskIG:
     """Integrated gradients over masks: the mean gradient from the empty to the full mask ranks."""
 
     name: ClassVar[str] = "mask-ig"
+    title: ClassVar[str] = "mask IG"
+    records_every_size: ClassVar[bool] = True
     steps: int = 10
     """Intervals of the line; the trapezoid rule takes steps + 1 gradients."""
 
@@ -49,7 +54,7 @@ class MaskIG:
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}. It must be at least 1.")
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget.
 
         Raises:
@@ -57,21 +62,21 @@ class MaskIG:
             NonFiniteMetricError: A gradient is not finite.
         """
         goal.require(self.name)
-        places = [step / self.steps for step in range(self.steps + 1)]
-        return ranked(engine, goal, _mean_gradient(engine, places, self.name))
+        points = [step / self.steps for step in range(self.steps + 1)]
+        return best_prefixes(engine, goal, _mean_gradient(engine, points, self.name))
 
 
-def _mean_gradient(engine: Engine, places: list[float], method: str) -> Mask:
+def _mean_gradient(engine: Engine, points: list[float], method: str) -> Mask:
     """Mean over the line of the gradient of the mean effect; the ends count half."""
     require_gradient(engine.metric, method)
     total = torch.zeros(engine.n_components)
-    for place in places:
-        mask = torch.full((engine.n_components,), place)
-        weight = 0.5 if len(places) > 1 and place in (0.0, 1.0) else 1.0
+    for point in points:
+        mask = torch.full((engine.n_components,), point)
+        weight = 0.5 if len(points) > 1 and point in (0.0, 1.0) else 1.0
         total += weight * engine.gradient(mask, torch.ones_like)[1] / engine.n_examples
     if not torch.isfinite(total).all():
         raise NonFiniteMetricError(
             f"The gradient of the metric {engine.metric.name!r} is not finite. "
             "Use a bounded metric such as probability-drop."
         )
-    return total / max(1, len(places) - 1)
+    return total / max(1, len(points) - 1)

@@ -7,10 +7,10 @@ from itertools import combinations
 from math import comb
 from typing import ClassVar
 
+from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import SpaceTooLargeError
-from tracekit.masks import from_indices
-from tracekit.search.base import Found, Goal, Record, not_reached
+from tracekit.search.base import Goal, Record, Selection, not_reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,42 +18,39 @@ class Exhaustive:
     """Measures all non-empty sets of at most the budget's size."""
 
     name: ClassVar[str] = "exhaustive"
+    title: ClassVar[str] = "exhaustive"
+    records_every_size: ClassVar[bool] = True
     max_sets: int = 20_000
     """Refuses larger spaces."""
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """The best set within each budget; for a target, the best of the smallest size."""
         goal.require(self.name)
         n = engine.n_components
         largest = goal.budgets[-1] if goal.budgets else n
         if goal.budgets:
             self._refuse_large(n, largest)
-        best: tuple[float, tuple[int, ...]] = (-float("inf"), ())
+        best: tuple[float, ComponentSet] = (-float("inf"), ())
         history: list[Record] = []
-        found = []
+        selections = []
         for size in range(1, largest + 1):
             self._refuse_large(n, size)
             sets = list(combinations(range(n), size))
-            effects = engine.mean_effects(sets, f"exhaustive, {size}")
-            place = int(effects.argmax())
-            history.append({"n_selected": size, "effect": effects[place].item()})
-            best = max(best, (effects[place].item(), sets[place]), key=lambda pair: pair[0])
+            means = engine.set_effects(sets, f"exhaustive, {size}").mean(1)
+            rank = int(means.argmax())
+            history.append({"n_selected": size, "effect": means[rank].item()})
+            best = max(best, (means[rank].item(), sets[rank]), key=lambda pair: pair[0])
             reached = goal.target is not None and best[0] >= goal.target
             if reached or size in goal.budgets:
-                mask = from_indices(best[1], n)
-                found.append(
-                    Found(
-                        mask=mask,
-                        effects=engine.effects(mask),
-                        history=tuple(history),
-                        budget=size if goal.target is None else None,
-                    )
+                budget = size if goal.target is None else None
+                selections.append(
+                    Selection.measured(engine, best[1], history=tuple(history), budget=budget)
                 )
             if reached:
-                return found
+                return selections
         if goal.target is not None:
             raise not_reached(goal.target, best[0])
-        return found
+        return selections
 
     def _refuse_large(self, n: int, size: int) -> None:
         count = sum(comb(n, k) for k in range(1, size + 1))

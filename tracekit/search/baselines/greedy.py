@@ -1,7 +1,7 @@
 """Greedy: add the component that raises the mean effect most, again and again.
 
 The strongest of the simple baselines and the slowest: about N k forward passes for k components.
-Every prefix of its path is an answer, so all budgets share one path.
+Every prefix of its path is an answer, so all budgets share one run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import ClassVar
 from tqdm.auto import tqdm
 
 from tracekit.engine.engine import Engine
-from tracekit.masks import from_indices
-from tracekit.search.base import Found, Goal, Record, not_reached
+from tracekit.search.base import Goal, Record, Selection, not_reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,42 +20,37 @@ class Greedy:
     """Forward selection by exact effects; ties go to the lowest index."""
 
     name: ClassVar[str] = "greedy"
+    title: ClassVar[str] = "greedy"
+    records_every_size: ClassVar[bool] = True
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
-        """Follows the path until the largest budget, or until the target is reached."""
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+        """Adds components until the largest budget, or until the target is reached."""
         goal.require(self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
-        chosen: list[int] = []
+        members: list[int] = []
         history: list[Record] = []
-        found = []
-        for _ in tqdm(range(last), desc="greedy", leave=False, disable=not engine.progress):
-            left = sorted(set(range(engine.n_components)) - set(chosen))
-            effects = engine.mean_effects([[*chosen, i] for i in left], "candidates")
-            best = int(effects.argmax())
-            chosen.append(left[best])
-            effect = effects[best].item()
+        selections = []
+        for _ in tqdm(range(last), desc="greedy", leave=False, disable=not engine.config.progress):
+            candidates = sorted(set(range(engine.n_components)) - set(members))
+            means = engine.set_effects([[*members, i] for i in candidates], "candidates").mean(1)
+            best = int(means.argmax())
+            members.append(candidates[best])
+            effect = means[best].item()
             history.append(
                 {
-                    "n_selected": len(chosen),
+                    "n_selected": len(members),
                     "effect": effect,
-                    "component": engine.registry.label(left[best]),
+                    "component": engine.registry.label(candidates[best]),
                 }
             )
             reached = goal.target is not None and effect >= goal.target
-            if reached or len(chosen) in goal.budgets:
-                found.append(_found(engine, chosen, history, goal))
+            if reached or len(members) in goal.budgets:
+                budget = len(members) if goal.target is None else None
+                selections.append(
+                    Selection.measured(engine, members, history=tuple(history), budget=budget)
+                )
             if reached:
-                return found
+                return selections
         if goal.target is not None:
             raise not_reached(goal.target, max(float(record["effect"]) for record in history))
-        return found
-
-
-def _found(engine: Engine, chosen: list[int], history: list[Record], goal: Goal) -> Found:
-    mask = from_indices(chosen, engine.n_components)
-    return Found(
-        mask=mask,
-        effects=engine.effects(mask),
-        history=tuple(history),
-        budget=len(chosen) if goal.target is None else None,
-    )
+        return selections

@@ -15,52 +15,60 @@ from typing import ClassVar
 
 from tracekit import masks
 from tracekit.masks import Mask
-from tracekit.search.learned.mask_training import Descent, check_positive
-from tracekit.search.learned.reward import Objective
+from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining, check_positive
+from tracekit.search.learned.reward import ObjectiveName
 
 _OFFSET = 1e-3
-_TRIALS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class DCM(Descent):
+class DCMPenalty:
+    """lambda1 sum_i (m_i + 0.001)^(1/2), the same in every epoch."""
+
+    lambda1: float
+
+    def gradient(self, mask: Mask, epoch: int) -> Mask:
+        """Gradient of the penalty."""
+        return 0.5 * self.lambda1 * (mask + _OFFSET).rsqrt()
+
+    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
+        """The penalty, and its weight."""
+        penalty = self.lambda1 * (mask + _OFFSET).sqrt().sum().item()
+        return {"lambda1": self.lambda1, "size_penalty": penalty}
+
+    def slope(self, mask: Mask, epoch: int) -> float:
+        """Derivative of the penalty by the first entry."""
+        return 0.5 * self.lambda1 * (mask[0].item() + _OFFSET) ** -0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCM(MaskTraining):
     """Desiderata-based component masking; 1 takes the counterfactual value here too."""
 
     name: ClassVar[str] = "dcm"
+    title: ClassVar[str] = "DCM"
 
     trials: int | None = None
-    """Trials at most per budget when lambda is searched. None: 8."""
+    """Training runs at most per budget when lambda is searched. None: 8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "trials")
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> ObjectiveName:
         """The raw effect."""
         return "effect"
 
     @property
-    def most_trials(self) -> int:
-        """Trials at most for the first budget."""
-        return _TRIALS if self.trials is None else self.trials
+    def max_trials(self) -> int:
+        """Training runs at most for the first budget."""
+        return DEFAULT_TRIALS if self.trials is None else self.trials
+
+    def penalty(self, lambda1: float) -> DCMPenalty:
+        """The concave penalty."""
+        return DCMPenalty(lambda1=lambda1)
 
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries that are rounded to 1 (at the default threshold)."""
         return masks.truncate(mask, self.threshold)
-
-    def growth(self, epoch: int) -> float:
-        """The penalty does not grow."""
-        return 1.0
-
-    def marginal(self, mask: Mask) -> float:
-        """Derivative of the penalty at lambda1 = 1, at the start."""
-        return 0.5 * (self.init + _OFFSET) ** -0.5
-
-    def penalty_gradient(self, mask: Mask, lambda1: float, epoch: int) -> Mask:
-        """Gradient of the penalty."""
-        return 0.5 * lambda1 * (mask + _OFFSET).rsqrt()
-
-    def penalties(self, mask: Mask, lambda1: float, epoch: int) -> dict[str, float]:
-        """The penalty, and its weight."""
-        return {"lambda1": lambda1, "size_penalty": lambda1 * (mask + _OFFSET).sqrt().sum().item()}

@@ -1,6 +1,9 @@
-"""What one descent of PGB-CT leaves behind, and how the best set is picked from several.
+"""Training runs of a mask, the search for the weight lambda1 of its penalty, and the best set.
 
-Every selection reported was measured with its binary mask; a soft mask only proposes.
+The size of the selection falls as lambda1 grows. So every budget is bracketed between a lambda1
+that penalises too weakly and one that penalises too strongly, and the bracket is halved on a
+logarithmic scale. Every selection reported was measured with its binary mask; a soft mask only
+proposes.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from math import sqrt
 
 import torch
 
+from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.engine.prefix_tree import Set
 from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects
-from tracekit.search.base import Found, Record, smallest_prefix
+from tracekit.search.base import Record, Selection
+from tracekit.search.prefix import smallest_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +27,8 @@ class Snapshot:
     """The selection after one epoch."""
 
     soft_mask: Mask
-    push: Mask
-    """Negative gradient of the reward, summed over the epoch: ranks entries that tie."""
+    reward_gradient_sum: Mask
+    """Negative gradient of the objective, summed over the epoch: ranks entries that tie."""
     selected: BinaryMask
     effects: Effects
 
@@ -39,13 +43,13 @@ class Snapshot:
         return self.effects.mean().item()
 
     def order(self) -> list[int]:
-        """Components by their soft mask, ties by how hard the reward pushes them up."""
-        return ranking(self.soft_mask, self.push)
+        """Components by their soft mask; ties by how strongly the reward favours them."""
+        return ranking(self.soft_mask, self.reward_gradient_sum)
 
 
 @dataclass(eq=False)
-class Trial:
-    """One descent, epoch by epoch."""
+class TrainingRun:
+    """One training of a mask, epoch by epoch."""
 
     lambda1: float
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -56,7 +60,9 @@ class Trial:
         """The selection at the end."""
         return self.snapshots[-1]
 
-    def add(self, engine: Engine, soft_mask: Mask, push: Mask, selected: BinaryMask) -> Snapshot:
+    def add(
+        self, engine: Engine, soft_mask: Mask, reward_gradient_sum: Mask, selected: BinaryMask
+    ) -> Snapshot:
         """Measures the selection, unless it is the previous one or empty."""
         if self.snapshots and torch.equal(self.last.selected, selected):
             effects = self.last.effects
@@ -64,12 +70,23 @@ class Trial:
             effects = torch.zeros(engine.n_examples)
         else:
             effects = engine.effects(selected)
-        self.snapshots.append(Snapshot(soft_mask.detach().clone(), push, selected, effects))
-        return self.last
+        snapshot = Snapshot(soft_mask.detach().clone(), reward_gradient_sum, selected, effects)
+        self.snapshots.append(snapshot)
+        return snapshot
+
+    def selection(self, snapshot: Snapshot, budget: int | None) -> Selection:
+        """What a snapshot of this run selects."""
+        return Selection(
+            mask=snapshot.selected,
+            effects=snapshot.effects,
+            soft_mask=snapshot.soft_mask,
+            history=tuple(self.history),
+            budget=budget,
+        )
 
 
-class Bracket:
-    """Halves an interval of lambda, on a logarithmic scale, around the wanted behaviour."""
+class LambdaBracket:
+    """Halves an interval of lambda1, on a logarithmic scale, around the wanted behaviour."""
 
     _STEP = 4.0
     _CLOSE = 1.05
@@ -80,7 +97,7 @@ class Bracket:
         self._low = 0.0
         self._high = float("inf")
 
-    def note(self, value: float, too_weak: bool) -> None:
+    def record(self, value: float, too_weak: bool) -> None:
         """Records whether `value` penalised too weakly."""
         if too_weak:
             self._low = max(self._low, value)
@@ -98,83 +115,71 @@ class Bracket:
         return sqrt(self._low * self._high) if self._high / self._low > self._CLOSE else None
 
 
-def measured_by(trials: Sequence[Trial]) -> dict[Set, Effects]:
-    """The selections that the trials measured."""
+def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:
+    """The selections that the training runs measured."""
     return {
-        tuple(shot.selected.nonzero()[:, 0].tolist()): shot.effects
-        for trial in trials
-        for shot in trial.snapshots
+        tuple(snapshot.selected.nonzero()[:, 0].tolist()): snapshot.effects
+        for run in runs
+        for snapshot in run.snapshots
     }
 
 
-def best_within(
-    trials: Sequence[Trial],
+def best_within_budgets(
+    runs: Sequence[TrainingRun],
     engine: Engine,
     budgets: Sequence[int],
-    measured: dict[Set, Effects],
-) -> list[Found]:
+    measured: dict[ComponentSet, Effects],
+) -> list[Selection]:
     """The best set for each budget; what gets measured is added to `measured`."""
-    return [_best_within(trials, engine, budget, measured) for budget in budgets]
+    return [_best_within(runs, engine, budget, measured) for budget in budgets]
 
 
 def _best_within(
-    trials: Sequence[Trial], engine: Engine, budget: int, measured: dict[Set, Effects]
-) -> Found:
-    """The best set of at most `budget` components that the trials propose.
+    runs: Sequence[TrainingRun],
+    engine: Engine,
+    budget: int,
+    measured: dict[ComponentSet, Effects],
+) -> Selection:
+    """The best set of at most `budget` components that the training runs propose.
 
-    Candidates are, for every epoch of every trial, its truncated mask if that is small enough,
-    and the `budget` largest entries of its soft mask. The latter may pass through a better set
-    than the trial ends with, since rewards of strongly interacting components vary by orders of
-    magnitude while lambda does not.
+    Candidates are, for every epoch of every run, its truncated mask if that is small enough, and
+    the `budget` largest entries of its soft mask. The latter may pass through a better set than
+    the run ends with, since rewards of strongly interacting components vary by orders of magnitude
+    while lambda1 does not.
     """
-    best: tuple[Trial, Snapshot] | None = None
-    for trial in trials:
-        for shot in trial.snapshots:
-            largest = tuple(sorted(shot.order()[:budget]))
+    best: tuple[TrainingRun, Snapshot] | None = None
+    for run in runs:
+        for snapshot in run.snapshots:
+            largest = tuple(sorted(snapshot.order()[:budget]))
             mask = from_indices(largest, engine.n_components)
             if largest not in measured:
                 measured[largest] = engine.effects(mask)
-            projected = replace(shot, selected=mask, effects=measured[largest])
-            for candidate in (shot, projected):
+            projected = replace(snapshot, selected=mask, effects=measured[largest])
+            for candidate in (snapshot, projected):
                 fits = 0 < candidate.n_selected <= budget
-                # Of equals the later one wins: its soft mask has decided.
+                # Ties go to the later epoch, whose soft mask is closer to binary.
                 if fits and (best is None or candidate.effect >= best[1].effect):
-                    best = (trial, candidate)
+                    best = (run, candidate)
     assert best is not None
-    return _found(*best, budget)
+    return best[0].selection(best[1], budget)
 
 
-def smallest_reaching(trials: Sequence[Trial], engine: Engine, target: float) -> Found:
-    """The smallest set that reaches a mean effect, among all the trials propose.
+def smallest_reaching(runs: Sequence[TrainingRun], engine: Engine, target: float) -> Selection:
+    """The smallest set that reaches a mean effect, among all that the training runs propose.
 
     Raises:
-        TargetNotReachedError: None does, and neither does a prefix of the best trial's order.
+        TargetNotReachedError: None does, and neither does a prefix of the best run's order.
     """
     reaching = [
-        (shot.n_selected, -shot.effect, place, shot, trial)
-        for place, trial in enumerate(trials)
-        for shot in trial.snapshots
-        if shot.effect >= target and shot.n_selected > 0
+        (snapshot.n_selected, -snapshot.effect, number, snapshot, run)
+        for number, run in enumerate(runs)
+        for snapshot in run.snapshots
+        if snapshot.effect >= target and snapshot.n_selected > 0
     ]
     best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
-    trial = best[4] if best else max(trials, key=lambda one: one.last.effect)
+    run = best[4] if best else max(runs, key=lambda run: run.last.effect)
     # The order of the soft mask may reach the target earlier than the threshold does.
-    mask, effects, size = smallest_prefix(engine, trial.last.order(), target)
-    if best is not None and best[0] <= size:
-        return _found(trial, best[3], None)
-    return _found(trial, replace(trial.last, selected=mask, effects=effects), None)
-
-
-def _found(trial: Trial, shot: Snapshot, budget: int | None) -> Found:
-    return Found(
-        mask=shot.selected,
-        effects=shot.effects,
-        soft_mask=shot.soft_mask,
-        history=tuple(trial.history),
-        budget=budget,
-    )
-
-
-def found_last(trial: Trial) -> Found:
-    """The selection at the end of a trial: the paper's single run."""
-    return _found(trial, trial.last, None)
+    prefix = smallest_prefix(engine, run.last.order(), target)
+    if best is not None and best[0] <= prefix.size:
+        return run.selection(best[3], None)
+    return run.selection(replace(run.last, selected=prefix.mask, effects=prefix.effects), None)

@@ -1,11 +1,10 @@
-"""Descent of a penalised soft mask, and the search for the weight of its penalty.
+"""Training a soft mask by gradient descent with a penalty, for one lambda1 or a searched one.
 
 Every step follows the gradient of an objective (see `reward.py`) and of a penalty with Adam and
-clamps the mask to [0, 1]. One such descent is a *trial*. With a given lambda1 there is one trial,
-as in the papers. Without, lambda1 is searched: the size of the selection falls as it grows, so
-every budget is bracketed and the bracket halved on a logarithmic scale, all trials serving all
-budgets. Every truncated mask of every epoch, and the largest entries of its soft mask, are
-measured exactly, and the best set within each budget is returned.
+clamps the mask to [0, 1]. With a fixed lambda1 there is one training run, as in the papers.
+Without, lambda1 is searched (see `lambda_search.py`): every run serves all budgets. Every truncated
+mask of every epoch, and the largest entries of its soft mask, are measured exactly, and the best
+set within each budget is returned.
 
 Methods differ in objective, penalty and truncation: `pgbct.py`, `dcm.py`.
 """
@@ -15,48 +14,68 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tracekit import masks
-from tracekit.engine.engine import Cost, Engine
-from tracekit.engine.forward import Precision, check_precision
+from tracekit.components import kind_of
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.engine.precision import Precision, check_precision
 from tracekit.errors import ConfigError
 from tracekit.masks import BinaryMask, Mask
-from tracekit.search.base import Found, Goal, require_gradient
+from tracekit.search.base import Goal, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
-    Bracket,
-    Trial,
-    best_within,
-    found_last,
-    measured_by,
+    LambdaBracket,
+    TrainingRun,
+    best_within_budgets,
+    measured_sets,
     smallest_reaching,
 )
-from tracekit.search.learned.reward import Objective, RewardGradient
+from tracekit.search.learned.reward import ObjectiveName, RewardGradient, make_objective
 
-_LEARNING_RATES = {"heads": 0.1, "head-outputs": 0.1, "neurons": 0.5, "mlp-hidden": 0.5}
 _JOINT_LEARNING_RATE = 0.01
-_TRIALS = 8
+DEFAULT_TRIALS = 8
+"""Training runs at most per budget when lambda1 is searched."""
+
+
+@runtime_checkable
+class Penalty(Protocol):
+    """A penalty on the size of a mask, with its weight."""
+
+    def gradient(self, mask: Mask, epoch: int) -> Mask:
+        """Gradient by the mask in an epoch (from 0)."""
+        ...
+
+    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
+        """What the history records of it: weights and values."""
+        ...
+
+    def slope(self, mask: Mask, epoch: int) -> float:
+        """Approximate derivative of the size penalty by one mask entry, in an epoch."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent(ABC):
+class MaskTraining(ABC):
     """What methods that learn a soft mask share."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    records_every_size: ClassVar[bool] = False
 
     lambda1: float | None = None
     """Weight of the size penalty. None: searched."""
     learning_rate: float | None = None
-    """Adam's step. None: 0.1 for heads, 0.5 for neurons, 0.01 where kinds are combined or whole
-    MLP blocks take part."""
+    """Adam's step. None: that of the kind of component (0.1 for heads, 0.5 for MLP outputs and
+    neurons, 0.01 for MLP blocks), or 0.01 where kinds are combined."""
     epochs: int = 15
     """Passes over the data; the paper uses 30 on Professions."""
     batch_size: int = 32
-    """Examples per step."""
+    """Examples per step. Changes the result."""
     init: float = 0.5
     """Starting value of every entry."""
     threshold: float = 0.5
@@ -84,44 +103,39 @@ class Descent(ABC):
 
     @property
     @abstractmethod
-    def objective(self) -> Objective:
-        """What is descended, beside the penalty."""
+    def objective(self) -> ObjectiveName:
+        """What is lowered, beside the penalty."""
 
     @property
     @abstractmethod
-    def most_trials(self) -> int:
-        """Trials at most for the first budget when lambda1 is searched."""
+    def max_trials(self) -> int:
+        """Training runs at most for the first budget when lambda1 is searched."""
+
+    @abstractmethod
+    def penalty(self, lambda1: float) -> Penalty:
+        """The penalty with a weight."""
 
     @abstractmethod
     def selected(self, mask: Mask) -> BinaryMask:
         """The selection that a soft mask stands for."""
 
-    @abstractmethod
-    def growth(self, epoch: int) -> float:
-        """Factor of the penalty in an epoch."""
+    def best_sets(
+        self, engine: Engine, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+    ) -> list[Selection]:
+        """The best set within each budget.
 
-    @abstractmethod
-    def marginal(self, mask: Mask) -> float:
-        """What the size penalty at lambda1 = 1 charges for an entry of the mask, about."""
-
-    @abstractmethod
-    def penalty_gradient(self, mask: Mask, lambda1: float, epoch: int) -> Mask:
-        """Gradient of the penalty."""
-
-    @abstractmethod
-    def penalties(self, mask: Mask, lambda1: float, epoch: int) -> dict[str, float]:
-        """What the history says about the penalty."""
-
-    def best(
-        self, engine: Engine, trials: Sequence[Trial], budgets: Sequence[int], before: Cost
-    ) -> list[Found]:
-        """The best set within each budget."""
-        return best_within(trials, engine, budgets, measured_by(trials))
+        Args:
+            engine: Measures.
+            runs: Training runs.
+            budgets: Largest sizes, ascending.
+            before: Work done before the first run.
+        """
+        return best_within_budgets(runs, engine, budgets, measured_sets(runs))
 
     # ---- the search -----------------------------------------------------------------------
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Found]:
-        """Runs one trial with the given lambda1, or searches it.
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+        """Trains once with a fixed lambda1, or searches it.
 
         Raises:
             NotDifferentiableError: The metric has no gradient.
@@ -133,93 +147,98 @@ class Descent(ABC):
             goal.require(self.name)
             if goal.target is not None:
                 return [self._reach(engine, goal.target, seed)]
-            return self.best(engine, self._fill(engine, goal.budgets, seed), goal.budgets, before)
-        trial = self._descend(engine, self.lambda1, seed, stop_at=min(goal.budgets, default=0))
+            runs = self._fill_budgets(engine, goal.budgets, seed)
+            return self.best_sets(engine, runs, goal.budgets, before)
+        run = self._train(engine, self.lambda1, seed, stop_at=min(goal.budgets, default=0))
         if goal.target is not None:
-            return [smallest_reaching([trial], engine, goal.target)]
+            return [smallest_reaching([run], engine, goal.target)]
         if goal.budgets:
-            return self.best(engine, [trial], goal.budgets, before)
-        return [found_last(trial)]
+            return self.best_sets(engine, [run], goal.budgets, before)
+        # Without budget or target: the paper's single run.
+        return [run.selection(run.last, None)]
 
-    # ---- lambda searched ------------------------------------------------------------------
+    # ---- lambda1 searched -----------------------------------------------------------------
 
-    def _fill(self, engine: Engine, budgets: Sequence[int], seed: int) -> list[Trial]:
-        """Trials for several budgets; every one serves all of them."""
-        trials: list[Trial] = []
+    def _fill_budgets(self, engine: Engine, budgets: Sequence[int], seed: int) -> list[TrainingRun]:
+        """Training runs for several budgets; each of them serves all budgets."""
+        runs: list[TrainingRun] = []
         for budget in budgets:
-            bracket = Bracket(self._first_lambda(engine, budget) if not trials else 0.0)
-            for trial in trials:
-                bracket.note(trial.lambda1, trial.last.n_selected > budget)
+            bracket = LambdaBracket(self._first_lambda(engine, budget) if not runs else 0.0)
             # Later budgets start from the brackets that earlier ones left.
-            for _ in range(self.most_trials if not trials else (self.most_trials + 1) // 2):
-                guess = bracket.guess()
-                if guess is None:
+            for run in runs:
+                bracket.record(run.lambda1, run.last.n_selected > budget)
+            for _ in range(self.max_trials if not runs else (self.max_trials + 1) // 2):
+                lambda1 = bracket.guess()
+                if lambda1 is None:
                     break
-                trials.append(self._descend(engine, guess, seed, stop_at=budgets[0]))
-                bracket.note(guess, trials[-1].last.n_selected > budget)
-        return trials
+                runs.append(self._train(engine, lambda1, seed, stop_at=budgets[0]))
+                bracket.record(lambda1, runs[-1].last.n_selected > budget)
+        return runs
 
-    def _reach(self, engine: Engine, target: float, seed: int) -> Found:
+    def _reach(self, engine: Engine, target: float, seed: int) -> Selection:
         """Smallest set with at least the target effect: the strongest penalty that allows it."""
-        trials: list[Trial] = []
-        bracket = Bracket(self._first_lambda(engine, max(1, engine.n_components // 10)))
-        for _ in range(max(self.most_trials, _TRIALS)):
-            guess = bracket.guess()
-            if guess is None:
+        runs: list[TrainingRun] = []
+        bracket = LambdaBracket(self._first_lambda(engine, max(1, engine.n_components // 10)))
+        for _ in range(max(self.max_trials, DEFAULT_TRIALS)):
+            lambda1 = bracket.guess()
+            if lambda1 is None:
                 break
-            trials.append(self._descend(engine, guess, seed, stop_at=0))
-            bracket.note(guess, trials[-1].last.effect >= target)
-        return smallest_reaching(trials, engine, target)
+            runs.append(self._train(engine, lambda1, seed, stop_at=0))
+            bracket.record(lambda1, runs[-1].last.effect >= target)
+        return smallest_reaching(runs, engine, target)
 
     def _first_lambda(self, engine: Engine, budget: int) -> float:
-        """A lambda at which about `budget` components outweigh the penalty half-way through."""
+        """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
         start = torch.full((engine.n_components,), self.init, device=engine.device)
-        kind: Objective = "effect" if self.objective == "effect" else "dataset"
-        reward = RewardGradient(engine, kind, self.precision)
+        objective = "effect" if self.objective == "effect" else "dataset"
+        reward = RewardGradient(engine, make_objective(objective, engine), self.precision)
         gradient = reward.step(start, torch.arange(engine.n_examples)).cpu()
         reward.check()
-        marginal = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
-        charged = self.marginal(start) * max(self.growth(self.epochs // 2), 1e-12)
-        return max(marginal, 1e-12) / charged
+        last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
+        slope = self.penalty(1.0).slope(start, self.epochs // 2)
+        return max(last_gain, 1e-12) / slope
 
-    # ---- one trial ------------------------------------------------------------------------
+    # ---- one training run -----------------------------------------------------------------
 
-    def _descend(self, engine: Engine, lambda1: float, seed: int, *, stop_at: int) -> Trial:
+    def _train(self, engine: Engine, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
         mask = torch.full((engine.n_components,), self.init, device=engine.device)
-        optimizer = torch.optim.Adam([mask], lr=self._rate(engine), betas=self.betas)
-        reward = RewardGradient(engine, self.objective, self.precision)
-        trial = Trial(lambda1)
-        bar = tqdm(
+        optimizer = torch.optim.Adam([mask], lr=self._learning_rate(engine), betas=self.betas)
+        reward = RewardGradient(engine, make_objective(self.objective, engine), self.precision)
+        penalty = self.penalty(lambda1)
+        run = TrainingRun(lambda1)
+        progress_bar = tqdm(
             range(self.epochs),
             desc=f"{self.name}, lambda {lambda1:.2g}",
             leave=False,
-            disable=not engine.progress,
+            disable=not engine.config.progress,
         )
-        for epoch in bar:
-            push = torch.zeros_like(mask)
+        for epoch in progress_bar:
+            reward_gradient_sum = torch.zeros_like(mask)
             for examples in self._order(engine, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
-                push -= gradient
-                mask.grad = gradient + self.penalty_gradient(mask, lambda1, epoch)
+                reward_gradient_sum -= gradient
+                mask.grad = gradient + penalty.gradient(mask, epoch)
                 optimizer.step()
                 mask.clamp_(0, 1)
             # Here, once an epoch, an accelerator is waited for.
             reward.check()
             soft_mask = mask.cpu()
-            shot = trial.add(engine, soft_mask, push.cpu(), self.selected(soft_mask))
-            line: dict[str, Any] = {"epoch": epoch, **self.penalties(soft_mask, lambda1, epoch)}
-            line |= {
+            snapshot = run.add(
+                engine, soft_mask, reward_gradient_sum.cpu(), self.selected(soft_mask)
+            )
+            record: dict[str, Any] = {"epoch": epoch, **penalty.terms(soft_mask, epoch)}
+            record |= {
                 "reward": reward.value(),
                 "binary_violation": masks.binary_violation(soft_mask).item(),
-                "n_selected": shot.n_selected,
-                "effect": shot.effect,
+                "n_selected": snapshot.n_selected,
+                "effect": snapshot.effect,
             }
-            trial.history.append(line)
-            bar.set_postfix(selected=shot.n_selected, effect=f"{shot.effect:.3g}")
-            if shot.n_selected <= stop_at:
+            run.history.append(record)
+            progress_bar.set_postfix(selected=snapshot.n_selected, effect=f"{snapshot.effect:.3g}")
+            if snapshot.n_selected <= stop_at:
                 break
-        return trial
+        return run
 
     def _order(self, engine: Engine, epoch: int, seed: int) -> Tensor:
         if self.example_order is not None:
@@ -227,14 +246,14 @@ class Descent(ABC):
         generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
         return torch.randperm(engine.n_examples, generator=generator)
 
-    def _rate(self, engine: Engine) -> float:
+    def _learning_rate(self, engine: Engine) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
         kinds = engine.registry.kinds
-        return _LEARNING_RATES.get("+".join(kinds), _JOINT_LEARNING_RATE)
+        return kind_of(kinds[0]).learning_rate if len(kinds) == 1 else _JOINT_LEARNING_RATE
 
 
-def check_positive(search: Descent, *names: str) -> None:
+def check_positive(search: MaskTraining, *names: str) -> None:
     """Refuses counts below 1.
 
     Raises:

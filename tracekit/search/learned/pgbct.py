@@ -7,11 +7,12 @@ One soft mask m over all components, started at 0.5. Every step follows the grad
 with Adam and clamps m to [0, 1]. The penalties grow with the epoch, so that entries leave for 0
 one after the other while the rest is driven to 1; {i : m_i > 0.5} is the selection.
 
-The descent, and how lambda is searched where it is not given, are in `descent.py`. Unless
-`refine` is off, one trial is enough: what it measured is then improved by exact passes (see
-`path.py`), 250 passes in all for one budget. The paper's method is the one without.
+`mask_training.py` holds the descent, `lambda_search.py` the search for lambda where it is not
+given. `refine=False` with a fixed lambda1 is the paper's method. By default one training run is
+enough: local search (see `search/local/`) improves what it measured, 250 passes in all for one
+budget.
 
-Where the paper and its published code differ, both can be had: `reward` and `inclusive` here,
+Where the paper and its published code differ, both are available: `reward` and `inclusive` here,
 the mean over continuation tokens in the engine.
 """
 
@@ -22,28 +23,67 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from tracekit import masks
-from tracekit.engine.engine import Cost, Engine
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.masks import Mask
-from tracekit.search.base import Found
+from tracekit.search.base import Selection
 from tracekit.search.learned import schedules
-from tracekit.search.learned.lambda_search import Trial, best_within, measured_by
-from tracekit.search.learned.mask_training import Descent, check_positive
-from tracekit.search.learned.reward import Objective, Reward
-from tracekit.search.local.best_sets import Frontier
-from tracekit.search.local.local_search import refined
+from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
+from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining, check_positive
+from tracekit.search.learned.reward import ObjectiveName, Reward
+from tracekit.search.local.best_sets import BestSets
+from tracekit.search.local.local_search import refine_sets
 
-_TRIALS = 8
 _PASSES = 250
 _PASSES_MORE = 50
 """Passes at most with refinement for one budget, and for each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PGBCT(Descent):
-    """Penalised gradient-based causal tracing; the defaults are the paper's."""
+class PGBCTPenalty:
+    """lambda1 |m|_1 + lambda2 m^T(1 - m), both growing with the epoch."""
+
+    lambda1: float
+    lambda2: float
+    schedule: schedules.Schedule
+    per_component: bool
+    """Whether sums over components are divided by their number."""
+
+    def _scale(self, mask: Mask, epoch: int) -> float:
+        return self.schedule(epoch) / (len(mask) if self.per_component else 1)
+
+    def gradient(self, mask: Mask, epoch: int) -> Mask:
+        """Gradient of both penalties."""
+        # The derivative of |m| at 0 is taken as 0, as torch and the published code do.
+        scale = self._scale(mask, epoch)
+        return self.lambda1 * scale * mask.sign() + self.lambda2 * scale * (1 - 2 * mask)
+
+    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
+        """Both penalties, and their weights in the epoch."""
+        scale, factor = self._scale(mask, epoch), self.schedule(epoch)
+        return {
+            "lambda1": self.lambda1 * factor,
+            "lambda2": self.lambda2 * factor,
+            "size_penalty": self.lambda1 * scale * masks.l1(mask).item(),
+            "binary_penalty": self.lambda2 * scale * masks.binary_violation(mask).item(),
+        }
+
+    def slope(self, mask: Mask, epoch: int) -> float:
+        """Derivative of the size penalty by an entry above 0."""
+        return self.lambda1 * max(self._scale(mask, epoch), 1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGBCT(MaskTraining):
+    """Penalised gradient-based causal tracing.
+
+    Objective, penalties and optimiser are the paper's by default. The search for lambda and
+    `refine` are additions: `PGBCT(lambda1=1e-3, refine=False)` is the paper's method.
+    """
 
     name: ClassVar[str] = "pgb-ct"
+    title: ClassVar[str] = "PGB-CT"
 
     lambda2: float | None = None
     """Weight of m^T(1 - m). None: the value of `lambda1`, also while that is searched."""
@@ -52,13 +92,14 @@ class PGBCT(Descent):
     reward: Reward = "dataset"
     """`dataset`: 1/(1 + mean effect), the paper's equation. `per-example`: the mean of
     1/(1 + effect), the published code, which saturates on the examples that matter most."""
-    schedule: str | schedules.Schedule = "linear"
+    penalty_schedule: str | schedules.Schedule = "linear"
     """Growth of both penalties over the epochs: `constant`, `linear`, `exponential`,
     `polynomial`, or a callable from the epoch (from 0) to a factor."""
     penalty_reduction: Literal["sum", "mean"] = "sum"
     """`sum` over components as in the paper; `mean` makes lambdas comparable between models."""
     trials: int | None = None
-    """Trials at most per budget when lambda is searched. None: 1 with refinement, 8 without."""
+    """Training runs at most per budget when lambda is searched. None: 1 with refinement, 8
+    without."""
     refine: bool = True
     """Whether sets within a budget are improved by measuring their neighbours."""
 
@@ -73,76 +114,52 @@ class PGBCT(Descent):
             raise ConfigError(
                 f"Unknown penalty_reduction {self.penalty_reduction!r}. Use 'sum' or 'mean'."
             )
-        schedules.resolve(self.schedule)
-
-    # ---- what descends --------------------------------------------------------------------
+        schedules.resolve(self.penalty_schedule)
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> ObjectiveName:
         """The reward."""
         return self.reward
 
     @property
-    def most_trials(self) -> int:
-        """Trials at most for the first budget."""
+    def max_trials(self) -> int:
+        """Training runs at most for the first budget."""
         if self.trials is not None:
             return self.trials
-        return 1 if self.refine else _TRIALS
+        return 1 if self.refine else DEFAULT_TRIALS
+
+    def penalty(self, lambda1: float) -> PGBCTPenalty:
+        """Both penalties."""
+        return PGBCTPenalty(
+            lambda1=lambda1,
+            lambda2=lambda1 if self.lambda2 is None else self.lambda2,
+            schedule=schedules.resolve(self.penalty_schedule),
+            per_component=self.penalty_reduction == "mean",
+        )
 
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries above the threshold."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
 
-    def growth(self, epoch: int) -> float:
-        """Factor of the penalties in an epoch."""
-        return schedules.resolve(self.schedule)(epoch)
-
-    def marginal(self, mask: Mask) -> float:
-        """Derivative of the penalty at lambda1 = 1 and lambda2 = 0, for an entry of the mask."""
-        return 1 / len(mask) if self.penalty_reduction == "mean" else 1.0
-
-    def penalty_gradient(self, mask: Mask, lambda1: float, epoch: int) -> Mask:
-        """Gradient of both penalties."""
-        one, two = self._weights(mask, lambda1, epoch)
-        # The derivative of |m| at 0 is taken as 0, as torch and the published code do.
-        return one * mask.sign() + two * (1 - 2 * mask)
-
-    def penalties(self, mask: Mask, lambda1: float, epoch: int) -> dict[str, float]:
-        """Both penalties, and their weights."""
-        one, two = self._weights(mask, lambda1, epoch)
-        return {
-            "lambda1": one / self.marginal(mask),
-            "lambda2": two / self.marginal(mask),
-            "size_penalty": one * masks.l1(mask).item(),
-            "binary_penalty": two * masks.binary_violation(mask).item(),
-        }
-
-    def _weights(self, mask: Mask, lambda1: float, epoch: int) -> tuple[float, float]:
-        scale = self.marginal(mask) * self.growth(epoch)
-        lambda2 = lambda1 if self.lambda2 is None else self.lambda2
-        return lambda1 * scale, lambda2 * scale
-
-    # ---- after the descent ----------------------------------------------------------------
-
-    def best(
-        self, engine: Engine, trials: Sequence[Trial], budgets: Sequence[int], before: Cost
-    ) -> list[Found]:
-        """The best set within each budget, improved if that is wanted."""
-        measured = measured_by(trials)
-        found = best_within(trials, engine, budgets, measured)
+    def best_sets(
+        self, engine: Engine, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+    ) -> list[Selection]:
+        """The best set within each budget, improved by local search if `refine` is on."""
+        measured = measured_sets(runs)
+        selections = best_within_budgets(runs, engine, budgets, measured)
         passes = _PASSES + _PASSES_MORE * (len(budgets) - 1)
-        left = int(passes - (engine.cost - before).forward_equivalents)
-        if not self.refine or left < 1:
-            return found
-        frontier = refined(engine, measured, budgets, left)
-        return [_improved(one, frontier) for one in found]
+        passes_left = int(passes - (engine.cost - before).forward_equivalents)
+        if not self.refine or passes_left < 1:
+            return selections
+        best_sets = refine_sets(engine, measured, budgets, passes_left)
+        return [_improved(selection, best_sets) for selection in selections]
 
 
-def _improved(found: Found, frontier: Frontier) -> Found:
-    """What was found, or a better set within its budget."""
-    assert found.budget is not None
-    best = frontier.best_within(found.budget)
-    if frontier.effects(best).mean() <= found.effects.mean():
-        return found
-    mask = masks.from_indices(best, len(found.mask))
-    return replace(found, mask=mask, effects=frontier.effects(best))
+def _improved(selection: Selection, best_sets: BestSets) -> Selection:
+    """The selection, or a better set within its budget."""
+    assert selection.budget is not None
+    best = best_sets.best_within(selection.budget)
+    if best_sets.effects(best).mean() <= selection.effects.mean():
+        return selection
+    mask = masks.from_indices(best, len(selection.mask))
+    return replace(selection, mask=mask, effects=best_sets.effects(best))

@@ -1,10 +1,11 @@
-"""The reward of PGB-CT: 1/(1 + effect), of the data set or example by example.
+"""What a mask is trained for: the reward 1/(1 + effect), or the effect itself.
 
 `dataset`, 1/(1 + mean l), is the paper's equation. Its gradient is that of the mean effect times
 -1/(1 + L)^2 with L the mean over the whole data set; in minibatches L is estimated from the latest
 effect seen of every example. `per-example`, the mean of 1/(1 + l_i), is the published code. The
-mean of a ratio is carried by few examples with large effects, and it is on those that the
-per-example reward is flat, so it finds clearly smaller effects where components interact.
+mean of a ratio is carried by few examples with large effects, and on exactly those the per-example
+reward is flat, so it reaches clearly smaller effects where components interact. `effect`, the mean
+effect with its sign turned, is DCM's.
 
 1/(1 + l) has a pole at l = -1. Metrics that never go below -1 use it as it is, held one millionth
 away from the pole (in float32 an odds ratio can underflow to exactly -1); for others it goes on
@@ -13,63 +14,135 @@ along its tangent below l = -1/2.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.engine.engine import Engine
-from tracekit.engine.forward import Precision
+from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask
-from tracekit.metrics import Effects
-from tracekit.models.loading import sent
+from tracekit.metrics import Effects, Metric
+from tracekit.models.hooked import to_device
 
 Reward = Literal["dataset", "per-example"]
-Objective = Literal["dataset", "per-example", "effect"]
-"""What is descended: a reward, or the effect itself with its sign turned."""
+ObjectiveName = Literal["dataset", "per-example", "effect"]
 
 _TANGENT_AT = -0.5
 _NEAREST = -1 + 1e-6
 
 
+@runtime_checkable
+class Objective(Protocol):
+    """Something to be lowered: a function of the effects of all examples."""
+
+    def example_weights(self, effects: Effects) -> Effects:
+        """Weight of each example's gradient; the weighted mean of gradients is scaled next."""
+        ...
+
+    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Factor of that mean, from the mean effect of the whole data set."""
+        ...
+
+    def value(self, effects: Effects) -> Float[Tensor, ""]:
+        """What the history records; effects of examples not seen yet are NaN."""
+        ...
+
+
+class _Effect:
+    """The mean effect, with its sign turned."""
+
+    def example_weights(self, effects: Effects) -> Effects:
+        return torch.ones_like(effects)
+
+    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        return -torch.ones_like(mean_effect)
+
+    def value(self, effects: Effects) -> Float[Tensor, ""]:
+        return effects.nanmean()
+
+
+class _DatasetReward:
+    """1/(1 + mean effect)."""
+
+    def __init__(self, has_pole: bool) -> None:
+        self._has_pole = has_pole
+
+    def example_weights(self, effects: Effects) -> Effects:
+        return torch.ones_like(effects)
+
+    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        return reward_slope(mean_effect, self._has_pole)
+
+    def value(self, effects: Effects) -> Float[Tensor, ""]:
+        return _reward(effects.nanmean(), self._has_pole)
+
+
+class _PerExampleReward:
+    """Mean of 1/(1 + effect)."""
+
+    def __init__(self, has_pole: bool) -> None:
+        self._has_pole = has_pole
+
+    def example_weights(self, effects: Effects) -> Effects:
+        return reward_slope(effects, self._has_pole)
+
+    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        return torch.ones_like(mean_effect)
+
+    def value(self, effects: Effects) -> Float[Tensor, ""]:
+        return _reward(effects, self._has_pole).nanmean()
+
+
+def make_objective(name: ObjectiveName, engine: Engine) -> Objective:
+    """An objective by name.
+
+    Raises:
+        ConfigError: The per-example reward was asked for, and examples have weights.
+    """
+    if name == "effect":
+        return _Effect()
+    if name == "per-example":
+        refuse_weights(engine)
+        return _PerExampleReward(may_have_pole(engine.metric))
+    # The mean over a few weighted examples may be below -1.
+    is_weighted = engine.pairs.weights is not None
+    return _DatasetReward(has_pole=is_weighted or may_have_pole(engine.metric))
+
+
 class RewardGradient:
-    """Gradient of the reward, minibatch by minibatch.
+    """Gradient of an objective, minibatch by minibatch.
 
     Nothing is read back from the device in a step. `check` is for the end of an epoch.
     """
 
-    def __init__(self, engine: Engine, kind: Objective, precision: Precision = "float32") -> None:
+    def __init__(
+        self, engine: Engine, objective: Objective, precision: Precision = "float32"
+    ) -> None:
         """Starts without any effect seen."""
         self._engine = engine
-        self._kind = kind
+        self._objective = objective
         self._precision: Precision = precision
-        if kind == "per-example":
-            refuse_weights(engine)
-        # The mean over a few weighted examples may be below -1.
-        self._bounded = engine.metric.above_minus_one and engine.pairs.weights is None
         self._latest = torch.full((engine.n_examples,), torch.nan, device=engine.device)
         self._failed = torch.zeros((), dtype=torch.bool, device=engine.device)
         self._suspect = torch.zeros(engine.n_components, device=engine.device)
 
     def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
-        """Gradient of the reward on some examples with respect to the mask."""
-        per_example = self._kind == "per-example"
-        raw = self._kind == "effect"
+        """Gradient of the objective on some examples with respect to the mask."""
 
-        def weigh(effects: Effects) -> Effects:
-            slopes = self._slope(effects) if per_example else torch.ones_like(effects)
-            return slopes / len(examples)
+        def example_weights(effects: Effects) -> Effects:
+            return self._objective.example_weights(effects) / len(examples)
 
-        effects, gradient = self._engine.gradient(mask, weigh, examples, precision=self._precision)
-        # The mask at which a number first failed is kept, to say later what did.
+        effects, gradient = self._engine.gradient(
+            mask, example_weights, examples, precision=self._precision
+        )
+        # The mask at which a number first failed is kept, to name the examples later.
         self._suspect = torch.where(self._failed, self._suspect, mask.detach())
         self._failed |= ~(torch.isfinite(effects).all() & torch.isfinite(gradient).all())
-        self._latest[sent(examples, self._latest.device)] = effects
-        if raw:
-            return -gradient
-        return gradient if per_example else gradient * self._slope(self._latest.nanmean())
+        self._latest[to_device(examples, self._latest.device)] = effects
+        return gradient * self._objective.scale(self._latest.nanmean())
 
     def check(self) -> None:
         """Refuses the steps so far if an effect or a gradient was not finite.
@@ -87,22 +160,13 @@ class RewardGradient:
         )
 
     def value(self) -> float:
-        """The reward, or the effect, from the latest effect of every example seen."""
-        if self._kind == "effect":
-            return self._latest.nanmean().item()
-        if self._kind == "dataset":
-            return self._reward(self._latest.nanmean()).item()
-        return self._reward(self._latest).nanmean().item()
+        """The objective, from the latest effect of every example seen."""
+        return self._objective.value(self._latest).item()
 
-    def _reward(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
-        if self._bounded:
-            return 1 / (1 + effect.clamp(min=_NEAREST))
-        at = torch.tensor(_TANGENT_AT)
-        tangent = 1 / (1 + at) - (effect - at) / (1 + at) ** 2
-        return torch.where(effect < at, tangent, 1 / (1 + effect.clamp(min=_TANGENT_AT)))
 
-    def _slope(self, effect: Effects | Float[Tensor, ""]) -> Tensor:
-        return slope(effect, self._bounded)
+def may_have_pole(metric: Metric) -> bool:
+    """Whether an effect of the metric may lie beyond the pole of the reward, at -1."""
+    return metric.lower_bound is None or metric.lower_bound < -1
 
 
 def refuse_weights(engine: Engine) -> None:
@@ -117,11 +181,19 @@ def refuse_weights(engine: Engine) -> None:
         )
 
 
-def slope(effect: Float[Tensor, "*example"], bounded: bool) -> Float[Tensor, "*example"]:
-    """Derivative of the reward, held away from the pole.
+def reward_slope(effect: Float[Tensor, "*example"], has_pole: bool) -> Float[Tensor, "*example"]:
+    """Derivative of the reward by the effect.
 
     Args:
         effect: Effects.
-        bounded: Whether none can be below -1.
+        has_pole: Whether effects may lie at or below -1; the slope is then that of the tangent.
     """
-    return -1 / (1 + effect.clamp(min=_NEAREST if bounded else _TANGENT_AT)) ** 2
+    return -1 / (1 + effect.clamp(min=_TANGENT_AT if has_pole else _NEAREST)) ** 2
+
+
+def _reward(effect: Float[Tensor, "*example"], has_pole: bool) -> Float[Tensor, "*example"]:
+    if not has_pole:
+        return 1 / (1 + effect.clamp(min=_NEAREST))
+    at = torch.tensor(_TANGENT_AT)
+    tangent = 1 / (1 + at) - (effect - at) / (1 + at) ** 2
+    return torch.where(effect < at, tangent, 1 / (1 + effect.clamp(min=_TANGENT_AT)))

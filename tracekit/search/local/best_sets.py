@@ -1,7 +1,7 @@
 """The best sets of every size among those measured, and moves from them to their neighbours.
 
 What adding or removing a component would bring is predicted to first order, in two ways (see
-`Engine.first_order`): the gains follow the curve of the metric, the gradient does not. Where the
+`engine/look_ahead.py`): the gains follow the curve of the metric, the gradient does not. Where the
 effects of single components are moderate the gains order them almost perfectly; where one example
 outgrows all others they exaggerate, and the gradient is the better guide. Proposals are taken from
 both in turn, and compared by measured effects.
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import TypeVar
 
-from tracekit.engine.prefix_tree import Set
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
 from tracekit.masks import Mask, ranking
 from tracekit.metrics import Effects
-from tracekit.search.local.measurements import Ledger
+from tracekit.search.local.measurements import MeasurementCache
 
 T = TypeVar("T")
 
 _KEPT = 8
 """Sets kept of each size."""
-_BISECTIONS = 40
 _SCREENED = 3
 """Components on either side that exchanges are made of, at least."""
 
@@ -42,21 +42,26 @@ class Moves:
     """Shares of the set that are exchanged at once."""
 
 
-class Frontier:
+class BestSets:
     """Measured sets of up to a size."""
 
-    def __init__(self, ledger: Ledger, largest: int) -> None:
+    def __init__(self, measurements: MeasurementCache, largest: int) -> None:
         """Starts with the empty set.
 
         Args:
-            ledger: Measures.
+            measurements: Measures.
             largest: Sets of more components are not measured.
         """
-        self.ledger = ledger
+        self.measurements = measurements
         self.largest = largest
-        self._means: dict[Set, float] = {(): 0.0}
-        self._best: dict[int, list[Set]] = {0: [()]}
-        self._explored: dict[Set, int] = {}
+        self._means: dict[ComponentSet, float] = {(): 0.0}
+        self._best: dict[int, list[ComponentSet]] = {0: [()]}
+        self._efforts: dict[ComponentSet, int] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """What measures."""
+        return self.measurements.engine
 
     @property
     def sizes(self) -> list[int]:
@@ -72,11 +77,11 @@ class Frontier:
         """Mean effect of the best set of exactly a size; minus infinity if there is none."""
         return self._means[self._best[size][0]] if size in self._best else -float("inf")
 
-    def best(self, size: int) -> Set:
+    def best(self, size: int) -> ComponentSet:
         """The best set of exactly a size."""
         return self._best[size][0]
 
-    def best_within(self, budget: int) -> Set:
+    def best_within(self, budget: int) -> ComponentSet:
         """The best set of 1 to `budget` components; of equals the smallest."""
         size = max((s for s in self.sizes if s <= budget), key=lambda s: (self.effect(s), -s))
         return self.best(size)
@@ -85,9 +90,11 @@ class Frontier:
         """The smallest size whose best set reaches an effect."""
         return next((size for size in self.sizes if self.effect(size) >= target), None)
 
-    def effects(self, one: Set) -> Effects:
+    def effects(self, members: ComponentSet) -> Effects:
         """Effects of a measured set on every example."""
-        return self.ledger.effects(one)
+        return self.measurements.effects(members)
+
+    # ---- measuring ------------------------------------------------------------------------
 
     def measure(self, sets: Iterable[Iterable[int]], label: str) -> None:
         """Measures the sets that are new, of 1 to `largest` components.
@@ -95,13 +102,11 @@ class Frontier:
         Raises:
             LimitReachedError: Not all could be; those that could are kept.
         """
-        asked = [tuple(sorted(one)) for one in sets]
-        fitting = [one for one in asked if 0 < len(one) <= self.largest]
-        self._note(self.ledger.measure(fitting, label))
-        if any(one not in self.ledger for one in fitting):
-            raise self.ledger.cut_short()
+        ascending = [tuple(sorted(members)) for members in sets]
+        fitting = [members for members in ascending if 0 < len(members) <= self.largest]
+        self._measure(fitting, label)
 
-    def halve(self, n_groups: int, kept: int) -> None:
+    def group_testing(self, n_groups: int, halved: int) -> None:
         """Looks for components that do much alone, though no gradient says so.
 
         All components are dealt into groups; the best groups are halved, and the best halves
@@ -109,36 +114,44 @@ class Frontier:
 
         Args:
             n_groups: Number of groups.
-            kept: How many of a round are halved.
+            halved: How many of a round are halved.
 
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
         """
-        n = self.ledger.engine.n_components
+        n = self.engine.n_components
         groups = [tuple(range(first, n, n_groups)) for first in range(n_groups)]
         while groups:
-            done = self.ledger.measure(groups, "groups")
-            self._note([one for one in done if len(one) <= self.largest])
-            if any(one not in self.ledger for one in groups):
-                raise self.ledger.cut_short()
-            groups.sort(key=lambda one: -self.ledger.effects(one).mean().item())
-            parts = [one for one in groups[:kept] if len(one) > 1]
-            groups = [half for one in parts for half in (one[::2], one[1::2])]
+            self._measure(groups, "groups")
+            groups.sort(key=lambda group: -self.effects(group).mean().item())
+            divisible = [group for group in groups[:halved] if len(group) > 1]
+            groups = [half for group in divisible for half in (group[::2], group[1::2])]
 
-    def adopt(self, known: Mapping[Set, Effects]) -> None:
+    def import_measured(self, measured: Mapping[ComponentSet, Effects]) -> None:
         """Takes over sets that were measured elsewhere."""
-        self.ledger.adopt(known)
-        self._note([one for one in known if 0 < len(one) <= self.largest])
+        self.measurements.import_measured(measured)
+        self._record(measured)
 
-    def _note(self, measured: Iterable[Set]) -> None:
-        for one in measured:
-            self._means[one] = self.ledger.effects(one).mean().item()
-            kept = self._best.setdefault(len(one), [])
-            kept.append(one)
-            kept.sort(key=lambda s: -self._means[s])
-            del kept[_KEPT:]
+    def _measure(self, sets: Sequence[ComponentSet], label: str) -> None:
+        self._record(self.measurements.measure(sets, label))
+        if any(members not in self.measurements for members in sets):
+            raise self.measurements.limit_reached()
 
-    def unexplored(self, size: int, *, depth: int, within: float, effort: int = 0) -> Set | None:
+    def _record(self, measured: Iterable[ComponentSet]) -> None:
+        for members in measured:
+            if not 0 < len(members) <= self.largest:
+                continue
+            self._means[members] = self.effects(members).mean().item()
+            best = self._best.setdefault(len(members), [])
+            best.append(members)
+            best.sort(key=lambda s: -self._means[s])
+            del best[_KEPT:]
+
+    # ---- neighbours -----------------------------------------------------------------------
+
+    def unexplored(
+        self, size: int, *, depth: int, within: float, effort: int = 0
+    ) -> ComponentSet | None:
         """The best set of a size whose neighbours were not measured, or with less effort only.
 
         Args:
@@ -147,21 +160,22 @@ class Frontier:
             within: How far behind the best one, as a share of its effect, a set may be.
             effort: What `explore` will be told.
         """
-        for one in self._best.get(size, [])[:depth]:
-            if self._means[one] < self.effect(size) - within * abs(self.effect(size)):
+        least = self.effect(size) - within * abs(self.effect(size))
+        for members in self._best.get(size, [])[:depth]:
+            if self._means[members] < least:
                 return None
-            if self._explored.get(one, -1) < effort:
-                return one
+            if self._efforts.get(members, -1) < effort:
+                return members
         return None
 
-    def orders(self) -> list[list[int]]:
-        """Components from the best to the worst as they look from the empty set."""
-        ahead = self.ledger.first_order(())
-        return [ranking(ahead.gains), ranking(ahead.gradient)]
+    def orders_from_empty(self) -> list[list[int]]:
+        """Components from the best to the worst, as both predictions at the empty set rank them."""
+        prediction = self.measurements.predict_changes(())
+        return [ranking(prediction.gains), ranking(prediction.gradient)]
 
     def explore(
         self,
-        one: Set,
+        members: ComponentSet,
         moves: Moves,
         *,
         up: int | None,
@@ -172,50 +186,51 @@ class Frontier:
         """Measures the most promising neighbours of a set.
 
         Args:
-            one: The set.
+            members: The set.
             moves: How many of each sort.
             up: The next larger size of interest. Where it is more than one component away, one
                 set is made for each prediction and for each order.
             down: The next smaller one.
             orders: Rankings of all components to fill up from.
-            effort: Noted, so that the set is taken up again only with more.
+            effort: Recorded, so that the set is taken up again only with more.
         """
-        self._explored[one] = effort
-        ahead = self.ledger.first_order(one)
-        held, size = set(one), len(one)
-        scores = (ahead.gains, ahead.gradient)
+        self._efforts[members] = effort
+        prediction = self.measurements.predict_changes(members)
+        inside_set, size = set(members), len(members)
+        scores = (prediction.gains, prediction.gradient)
         ranked = [ranking(score) for score in scores]
-        outside = [[i for i in order if i not in held] for order in ranked]
-        inside = [[i for i in reversed(order) if i in held] for order in ranked]
+        # Best additions first; best removals (least loss) first.
+        outside = [[i for i in order if i not in inside_set] for order in ranked]
+        inside = [[i for i in reversed(order) if i in inside_set] for order in ranked]
         proposed: list[Iterable[int]] = []
         if up == size + 1:
-            proposed += [held | {new} for new in in_turn(*outside)[: moves.additions]]
+            proposed += [inside_set | {new} for new in in_turn(*outside)[: moves.additions]]
         elif up is not None:
-            more = [[i for i in order if i not in held] for order in orders]
-            proposed += [held.union(order[: up - size]) for order in (*outside, *more)]
+            more = [[i for i in order if i not in inside_set] for order in orders]
+            proposed += [inside_set.union(order[: up - size]) for order in (*outside, *more)]
         if down is not None and down == size - 1:
-            proposed += [held - {old} for old in in_turn(*inside)[: moves.removals]]
+            proposed += [inside_set - {old} for old in in_turn(*inside)[: moves.removals]]
         elif down:
-            proposed += [held.difference(order[: size - down]) for order in inside]
+            proposed += [inside_set.difference(order[: size - down]) for order in inside]
         screened = max(_SCREENED, moves.swaps)
         swaps = in_turn(
             *(
-                _exchanges(score, old[:screened], new[:screened])
+                _swaps(score, old[:screened], new[:screened])
                 for score, old, new in zip(scores, inside, outside, strict=True)
             )
         )
-        proposed += [held - {old} | {new} for old, new in swaps[: moves.swaps]]
+        proposed += [inside_set - {old} | {new} for old, new in swaps[: moves.swaps]]
         for share in moves.shares:
             count = min(round(share * size), len(outside[0]))
             if count > 1:
                 proposed += [
-                    held.difference(old[:count]).union(new[:count])
+                    inside_set.difference(old[:count]).union(new[:count])
                     for old, new in zip(inside, outside, strict=True)
                 ]
         self.measure(proposed, f"neighbours of {size}")
 
 
-def _exchanges(score: Mask, inside: list[int], outside: list[int]) -> list[tuple[int, int]]:
+def _swaps(score: Mask, inside: list[int], outside: list[int]) -> list[tuple[int, int]]:
     """Pairs of one component to remove and one to add, the most promising first."""
     return sorted(
         product(inside, outside), key=lambda pair: (score[pair[0]] - score[pair[1]]).item()
@@ -225,24 +240,3 @@ def _exchanges(score: Mask, inside: list[int], outside: list[int]) -> list[tuple
 def in_turn(*orders: Sequence[T]) -> list[T]:
     """The first of each order, then the second of each, without repetitions."""
     return list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))
-
-
-def spread(first: int, last: int, count: int) -> tuple[int, ...]:
-    """At most `count` whole numbers (at least two) from `first` to `last`.
-
-    They are spread on a logarithmic scale, as far as whole numbers can be.
-    """
-    close, wide = 1.0, float(max(2, last))
-    for _ in range(_BISECTIONS):
-        factor = (close * wide) ** 0.5
-        close, wide = (
-            (factor, wide) if len(_steps(first, last, factor)) > count else (close, factor)
-        )
-    return _steps(first, last, wide)
-
-
-def _steps(first: int, last: int, factor: float) -> tuple[int, ...]:
-    sizes = [first]
-    while sizes[-1] < last:
-        sizes.append(min(last, max(sizes[-1] + 1, round(sizes[-1] * factor))))
-    return tuple(sizes)

@@ -1,0 +1,74 @@
+"""The public names: one table, the imports for type checkers, and what the modules have."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import tracekit as tk
+from tracekit import errors
+
+
+def declared() -> set[tuple[str, str]]:
+    """Module and name of every import under TYPE_CHECKING in `tracekit/__init__.py`."""
+    tree = ast.parse(Path(tk.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    return {
+        (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+
+
+def test_the_table_of_names_is_what_type_checkers_see():
+    names = {(f"tracekit.{module}", name) for name, module in tk._HOMES.items()}
+    modules = {("tracekit", name) for name in tk._MODULES}
+    assert declared() == names | modules
+
+
+@pytest.mark.parametrize("name", sorted(tk._HOMES))
+def test_every_public_name_is_there(name):
+    value = getattr(tk, name)
+    assert value is getattr(import_module(f"tracekit.{tk._HOMES[name]}"), name)
+    assert inspect.getdoc(value)
+
+
+def test_all_names_and_no_others():
+    assert set(tk.__all__) == {*tk._HOMES, *tk._MODULES, "__version__"}
+    assert dir(tk) == tk.__all__
+    with pytest.raises(AttributeError, match="module 'tracekit' has no attribute 'Frobnicate'"):
+        _ = tk.Frobnicate
+
+
+@pytest.mark.parametrize("package", ["data", "engine", "checks", "models", "results", "search"])
+def test_packages_export_what_they_list(package):
+    module = import_module(f"tracekit.{package}")
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_import_is_light():
+    code = "import sys, tracekit; print(sorted({'torch', 'plotly', 'pandas'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_package_is_typed():
+    assert (Path(tk.__file__).parent / "py.typed").is_file()
+
+
+def test_every_error_is_a_tracekit_error_and_a_builtin_one():
+    """So that both `except TracekitError` and `except ValueError` work."""
+    classes = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, Exception)]
+    builtin = {c for c in classes if c.__module__ == errors.__name__} - {errors.TracekitError}
+    for error in builtin:
+        if not issubclass(error, Warning):
+            assert issubclass(error, errors.TracekitError)
+            assert any(base.__module__ == "builtins" for base in error.__mro__[1:-3]), error

@@ -1,0 +1,103 @@
+"""`tracekit evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tracekit.cli.app import app
+from tracekit.cli.options import (
+    Components,
+    DataDir,
+    DataOption,
+    DatasetName,
+    Device,
+    Dtype,
+    Layers,
+    Limit,
+    MaxBatchSize,
+    MeanOfTokens,
+    MetricName,
+    Model,
+    ModelOption,
+    PositionScope,
+    build_tracer,
+)
+from tracekit.cli.output import console, print_tracer
+from tracekit.cli.parsing import read_masks
+
+
+@app.command()
+def evaluate(
+    mask: Annotated[
+        list[Path],
+        typer.Option(
+            help="A JSON file with one entry in [0, 1] per component, or with a list of such "
+            "masks, or the folder of a run; may be given several times."
+        ),
+    ],
+    model: Model = "demo",
+    dataset: DatasetName = "demo-bias",
+    data_dir: DataDir = None,
+    data_option: DataOption = None,
+    components: Components = None,
+    metric: MetricName = None,
+    layers: Layers = None,
+    positions: PositionScope = None,
+    continuation_mean: MeanOfTokens = "geometric",
+    limit: Limit = None,
+    model_option: ModelOption = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    max_batch_size: MaxBatchSize = 64,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="CSV file for the effect on every example."),
+    ] = None,
+) -> None:
+    """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
+    import pandas as pd
+
+    from tracekit.results import effect_interval
+
+    tracer = build_tracer(
+        model=model,
+        dataset=dataset,
+        data_dir=data_dir,
+        data_option=data_option,
+        limit=limit,
+        components=components,
+        metric=metric,
+        layers=layers,
+        positions=positions,
+        continuation_mean=continuation_mean,
+        model_option=model_option,
+        device=device,
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        quiet=True,
+    )
+    print_tracer(tracer)
+    table = Table("mask", "sum", "effect", "95 % interval")
+    rows = []
+    named_masks = [named_mask for path in mask for named_mask in read_masks(path)]
+    for name, entries in named_masks:
+        effects: Any = tracer.evaluate(entries, per_example=True)
+        low, high = effect_interval(effects)
+        table.add_row(
+            name,
+            f"{sum(entries):.4g}",
+            f"{effects.mean().item():.6g}",
+            f"{low:.3g} to {high:.3g}",
+        )
+        rows += [
+            {"mask": name, "example": number, "effect": effect}
+            for number, effect in enumerate(effects.tolist())
+        ]
+    console.print(table)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows).to_csv(output, index=False)

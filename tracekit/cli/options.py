@@ -1,0 +1,146 @@
+"""Options that commands share, and the tracer that is built from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekit.cli.output import load, progress_is_shown
+from tracekit.cli.parsing import parse_layers, parse_loading, parse_options, parse_positions
+
+if TYPE_CHECKING:
+    from tracekit.tracer import Tracer
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Folder for figures and results; made if missing.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of every search.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+# ---- what is traced -------------------------------------------------------------------------
+
+Model = Annotated[
+    str, typer.Option(help="`demo`, a directory in Hugging Face layout, or a hub name.")
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
+        "revision=main; may be given several times."
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+DatasetName = Annotated[
+    str,
+    typer.Option(
+        help="A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs."
+    ),
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with the data set's files. Default: downloaded once.")
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Option of the data set as name=value, e.g. seed=1; may be given several times."
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="Split of the data set, e.g. test.")]
+SkipMismatched = Annotated[
+    bool, typer.Option(help="Drop examples whose counterfactual has another length.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N examples.")]
+Components = Annotated[
+    str | None,
+    typer.Option(
+        help="attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, or several "
+        "joined by +. Default: what the data set is usually traced with."
+    ),
+]
+MetricName = Annotated[
+    str | None,
+    typer.Option(
+        help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy. "
+        "Default: by the data set."
+    ),
+]
+Layers = Annotated[str | None, typer.Option(help="Layers to study, e.g. 0-5,8. Default: all.")]
+PositionScope = Annotated[
+    str | None, typer.Option(help="prompt, last, all, or prompt positions such as 0,3,-1.")
+]
+MeanOfTokens = Annotated[
+    str, typer.Option(help="Mean over continuation tokens: geometric or arithmetic.")
+]
+MaxBatchSize = Annotated[
+    int, typer.Option(min=1, help="Examples per pass; bounds memory, changes no result.")
+]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(min=0, help="MiB that counterfactual activations may take on the device."),
+]
+HeldOut = Annotated[
+    float | None,
+    typer.Option(help="Share of the examples that no method sees, e.g. 0.2, to measure on."),
+]
+
+
+def build_tracer(
+    *,
+    model: str,
+    dataset: str,
+    data_dir: Path | None = None,
+    data_option: list[str] | None = None,
+    split: str | None = None,
+    skip_mismatched: bool = False,
+    limit: int | None = None,
+    components: str | None = None,
+    metric: str | None = None,
+    layers: str | None = None,
+    positions: str | None = None,
+    continuation_mean: str = "geometric",
+    model_option: list[str] | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    max_batch_size: int = 64,
+    max_memory: int | None = None,
+    held_out: float | None = None,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Tracer:
+    """Loads model and data and builds the tracer; the arguments are the options of a command.
+
+    Layers, the name of the data set and the form of options are checked before the model is loaded.
+    """
+    import tracekit as tk
+    from tracekit.cli.output import print_skipped
+    from tracekit.data.registry import describe
+
+    layer_list = parse_layers(layers)
+    usual = describe(dataset)
+    data_options: dict[str, Any] = parse_options(data_option or [], [dataset])[dataset]
+    data_options |= {} if data_dir is None else {"data_dir": data_dir}
+    data_options |= {} if split is None else {"split": split}
+    data_options |= {"on_mismatch": "skip"} if skip_mismatched else {}
+    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
+    pairs = tk.load_dataset(dataset, loaded, **data_options)
+    print_skipped(pairs)
+    pairs = pairs if limit is None else pairs[:limit]
+    held_out_pairs = None
+    if held_out is not None:
+        pairs, held_out_pairs = pairs.split(1 - held_out, seed=seed)
+    return tk.Tracer(
+        loaded,
+        pairs,
+        components=components or usual.components,
+        metric=metric or usual.metric,
+        layers=layer_list,
+        positions=parse_positions(positions or usual.positions),
+        continuation_mean=continuation_mean,  # type: ignore[arg-type]
+        max_batch_size=max_batch_size,
+        max_memory=None if max_memory is None else max_memory * 2**20,
+        progress=progress_is_shown(quiet),
+        held_out=held_out_pairs,
+    )

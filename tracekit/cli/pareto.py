@@ -1,0 +1,158 @@
+"""`tracekit pareto`."""
+
+from __future__ import annotations
+
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from tracekit.cli.app import app
+from tracekit.cli.options import (
+    Components,
+    DataDir,
+    DataOption,
+    DatasetName,
+    Device,
+    Dtype,
+    HeldOut,
+    Layers,
+    Limit,
+    MaxBatchSize,
+    MaxMemory,
+    MeanOfTokens,
+    MetricName,
+    Model,
+    ModelOption,
+    Output,
+    PositionScope,
+    Quiet,
+    Seed,
+    SkipMismatched,
+    Split,
+    build_tracer,
+)
+from tracekit.cli.output import check_folder, console, print_tracer, write_figures
+from tracekit.cli.parsing import parse_budget, parse_options
+
+if TYPE_CHECKING:
+    from tracekit.results.pareto_front import ParetoFront
+
+
+@app.command()
+def pareto(
+    model: Model = "demo",
+    dataset: DatasetName = "demo-bias",
+    data_dir: DataDir = None,
+    data_option: DataOption = None,
+    components: Components = None,
+    metric: MetricName = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Largest size: a count (6) or a share (0.2). Default: all.")
+    ] = None,
+    max_passes: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data at most.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Wall time at most; the best so far is kept.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="File to keep measurements in, and to go on from.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of the local search as name=value, e.g. soft_steps=40; may be given "
+            "several times."
+        ),
+    ] = None,
+    layers: Layers = None,
+    positions: PositionScope = None,
+    continuation_mean: MeanOfTokens = "geometric",
+    split: Split = None,
+    skip_mismatched: SkipMismatched = False,
+    limit: Limit = None,
+    held_out: HeldOut = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    max_batch_size: MaxBatchSize = 64,
+    model_option: ModelOption = None,
+    max_memory: MaxMemory = None,
+    output: Output = Path("run"),
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Finds the best set of every size, with held-out effects, random controls and stability."""
+    import warnings
+
+    from tracekit.errors import SearchStoppedWarning
+    from tracekit.search import LocalSearch, make
+
+    check_folder(output)
+    limits = {"max_passes": max_passes, "max_seconds": max_seconds, "checkpoint": checkpoint}
+    options = parse_options(option or [], [LocalSearch.name])[LocalSearch.name]
+    options |= {name: value for name, value in limits.items() if value is not None}
+    make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
+    largest = None if budget is None else parse_budget(budget)
+    tracer = build_tracer(
+        model=model,
+        dataset=dataset,
+        data_dir=data_dir,
+        data_option=data_option,
+        split=split,
+        skip_mismatched=skip_mismatched,
+        limit=limit,
+        components=components,
+        metric=metric,
+        layers=layers,
+        positions=positions,
+        continuation_mean=continuation_mean,
+        model_option=model_option,
+        device=device,
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        max_memory=max_memory,
+        held_out=held_out,
+        seed=seed,
+        quiet=quiet,
+    )
+    print_tracer(tracer)
+    with warnings.catch_warnings():
+        # `_print_front` says it with the name of the option.
+        warnings.simplefilter("ignore", SearchStoppedWarning)
+        front = tracer.pareto(max_budget=largest, seed=seed, **options)
+    front.save(output / "pareto")
+    _print_front(front)
+    write_figures({"pareto": front.curve(), "heatmap": tracer.heatmap(front[-1])}, output)
+
+
+def _print_front(front: ParetoFront) -> None:
+    """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
+    table = Table("size", "effect", "95 % interval", "held out", "random", "stability")
+    for column in table.columns:
+        column.justify = "right"
+    frame = front.to_frame()
+    with_statistics = frame[frame["size"].isin([row.size for row in front.statistics])]
+    for row in (with_statistics if front.statistics else frame).itertuples():
+        table.add_row(
+            str(row.size),
+            f"{row.effect:.4g}",
+            f"{row.effect_low:.3g} to {row.effect_high:.3g}",
+            *("-" if isnan(value) else f"{value:.4g}" for value in (row.held_out, row.control)),
+            "-" if isnan(row.stability) else f"{row.stability:.2f}",
+        )
+    console.print(table)
+    console.print(
+        "Held out: selected on one half of the examples, measured on the other. Random: as many "
+        "components of every kind in every layer. Stability: Jaccard similarity of the sets that "
+        "the halves select.",
+        style="dim",
+    )
+    passes = front[0].cost.forward_equivalents
+    extra = front.statistics_cost.forward_equivalents
+    console.print(f"{passes:.0f} passes, and {extra:.0f} for the statistics.", highlight=False)
+    if front.stopped:
+        by = "Ctrl-C" if front.stopped == "interrupted" else f"--{front.stopped}".replace("_", "-")
+        console.print(f"Stopped by {by}: these are the best sets found so far.")

@@ -1,0 +1,199 @@
+"""`tracekit reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tracekit.cli.app import app
+from tracekit.cli.options import Device, Dtype, MaxBatchSize, ModelOption, Quiet, Seed
+from tracekit.cli.output import check_folder, console, progress_is_shown
+from tracekit.cli.parsing import parse_loading, parse_options
+from tracekit.errors import UnknownMethodError
+
+if TYPE_CHECKING:
+    from tracekit.paper import Failure, Reproduction, Run
+
+_MOST_ROWS = 16
+"""Rows beyond which a table is not printed, only written."""
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of tables and figures, or `all`; --list lists them."),
+    ] = None,
+    list_experiments: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; "
+            "may be given several times. Default: those of the paper."
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="May be given several times. Default: those of the paper; with the embedded "
+            "model the ones that stand in for them."
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods, joined by commas. Default: those of the paper."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder; runs in it are not repeated.")
+    ] = Path("reproduction"),
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with data files, or with a folder per data set."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel runs.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N examples of each data set.")
+    ] = None,
+    data_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of the data sets that have it, as name=value; may be given several times."
+        ),
+    ] = None,
+    model_option: ModelOption = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="Random sets per budget. Default: 1000, 100 with `demo`."),
+    ] = None,
+    held_out: Annotated[
+        bool,
+        typer.Option(help="Also run the tables' methods without a fifth of the examples."),
+    ] = True,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    max_batch_size: MaxBatchSize = 64,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Reruns tables and figures of the paper.
+
+    Every finished run is kept, so a command that was stopped goes on where it was. Published
+    values stand beside ours where model and data are the paper's.
+    """
+    from tracekit import paper
+    from tracekit.search import METHODS
+
+    if list_experiments or not names:
+        _print_experiments()
+        return
+    method_names = [name.strip() for name in methods.split(",")] if methods else []
+    for name in method_names:
+        if name not in METHODS:
+            raise UnknownMethodError(name, METHODS)
+    check_folder(output)
+    setting = paper.Setting(
+        models=[paper.ModelAt.parse(text) for text in model or []],
+        datasets=dataset or [],
+        methods=method_names,
+        seed=seed,
+        limit=limit,
+        draws=draws,
+        held_out=held_out,
+        dtype=dtype,
+        data_options=parse_options(data_option or [], [""])[""],
+    )
+    total = len(paper.plan(paper.select_experiments(names), setting))
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not progress_is_shown(quiet),
+        transient=True,
+    )
+    counts = {"ran": 0, "kept": 0, "failed": 0}
+    with progress:
+        task = progress.add_task("runs", total=total)
+
+        def on_done(outcome: Run | Failure) -> None:
+            if isinstance(outcome, paper.Failure):
+                state = "failed"
+            else:
+                state = "ran" if outcome.fresh else "kept"
+            counts[state] += 1
+            job = outcome.job
+            description = f"{job.model}, {job.dataset}, {job.label or job.work}"
+            progress.update(task, advance=1, description=description)
+            if not progress_is_shown(quiet):
+                console.print(f"{state}: {description}", style="dim", highlight=False)
+
+        reproductions = paper.reproduce(
+            names,
+            setting,
+            output,
+            data_dir=data_dir,
+            device=device,
+            max_batch_size=max_batch_size,
+            loading=parse_loading(model_option),
+            processes=jobs,
+            on_done=on_done,
+        )
+    for reproduction in reproductions:
+        _print_report(reproduction)
+    ran = f"Ran {counts['ran']} of {total}"
+    ran += f", {counts['failed']} failed" if counts["failed"] else ""
+    console.print(
+        f"{ran}; the rest were cached. Tables, figures and runs are in {escape(str(output))}/.",
+        highlight=False,
+    )
+    if counts["failed"] and model:
+        raise typer.Exit(1)
+
+
+def _print_experiments() -> None:
+    from tracekit.paper import EXPERIMENTS
+
+    table = Table("name", "what", "models", "data sets")
+    for experiment in EXPERIMENTS.values():
+        models, datasets = ", ".join(experiment.models), ", ".join(experiment.datasets)
+        table.add_row(experiment.name, experiment.about, models, datasets)
+    console.print(table)
+
+
+def _print_report(reproduction: Reproduction) -> None:
+    """Prints failures, tables and notes of an experiment; of long tables the path of the file."""
+    from tracekit.paper.reproduction import slug
+
+    experiment, report = reproduction.experiment, reproduction.report
+    console.print(f"\n[bold]{experiment.name}[/]: {experiment.about}", highlight=False)
+    for reason in reproduction.reasons:
+        console.print(f"Skipped: {escape(reason)}", highlight=False)
+    if report is None:
+        return
+    for name, entry in report.tables.items():
+        frame = entry.visible_frame
+        if not entry.brief or len(frame) > _MOST_ROWS:
+            path = reproduction.folder / f"{slug(name)}.csv"
+            console.print(f"{name}: {len(frame)} rows, in {path}", style="dim")
+            continue
+        table = Table(title=name, title_justify="left")
+        for column in frame.columns:
+            table.add_column(str(column), overflow="fold")
+        for row in frame.itertuples(index=False):
+            table.add_row(*map(_format_cell, row))
+        console.print(table)
+    for note in report.notes:
+        console.print(note, style="dim", highlight=False)
+
+
+def _format_cell(value: object) -> str:
+    """Four significant digits of a number, `-` for a missing value, else the text."""
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))

@@ -1,0 +1,79 @@
+"""`tracekit validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from tracekit.cli.app import app
+from tracekit.cli.options import DataDir, Device, Dtype, MaxBatchSize, ModelOption, Quiet
+from tracekit.cli.output import console, load, progress_is_shown
+from tracekit.cli.parsing import parse_loading
+from tracekit.errors import DisagreementError
+
+
+@app.command()
+def validate(
+    model: Annotated[str, typer.Argument(help="A hub name or a directory.")],
+    dataset: Annotated[str, typer.Option(help="winobias or winogender.")] = "winogender",
+    table_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="Model to compare with: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl. "
+            "Default: its name.",
+        ),
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="A table of your own (JSON), instead of the published one.")
+    ] = None,
+    data_dir: DataDir = None,
+    model_option: ModelOption = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    max_batch_size: MaxBatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Compares every single-head effect with those published for the real GPT-2 family.
+
+    Exit code 1 if they do not agree, as with other weights.
+    """
+    import tracekit as tk
+    from tracekit.paper.models import SINGLE_HEAD_TABLES
+    from tracekit.paper.published import read_single_heads, single_heads
+    from tracekit.paper.validation import validate as compare
+
+    if table is not None:
+        published = read_single_heads(table)
+    else:
+        pairs_name = SINGLE_HEAD_TABLES.get(dataset, dataset)
+        published = single_heads(table_of or Path(model).name, pairs_name)
+    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
+    options = {} if data_dir is None else {"data_dir": data_dir}
+    pairs = tk.load_dataset(dataset, loaded, **options)
+    tracer = tk.Tracer(
+        loaded, pairs, max_batch_size=max_batch_size, progress=progress_is_shown(quiet)
+    )
+    validation = compare(tracer, published)
+    summary = Table(show_header=False, box=None)
+    for name, value in (
+        ("heads", str(validation.singles.numel())),
+        ("correlation of single effects", f"{validation.correlation:.6f}"),
+        ("largest difference", f"{validation.largest_difference:.3g}"),
+        ("largest published effect", f"{validation.largest_published:.3g}"),
+        ("all heads", f"{validation.all_heads:.6g} (published: {published.all_heads:.6g})"),
+        ("published by", published.source),
+    ):
+        summary.add_row(name, value)
+    console.print(summary)
+    if not validation.agrees:
+        raise DisagreementError(
+            f"{model} does not agree with the table for {published.model} on {published.dataset}: "
+            f"{'; '.join(validation.problems)}. It has other weights, another tokenizer or other "
+            "data."
+        )
+    console.print(f"[bold]{escape(model)} agrees with {published.model}.[/]", highlight=False)

@@ -1,0 +1,223 @@
+"""Counterfactuals: where the values come from that an intervention puts in.
+
+Every example has one `Counterfactual`. It says which tokens the counterfactual run reads, what is
+added to their embeddings, and, if need be, what to make of the activations of that run. The layout
+of rows, the cache of activations, the checks and the file loader ask it; none of them knows which
+kinds of counterfactual there are. A new one is a class in this file, and an entry in
+`COUNTERFACTUALS` if rows of data can describe it.
+
+    PromptCounterfactual   another prompt of as many tokens (resample ablation, activation patching)
+    NoiseCounterfactual    the prompt itself with fixed noise on its embeddings (as in ROME)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit.errors import ConfigError, EmptyContinuationError, PairsError
+
+Ids = tuple[int, ...]
+"""Token ids."""
+
+
+class Counterfactual(ABC):
+    """Where the counterfactual values of one example come from."""
+
+    row_key: ClassVar[str]
+    """Key under which a row of token ids describes one."""
+
+    @property
+    @abstractmethod
+    def n_tokens(self) -> int | None:
+        """Prompt positions that it covers; None if it fits a prompt of any length."""
+
+    @abstractmethod
+    def reads(self, prompt_ids: Ids) -> Ids:
+        """Tokens that the counterfactual run reads in place of the prompt."""
+
+    @abstractmethod
+    def differs_from(self, prompt_ids: Ids) -> bool:
+        """Whether the counterfactual run can differ from the clean run of this prompt."""
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """Bytes that are equal for equal counterfactuals; part of a data set's fingerprint."""
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """Counterfactuals with equal keys, over equal tokens, are run once and share activations.
+
+        By default each object is run on its own.
+        """
+        return id(self)
+
+    def added_to_embeddings(self) -> Float[Tensor, "pos d_model"] | None:
+        """What is added to the input of the first block; None: nothing."""
+        return None
+
+    def values_from(self, activation: Tensor) -> Tensor:
+        """The values that are put in, from an activation of the counterfactual run.
+
+        Args:
+            activation: One example's activation at a hook point, without its batch axis.
+
+        Returns:
+            A tensor of the same shape; by default the activation itself.
+        """
+        return activation
+
+    def refusal(self, d_model: int) -> str | None:
+        """Why a model of this width cannot run it (after "its"); None if it can."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def from_row(cls, value: Any, example: int) -> Counterfactual:
+        """The counterfactual that `row[row_key]` describes.
+
+        Raises:
+            PairsError, EmptyContinuationError: It does not; the message names the example.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class PromptCounterfactual(Counterfactual):
+    """Another prompt of as many tokens."""
+
+    row_key: ClassVar[str] = "counterfactual_ids"
+
+    ids: Ids
+    """Its tokens."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Its number of tokens."""
+        return len(self.ids)
+
+    def reads(self, prompt_ids: Ids) -> Ids:
+        """Its own tokens."""
+        return self.ids
+
+    def differs_from(self, prompt_ids: Ids) -> bool:
+        """Whether a token differs."""
+        return self.ids != prompt_ids
+
+    def content(self) -> bytes:
+        """Its tokens."""
+        return repr(self.ids).encode()
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """Equal tokens are run once."""
+        return PromptCounterfactual
+
+    @classmethod
+    def from_row(cls, value: Any, example: int) -> PromptCounterfactual:
+        """From a sequence of token ids."""
+        ids = tuple(int(token) for token in value)
+        if not ids:
+            raise EmptyContinuationError(
+                f"The counterfactual of example {example} encodes to no token. "
+                "Give it at least one token, or leave the example out."
+            )
+        return cls(ids)
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseCounterfactual(Counterfactual):
+    """The prompt itself, with fixed noise on its embeddings."""
+
+    row_key: ClassVar[str] = "noise"
+
+    noise: Float[Tensor, "pos d_model"]
+    """Added to the sum of token and position embeddings at every prompt position."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions that have noise."""
+        return self.noise.shape[0]
+
+    def reads(self, prompt_ids: Ids) -> Ids:
+        """The prompt."""
+        return prompt_ids
+
+    def differs_from(self, prompt_ids: Ids) -> bool:
+        """Always."""
+        return True
+
+    def content(self) -> bytes:
+        """The noise."""
+        return self.noise.contiguous().numpy().tobytes()
+
+    def added_to_embeddings(self) -> Float[Tensor, "pos d_model"]:
+        """The noise."""
+        return self.noise
+
+    def refusal(self, d_model: int) -> str | None:
+        """Noise of another width than the embeddings."""
+        if self.noise.shape[1] == d_model:
+            return None
+        return f"noise is {self.noise.shape[1]} wide, the model's embeddings {d_model}"
+
+    @classmethod
+    def from_row(cls, value: Any, example: int) -> NoiseCounterfactual:
+        """From a list or tensor with the axes prompt position and d_model."""
+        noise = torch.as_tensor(value, dtype=torch.float32)
+        if noise.ndim != 2:
+            raise PairsError(
+                f"The noise of example {example} has shape {tuple(noise.shape)}. "
+                "It needs two axes: prompt position and d_model."
+            )
+        return cls(noise)
+
+
+COUNTERFACTUALS: tuple[type[Counterfactual], ...] = (PromptCounterfactual, NoiseCounterfactual)
+"""What a row of data can describe."""
+
+
+def counterfactual_from_row(row: Mapping[str, Any], example: int) -> Counterfactual:
+    """The counterfactual that a row of token ids describes.
+
+    Args:
+        row: With exactly one of the keys of `COUNTERFACTUALS`.
+        example: Number of the example, for messages.
+
+    Raises:
+        PairsError: None of the keys, or several of them.
+    """
+    described = [kind for kind in COUNTERFACTUALS if row.get(kind.row_key) is not None]
+    if len(described) != 1:
+        keys = [kind.row_key for kind in COUNTERFACTUALS]
+        has = "no counterfactual" if not described else "several counterfactuals"
+        raise PairsError(f"Example {example} has {has}. Give it exactly one of {', '.join(keys)}.")
+    return described[0].from_row(row[described[0].row_key], example)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise:
+    """Noise for the embeddings of the prompt: drawn once per pair, then fixed.
+
+    The sum of token and position embeddings (the input of the first block) is disturbed at every
+    prompt position. The paper uses a standard deviation of 3 x 0.2015 for GPT-2.
+    """
+
+    std: float
+    """Standard deviation, in the units of the embeddings."""
+    seed: int = 0
+    """Seed of the generator; the same seed draws the same noise for the same prompts."""
+
+    def __post_init__(self) -> None:
+        if not self.std > 0:
+            raise ConfigError(f"The noise has std {self.std}. It must be positive.")
+
+    def draw(self, lengths: Sequence[int], d_model: int) -> list[Float[Tensor, "pos d_model"]]:
+        """One tensor per prompt length, in order."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return [self.std * torch.randn(length, d_model, generator=generator) for length in lengths]

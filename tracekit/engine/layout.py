@@ -1,0 +1,263 @@
+"""The layout of a data set: which rows are run, and where in them continuations are scored.
+
+Each example asks for the log-probabilities of its continuations x and y after its prompt. A *row*
+is one sequence the model reads: the prompt, then all but the last token of a continuation (the
+last one is only predicted, never read). Where the model heeds it, x and y are two branches of one
+row (see `packing.py`). Rows that would be the same are run once. A *source* is one sequence of the
+counterfactual run; examples with the same counterfactual share it. All of this is worked out once
+per data set, in `Layout`; a `Batch` is then a few index operations on the CPU, and is moved to the
+model's device as a whole.
+
+Rows are padded on the right, which is exact for causal models, and batches hold rows of similar
+length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tracekit.data.counterfactuals import Counterfactual, Ids
+from tracekit.data.prompts import PromptPair, PromptPairs
+from tracekit.engine.batch import Batch
+from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes
+from tracekit.errors import PositionError
+
+Positions = Literal["prompt", "last", "all"] | Sequence[int]
+"""Where components are intervened on: the prompt, its final token, the prompt and the
+continuation, or explicit prompt positions (negative ones count from the prompt's end)."""
+
+_SCOPES = ("prompt", "last", "all")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """All rows and sources of a data set, on the CPU."""
+
+    sequences: PackedSequences
+    lengths: Int[Tensor, " row"]
+    positions: Bool[Tensor, "row pos"]
+    """Where components are intervened on."""
+    row_sources: Int[Tensor, " row"]
+    """The source of each row."""
+    rows: Int[Tensor, "example side"]
+    """Row of each continuation; an absent y points at the row of x."""
+    starts: Int[Tensor, " example"]
+    """Position that predicts the first token of a continuation: the prompt's last."""
+    branch_starts: Int[Tensor, "example side"]
+    """Position of the first token of a continuation within its row, if it is read."""
+    targets: Int[Tensor, "example side token"]
+    """Token ids of x (side 0) and y (side 1)."""
+    valid: Bool[Tensor, "example side token"]
+    """Which of them exist."""
+    sources: PackedSequences
+    source_lengths: Int[Tensor, " source"]
+    source_positions: Bool[Tensor, "source source_pos"]
+    """Where the activations of a source are used."""
+    counterfactuals: tuple[Counterfactual, ...]
+    """What each source is the run of."""
+    all_have_y: bool
+
+    @classmethod
+    def build(
+        cls,
+        pairs: PromptPairs,
+        positions: Positions = "prompt",
+        *,
+        packed: bool = False,
+        shared: bool = True,
+    ) -> Layout:
+        """Works out rows and sources.
+
+        Args:
+            pairs: The data set.
+            positions: Where to intervene.
+            packed: Whether x and y share a row, which then needs an attention mask of its own.
+            shared: Whether examples with equal rows share one. The sources are the same in
+                either case.
+
+        Raises:
+            PositionError: A scope that is unknown, or an index outside a prompt.
+        """
+        scope = _check_positions(positions, pairs)
+        rows: dict[tuple[Ids, tuple[Ids, ...], int, int], int] = {}
+        sources: dict[tuple[Ids, tuple[Ids, ...], Hashable], int] = {}
+        counterfactuals: list[Counterfactual] = []
+        rows_of_examples: list[list[int]] = []
+        branch_starts: list[list[int]] = []
+        for number, pair in enumerate(pairs):
+            rows_of_sides, starts_of_sides = [], []
+            for branches, own_branch in _branches_of_sides(pair, packed):
+                # The counterfactual run reads the continuations only where they are patched.
+                source_branches = branches if scope == "all" else ()
+                source_key = (pair.source_ids, source_branches, pair.counterfactual.sharing_key)
+                if source_key not in sources:
+                    sources[source_key] = len(sources)
+                    counterfactuals.append(pair.counterfactual)
+                source = sources[source_key]
+                row_key = (pair.prompt_ids, branches, source, 0 if shared else number)
+                rows_of_sides.append(rows.setdefault(row_key, len(rows)))
+                before = branches[: branches.index(own_branch)] if own_branch else ()
+                starts_of_sides.append(len(pair.prompt_ids) + sum(map(len, before)))
+            rows_of_examples.append(rows_of_sides)
+            branch_starts.append(starts_of_sides)
+        lengths, source_lengths = _lengths(rows), _lengths(sources)
+        targets, valid = _targets(pairs)
+        prompt_lengths = torch.tensor([len(key[0]) for key in rows])
+        source_prompt_lengths = torch.tensor([len(key[0]) for key in sources])
+        return cls(
+            sequences=PackedSequences.build([key[:2] for key in rows], needs_attention_mask=packed),
+            lengths=lengths,
+            positions=_position_mask(scope, prompt_lengths, lengths),
+            row_sources=torch.tensor([key[2] for key in rows]),
+            rows=torch.tensor(rows_of_examples),
+            starts=torch.tensor([len(pair.prompt_ids) - 1 for pair in pairs]),
+            branch_starts=torch.tensor(branch_starts),
+            targets=targets,
+            valid=valid,
+            sources=PackedSequences.build(
+                [key[:2] for key in sources], needs_attention_mask=packed
+            ),
+            source_lengths=source_lengths,
+            source_positions=_position_mask(scope, source_prompt_lengths, source_lengths),
+            counterfactuals=tuple(counterfactuals),
+            all_have_y=all(pair.y_ids is not None for pair in pairs),
+        )
+
+    @property
+    def n_examples(self) -> int:
+        """Number of examples."""
+        return len(self.starts)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row."""
+        return int(torch.cat([self.lengths, self.source_lengths]).max())
+
+    def batch(self, examples: Int[Tensor, " example"]) -> Batch:
+        """The batch of some examples, in the given order."""
+        # `local` numbers the rows within the batch.
+        rows, local = self.rows[examples].unique(return_inverse=True)
+        longest = int(self.lengths[rows].max())
+        positions = self.positions[rows, :longest]
+        valid = self.valid[examples]
+        valid = valid[..., : int(valid.sum(-1).max())].contiguous()
+        example, side, step = valid.nonzero(as_tuple=True)
+        row = local[example, side]
+        # Token `step` of a continuation is predicted one position before its own: the first one by
+        # the last token of the prompt, the others from within their branch.
+        pos = torch.where(
+            step == 0,
+            self.starts[examples][example],
+            self.branch_starts[examples][example, side] + step - 1,
+        )
+        # x and y may be predicted at the same position, which is then read once.
+        readouts, scored_readout = (row * longest + pos).unique(return_inverse=True)
+        return Batch(
+            examples=examples,
+            sequences=self.sequences.rows(rows, longest),
+            sources=self.row_sources[rows],
+            positions=positions,
+            span=int(positions.any(0).nonzero().max()) + 1,
+            readout_positions=(readouts // longest, readouts % longest),
+            scored_readout=scored_readout,
+            scored_token=self.targets[examples][example, side, step],
+            slot=valid.flatten().nonzero()[:, 0],
+            valid=valid,
+            all_have_y=self.all_have_y,
+        )
+
+    def batches(
+        self,
+        max_batch_size: int,
+        *,
+        device: torch.device,
+        examples: Int[Tensor, " example"] | None = None,
+    ) -> Iterator[Batch]:
+        """Batches of at most `max_batch_size` examples, similar lengths together."""
+        if examples is None:
+            examples = torch.arange(self.n_examples)
+        lengths = self.lengths[self.rows[examples]].amax(1)
+        order = lengths.argsort(stable=True)
+        sizes = _bucket_sizes(lengths[order], max_batch_size, device)
+        for part in examples[order].split(sizes):
+            yield self.batch(part).to(device)
+
+    def source_batches(self, max_batch_size: int, device: torch.device) -> Iterator[Tensor]:
+        """Numbers of the sources to run together."""
+        order = self.source_lengths.argsort(stable=True)
+        yield from order.split(_bucket_sizes(self.source_lengths[order], max_batch_size, device))
+
+
+def _bucket_sizes(lengths: Tensor, max_batch_size: int, device: torch.device) -> list[int]:
+    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
+    return bucket_sizes(lengths.tolist(), max_batch_size, overhead)
+
+
+def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, ...], Ids]]:
+    """For x and y, the branches of the row that holds it, and its own branch (the tokens read)."""
+    continuations = (pair.x_ids, pair.x_ids if pair.y_ids is None else pair.y_ids)
+    branches = [ids[:-1] for ids in continuations]
+    if packed:
+        together = tuple(branch for branch in dict.fromkeys(branches) if branch)
+        return [(together, branch) for branch in branches]
+    return [((branch,) if branch else (), branch) for branch in branches]
+
+
+def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
+    if isinstance(positions, str):
+        if positions not in _SCOPES:
+            raise PositionError(
+                f"Unknown positions {positions!r}. "
+                f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
+            )
+        return positions
+    indices = tuple(int(position) for position in positions)
+    shortest = min(range(len(pairs)), key=lambda number: len(pairs[number].prompt_ids))
+    length = len(pairs[shortest].prompt_ids)
+    outside = [i for i in indices if not -length <= i < length]
+    if outside or not indices:
+        problem = f"Positions {outside} lie outside" if outside else "No position was given for"
+        raise PositionError(
+            f"{problem} the prompt of example {shortest}, which has {length} tokens. "
+            f"Use {-length} to {length - 1}."
+        )
+    return indices
+
+
+def _position_mask(
+    scope: str | tuple[int, ...], prompt_lengths: Int[Tensor, " row"], lengths: Int[Tensor, " row"]
+) -> Bool[Tensor, "row pos"]:
+    positions = torch.arange(int(lengths.max()))
+    if scope == "prompt":
+        return positions < prompt_lengths[:, None]
+    if scope == "all":
+        return positions < lengths[:, None]
+    indices = (-1,) if isinstance(scope, str) else scope
+    mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
+    for index in indices:
+        # Negative ones count from the end of the prompt, not of the row.
+        position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
+        mask[torch.arange(len(lengths)), position] = True
+    return mask
+
+
+def _lengths(rows: Any) -> Int[Tensor, " row"]:
+    return torch.tensor([len(key[0]) + sum(map(len, key[1])) for key in rows])
+
+
+def _targets(pairs: PromptPairs) -> tuple[Tensor, Tensor]:
+    sides = [(pair.x_ids, pair.y_ids or ()) for pair in pairs]
+    longest = max(len(ids) for pair in sides for ids in pair)
+    targets = torch.zeros(len(pairs), 2, longest, dtype=torch.long)
+    valid = torch.zeros(len(pairs), 2, longest, dtype=torch.bool)
+    for number, pair in enumerate(sides):
+        for side, ids in enumerate(pair):
+            targets[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+            valid[number, side, : len(ids)] = True
+    return targets, valid

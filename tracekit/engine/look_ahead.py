@@ -1,0 +1,87 @@
+"""Looking ahead: what adding or removing single components would bring, from one gradient.
+
+The gradient is taken at the binary mask of a set, for every example by itself, of the quantity u
+of the metric's linearization (such as log-odds). With J_i its entry for component i, the mean over
+examples of `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves:
+first order in u, while the curve from u to the effect is exact. Predictions only propose; sets are
+compared by measured effects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tracekit.components import ComponentSet
+from tracekit.engine.batch import Batch
+from tracekit.masks import Mask, from_indices
+from tracekit.metrics import ContinuationLogProbs
+from tracekit.models.hooked import frozen
+
+if TYPE_CHECKING:
+    from tracekit.engine.engine import Engine
+
+
+@dataclass(frozen=True, eq=False)
+class FirstOrderPrediction:
+    """What changing single components of a set would bring, to first order."""
+
+    gains: Mask
+    """Predicted value of having a component in the set: for those outside what adding it would
+    bring, for those inside what removing it would cost. First order in the quantity of the
+    metric's linearization, example by example."""
+    gradient: Mask
+    """Gradient of the mean effect: first order in the effect itself."""
+
+
+def predict_changes(engine: Engine, members: ComponentSet) -> FirstOrderPrediction:
+    """The prediction at a set; see `Engine.predict_changes`."""
+    _ = engine.clean
+    mask = from_indices(members, engine.n_components).to(engine.device).float()
+    gains, gradient = torch.zeros_like(mask), torch.zeros_like(mask)
+    # +1 for components that would join, -1 for those that would leave.
+    direction = 1 - 2 * mask
+    batches = engine.unshared_layout.batches(engine.config.max_batch_size, device=engine.device)
+    with frozen(engine.model), torch.enable_grad():
+        for batch in batches:
+            # Every row has a mask of its own, so that one backward pass tells examples apart.
+            leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
+            source = engine.counterfactual_cache.activations_for(batch)
+            log_probs = engine.forward_pass.log_probs(batch, engine.hooks(batch, source, leaf))
+            changes, slopes = _batch_changes(engine, batch, log_probs, leaf, direction)
+            gains += changes
+            gradient += slopes
+    engine.count_forward(1, backward=True)
+    n_examples = engine.n_examples
+    return FirstOrderPrediction(
+        (gains * direction / n_examples).cpu(), (gradient / n_examples).cpu()
+    )
+
+
+def _batch_changes(
+    engine: Engine, batch: Batch, log_probs: ContinuationLogProbs, leaf: Tensor, direction: Mask
+) -> tuple[Mask, Mask]:
+    """Sums over the examples of a batch: predicted changes of the effect, and its slopes."""
+    clean, linearization = engine.clean_of(batch), engine.metric.linearization
+    if linearization is None:
+        values = engine.weighted(batch, engine.metric(clean, log_probs))
+    else:
+        values = linearization.to_linear(log_probs)
+    if not values.requires_grad:
+        raise engine.no_gradient()
+    # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
+    slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
+    slopes = batch.rows_of_examples.to(slopes.dtype) @ slopes
+    if linearization is None:
+        return slopes.sum(0) * direction, slopes.sum(0)
+    values = values.detach().requires_grad_(True)
+    effects = linearization.to_effect(clean, values)
+    (curvature,) = torch.autograd.grad(effects.sum(), values)
+    with torch.no_grad():
+        changed = linearization.to_effect(clean, values[:, None] + slopes * direction)
+        changes = changed - effects[:, None]
+    changes = engine.weighted(batch, changes.T).T
+    return changes.sum(0), engine.weighted(batch, curvature) @ slopes

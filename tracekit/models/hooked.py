@@ -1,0 +1,153 @@
+"""A hooked model: what every part of tracekit asks of one.
+
+Two classes of TransformerLens serve: `TransformerBridge` (3.9 and 4.x, wraps the Hugging Face
+model and computes its numbers) and `HookedTransformer` (3.9). tracekit uses only what they share,
+written down in `HookedModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tracekit.errors import UnsupportedModelError
+
+_SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
+"""Hook points before the unembedding; the first that a model has is used."""
+
+Hook = tuple[str, Callable[..., Tensor]]
+"""Name of a hook point, and a function from its activation to what replaces it."""
+
+
+@runtime_checkable
+class HookedModel(Protocol):
+    """What `TransformerBridge` and `HookedTransformer` share and tracekit uses."""
+
+    cfg: Any
+    """Sizes: `n_layers`, `n_heads`, `d_model`, `d_mlp`, `d_vocab`."""
+    training: bool
+
+    @property
+    def hook_dict(self) -> Mapping[str, Any]:
+        """Hook points by name."""
+        ...
+
+    def run_with_hooks(
+        self,
+        input: Any,
+        *,
+        fwd_hooks: Sequence[tuple[str, Callable[..., Tensor]]],
+        **kwargs: Any,
+    ) -> Any:
+        """Runs the model with hooks that may replace activations."""
+        ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """All parameters."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """Sets training mode."""
+        ...
+
+
+def model_name(model: HookedModel) -> str:
+    """Short name for titles and messages."""
+    name = str(getattr(model.cfg, "model_name", "") or type(model).__name__)
+    return Path(name).name or name
+
+
+def device_of(model: HookedModel) -> torch.device:
+    """Device of the model's first parameter, where its tokens go."""
+    return next(iter(model.parameters())).device
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; from the CPU to CUDA without waiting for the copy."""
+    if value.device.type == "cpu" and device.type == "cuda":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
+def dtype_of(model: HookedModel) -> torch.dtype:
+    """Floating type of the model's first parameter."""
+    return next(iter(model.parameters())).dtype
+
+
+def residual_hook(layer: int) -> str:
+    """Hook point of the residual stream where a block begins."""
+    return f"blocks.{layer}.hook_resid_pre"
+
+
+def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "row pos"]:
+    """The same random tokens every time, on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(int(model.cfg.d_vocab), (rows, length), generator=generator)
+
+
+def embedding_std(model: HookedModel) -> float:
+    """Standard deviation of what the first block reads, over random tokens: the unit of noise.
+
+    Measured where noise is added, since some models scale or normalise their token embeddings.
+    """
+    tokens = random_tokens(model, 16, 16).to(device_of(model))
+    hooks, recorded = recording_hooks([residual_hook(0)])
+    with frozen(model), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    return float(recorded[residual_hook(0)][0].float().std())
+
+
+def recording_hooks(names: Iterable[str]) -> tuple[list[Hook], dict[str, list[Tensor]]]:
+    """Hooks that change nothing, and what they will have recorded: activations by hook point.
+
+    A hook point that fires several times in a pass has several entries.
+    """
+    recorded: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def hook_at(name: str) -> Hook:
+        def record(activation: Tensor, hook: Any = None) -> Tensor:
+            recorded[name].append(activation.detach().clone())
+            return activation
+
+        return name, record
+
+    return [hook_at(name) for name in recorded], recorded
+
+
+def scored_hook(model: HookedModel) -> str:
+    """Last hook point before the unembedding; gathering there spares logits nobody reads.
+
+    Raises:
+        UnsupportedModelError: The model has none of the known ones.
+    """
+    for name in _SCORED_HOOKS:
+        if name in model.hook_dict:
+            return name
+    raise UnsupportedModelError(
+        f"{model_name(model)} has no hook point before its unembedding. "
+        f"tracekit needs one of {', '.join(_SCORED_HOOKS)}."
+    )
+
+
+@contextmanager
+def frozen(model: HookedModel) -> Iterator[None]:
+    """Within the block, no parameter takes a gradient and dropout is off; restored afterwards."""
+    thawed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    was_training = model.training
+    for parameter in thawed:
+        parameter.requires_grad_(False)
+    if was_training:
+        model.train(False)
+    try:
+        yield
+    finally:
+        for parameter in thawed:
+            parameter.requires_grad_(True)
+        if was_training:
+            model.train(True)

@@ -1,0 +1,170 @@
+"""The checkpoint of a local search: its measurements on disk, so that it can go on later."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.errors import CheckpointError
+from tracekit.masks import Mask
+from tracekit.metrics import Effects
+
+
+@dataclass(eq=False)
+class Measured:
+    """What a search has measured."""
+
+    effects: dict[ComponentSet, Effects] = field(default_factory=dict)
+    """Effects of sets on every example."""
+    predictions: dict[ComponentSet, FirstOrderPrediction] = field(default_factory=dict)
+    """What changing a component of a set would bring."""
+    soft_gradients: list[Mask] = field(default_factory=list)
+    """Gradients at the soft masks of soft top-k, step by step."""
+
+
+class Checkpoint:
+    """A file that holds the measurements of one search on one data set and model."""
+
+    def __init__(self, path: Path, engine: Engine, config: Mapping[str, Any]) -> None:
+        """Tries whether the file can be written; reads nothing yet.
+
+        Args:
+            path: The file.
+            engine: What is measured.
+            config: What must be the same for the file to be of use, beside model and data.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
+        self._path = path
+        self._engine = engine
+        self._key = _key(engine, config)
+        self._check_writable()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a file."""
+        return self._path.exists()
+
+    def save(self, measured: Measured) -> None:
+        """Writes the file; an old one stays whole until the new one is."""
+        from safetensors.torch import save_file
+
+        sets, predicted = list(measured.effects), list(measured.predictions)
+        predictions = list(measured.predictions.values())
+        tensors = {
+            "proof": self._proof(),
+            **_ragged("measured", sets),
+            **_ragged("predicted", predicted),
+            "effects": _stack(list(measured.effects.values())),
+            "gains": _stack([prediction.gains for prediction in predictions]),
+            "gradients": _stack([prediction.gradient for prediction in predictions]),
+            "soft_gradients": _stack(measured.soft_gradients),
+        }
+        save_file(tensors, self._draft, metadata={"key": self._key})
+        os.replace(self._draft, self._path)
+
+    def load(self) -> Measured:
+        """Reads the file.
+
+        Raises:
+            CheckpointError: It cannot be read, or belongs to another search, model or data set.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                key = (file.metadata() or {}).get("key")
+                tensors: dict[str, Tensor] = {
+                    name: file.get_tensor(name)
+                    for name in file.keys()  # noqa: SIM118
+                }
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
+            ) from error
+        proof = self._proof()
+        # Another machine may round differently; another model or metric differs by far more.
+        is_same = key == self._key and torch.allclose(tensors["proof"], proof, rtol=1e-3, atol=1e-4)
+        if not is_same:
+            raise CheckpointError(
+                f"The checkpoint {self._path} is of another search, model or data set. "
+                "Name another file, or delete it to start afresh."
+            )
+        predictions = zip(tensors["gains"], tensors["gradients"], strict=True)
+        return Measured(
+            effects=dict(zip(_sets("measured", tensors), tensors["effects"], strict=True)),
+            predictions={
+                members: FirstOrderPrediction(gains, gradient)
+                for members, (gains, gradient) in zip(
+                    _sets("predicted", tensors), predictions, strict=True
+                )
+            },
+            soft_gradients=list(tensors["soft_gradients"]),
+        )
+
+    @property
+    def _draft(self) -> Path:
+        return self._path.with_name(self._path.name + ".part")
+
+    def _check_writable(self) -> None:
+        """Refuses a file that cannot be written, before hours are spent."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.is_dir():
+                raise IsADirectoryError
+            self._draft.touch()
+            self._draft.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint {self._path} cannot be written. Name a file in a folder of yours."
+            ) from error
+
+    def _proof(self) -> Tensor:
+        """Numbers that tell models and metrics apart: clean run, effects of all components."""
+        clean = self._engine.clean
+        log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
+        return torch.stack([*(row.cpu() for row in log_probs), self._engine.full_effects])
+
+
+def _key(engine: Engine, config: Mapping[str, Any]) -> str:
+    """Names a search on a data set."""
+    described = {
+        "data": engine.pairs.fingerprint,
+        "components": engine.registry.spec(),
+        "metric": engine.metric.name,
+        "positions": engine.config.positions,
+        "continuation_mean": engine.config.continuation_mean,
+        "config": dict(config),
+    }
+    text = json.dumps(described, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
+    """Sets of different sizes as two tensors: all members one after the other, and the sizes."""
+    flat = [index for members in sets for index in members]
+    return {
+        f"{name}.members": torch.tensor(flat, dtype=torch.int32),
+        f"{name}.sizes": torch.tensor([len(members) for members in sets], dtype=torch.int32),
+    }
+
+
+def _sets(name: str, tensors: Mapping[str, Tensor]) -> list[ComponentSet]:
+    sizes = tensors[f"{name}.sizes"].tolist()
+    return [tuple(part.tolist()) for part in tensors[f"{name}.members"].split(sizes)]
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(rows)) if rows else torch.zeros(0)

@@ -1,0 +1,119 @@
+"""The plan of a local search: how many passes it may take, and which sizes it visits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FEW = 16
+"""Up to this many components, passes are cheap enough to search almost exhaustively."""
+_MANY = 384
+"""From this many on, the search takes no more passes than top-k."""
+_CAPS = (600, 800)
+"""Passes at most, below and above."""
+_OF_GREEDY = 0.4
+"""Share of greedy's passes."""
+_FOR_SOFT_TOPK = 100
+"""Passes below which soft top-k learns nothing worth its steps."""
+_GROUPS = 16
+GROUPS_HALVED = 4
+"""Groups that all components are dealt into, and how many of them are halved in each round."""
+_PER_DENSE_SIZE = 6
+_PER_SPREAD_SIZE = 18
+"""Passes that visiting a size takes, about, where most sizes are visited and where few are."""
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What a local search will do."""
+
+    passes: int
+    """Forward and backward passes at most."""
+    singles: int
+    """Single components that are measured."""
+    sizes: tuple[int, ...]
+    """Sizes to visit."""
+    dense: bool
+    """Whether these are most sizes, so that few neighbours of each are enough."""
+    soft_steps: int
+    """Steps of soft top-k."""
+    groups: int = 0
+    """Groups of components that are halved, to find single ones that no gradient points to."""
+
+    def prefixes(self, orders: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Prefixes of rankings to measure: at the sizes to visit, and at more with few passes."""
+        n_sizes = max(2, min(16, self.passes // 8))
+        sizes = sorted({*self.sizes, *log_spaced_sizes(1, self.sizes[-1], n_sizes)})
+        return [order[:size] for size in sizes for order in orders]
+
+    @classmethod
+    def make(
+        cls,
+        n_components: int,
+        last: int,
+        budgets: Sequence[int],
+        passes: int,
+        *,
+        every_size: bool = True,
+    ) -> SearchPlan:
+        """Most sizes if there are passes enough, else some; spread on a logarithmic scale.
+
+        Args:
+            n_components: Number of components.
+            last: Largest size.
+            budgets: Sizes to visit in any case.
+            passes: Passes at most.
+            every_size: Whether to visit most sizes if possible.
+        """
+        singles = min(n_components, max(min(16, passes // 3), passes // 8))
+        affordable = int((passes - singles) / _PER_DENSE_SIZE)
+        dense = every_size and last <= 2 * affordable
+        count = affordable if dense else passes // _PER_SPREAD_SIZE
+        # A search for every budget asks for none in particular.
+        asked = budgets if len(budgets) < last else ()
+        sizes = tuple(sorted({*log_spaced_sizes(1, last, max(2, count)), *asked}))
+        soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
+        rounds = max(1, n_components // _GROUPS).bit_length()
+        fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
+        return cls(
+            passes=passes,
+            singles=singles,
+            sizes=sizes,
+            dense=dense,
+            soft_steps=soft_steps,
+            groups=_GROUPS if singles < n_components and fits else 0,
+        )
+
+
+def default_passes(n_components: int, last: int) -> int:
+    """Passes that a search of all sizes up to `last` takes at most."""
+    if n_components >= _MANY:
+        return min(n_components, _CAPS[1])
+    if n_components <= _FEW:
+        return _CAPS[0]
+    greedy = sum(n_components - size for size in range(last))
+    return min(max(int(_OF_GREEDY * greedy), n_components + 2 * last), _CAPS[0])
+
+
+def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
+    """At most `count` whole numbers (at least two) from `first` to `last`.
+
+    They are spread on a logarithmic scale, as far as whole numbers can be.
+    """
+    close, wide = 1.0, float(max(2, last))
+    # The smallest factor between neighbours that gives few enough sizes.
+    for _ in range(_BISECTIONS):
+        factor = (close * wide) ** 0.5
+        if len(_steps(first, last, factor)) > count:
+            close = factor
+        else:
+            wide = factor
+    return _steps(first, last, wide)
+
+
+def _steps(first: int, last: int, factor: float) -> tuple[int, ...]:
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(min(last, max(sizes[-1] + 1, round(sizes[-1] * factor))))
+    return tuple(sizes)

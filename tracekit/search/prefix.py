@@ -1,0 +1,77 @@
+"""Rankings of components, and their prefixes as answers to a goal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracekit.engine.engine import Engine
+from tracekit.masks import Mask, ranking
+from tracekit.search.base import Goal, Record, Selection, not_reached, smallest_size
+
+_SCANNED = 512
+"""Up to this many components every prefix is measured if no doubled size reaches a target."""
+
+
+def best_prefixes(engine: Engine, goal: Goal, component_scores: Mask) -> list[Selection]:
+    """Answers a goal with the first components of a ranking.
+
+    Raises:
+        TargetNotReachedError: No size that was tried reaches the target.
+    """
+    order = ranking(component_scores)
+    if goal.target is not None:
+        prefix = smallest_prefix(engine, order, goal.target)
+        record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
+        return [
+            Selection(
+                mask=prefix.mask,
+                effects=prefix.effects,
+                component_scores=component_scores,
+                history=(record,),
+            )
+        ]
+    selections: list[Selection] = []
+    history: tuple[Record, ...] = ()
+    for budget in goal.budgets:
+        prefix = Selection.measured(engine, order[:budget])
+        history += ({"n_selected": budget, "effect": prefix.effect},)
+        selections.append(
+            Selection(
+                mask=prefix.mask,
+                effects=prefix.effects,
+                component_scores=component_scores,
+                history=history,
+                budget=budget,
+            )
+        )
+    return selections
+
+
+def smallest_prefix(engine: Engine, order: Sequence[int], target: float) -> Selection:
+    """The smallest prefix of a ranking whose mean effect reaches a target.
+
+    Sizes are doubled and halved; if no doubled size reaches the target and there are few
+    components, every prefix is measured. A smaller prefix than the returned one may exist.
+
+    Raises:
+        TargetNotReachedError: No size that was tried reaches it.
+    """
+
+    def measure(size: int) -> Selection:
+        return Selection.measured(engine, order[:size])
+
+    def reaches(prefix: Selection) -> bool:
+        return prefix.effect >= target
+
+    prefix, tried = smallest_size(len(order), measure, reaches)
+    if prefix is not None:
+        return prefix
+    best = max(prefix.effect for prefix in tried.values())
+    if len(order) <= _SCANNED:
+        rest = [size for size in range(1, len(order) + 1) if size not in tried]
+        means = engine.set_effects([order[:size] for size in rest], "prefixes").mean(1).tolist()
+        reaching = [size for size, mean in zip(rest, means, strict=True) if mean >= target]
+        if reaching:
+            return measure(min(reaching))
+        best = max([best, *means])
+    raise not_reached(target, best)
