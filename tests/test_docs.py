@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 import torch
 import typer
 
+from tracekit import errors
 from tracekit.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,3 +119,97 @@ def test_every_page_is_in_the_navigation() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert f": {page.name}\n" in config
+
+
+# ---- trouble.md ------------------------------------------------------------------------------
+
+_ENTRY = re.compile(r"^\*\*`(?P<name>\w+)`\*\* `(?P<message>[^`]+)`$", re.MULTILINE)
+
+
+def _public_errors() -> dict[str, type[Exception]]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception) and not name.startswith("_")
+    }
+
+
+def _literals_by_error() -> dict[str, set[str]]:
+    """For every error, the string literals of the modules that name it."""
+    literals: dict[str, set[str]] = {name: set() for name in _public_errors()}
+    for path in (ROOT / "tracekit").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        names |= {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        for name in names & set(literals):
+            literals[name] |= texts
+    for name, error in _public_errors().items():
+        if hasattr(error, "noun"):
+            literals[name] |= {f"Unknown {error.noun} "} | _literals_of_base()
+    return literals
+
+
+def _literals_of_base() -> set[str]:
+    tree = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
+    (base,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "_UnknownNameError"
+    )
+    constants = (node.value for node in ast.walk(base) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str) and value.strip()}
+
+
+def test_every_public_error_has_an_entry():
+    entries = {match["name"] for match in _ENTRY.finditer(_trouble())}
+    assert entries == set(_public_errors()) - {"TracekitError"}
+
+
+def test_quoted_messages_stand_in_the_source():
+    """Each fragment between the `...` of a message, in a module that names its error."""
+    literals = _literals_by_error()
+    entries = list(_ENTRY.finditer(_trouble()))
+    assert len(entries) == _trouble().count("\n**`")
+    missing = [
+        (match["name"], fragment)
+        for match in entries
+        for fragment in match["message"].split("...")
+        if fragment.strip() and not any(fragment in text for text in literals[match["name"]])
+    ]
+    assert not missing
+
+
+def _trouble() -> str:
+    return (ROOT / "docs" / "trouble.md").read_text(encoding="utf-8")
+
+
+# ---- words ------------------------------------------------------------------------------------
+
+_EARLIER = re.compile(
+    r"\b(max_forwards|TracePath|PathSearch|tracer\.path\(|mlp-hidden|--path\b|--max-forwards|"
+    r"effects_of_sets|metric_axis|reads_choices|above_minus_one)"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page_id)
+def test_no_page_uses_an_earlier_name(page: Path) -> None:
+    found = [
+        line for line in page.read_text(encoding="utf-8").splitlines() if _EARLIER.search(line)
+    ]
+    assert not found
+
+
+def test_plain_names_of_values():
+    """A value is called by what it is, not `one`, `found`, `place`, `what` or `known`."""
+    vague = {"one", "found", "place", "what", "known"}
+    offenders = []
+    for path in (ROOT / "tracekit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names = [node.id]
+            elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+                names = [node.arg]
+            offenders += [f"{path.name}:{node.lineno} {n}" for n in names if n in vague]
+    assert not offenders

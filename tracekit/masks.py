@@ -80,9 +80,9 @@ def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
     values = values.float()
     outside = ~((values >= 0) & (values <= 1))
     if outside.any():
-        place = tuple(outside.nonzero()[0].tolist())
+        index = tuple(outside.nonzero()[0].tolist())
         raise MaskRangeError(
-            f"The mask holds {values[place].item():g} at {list(place)}. "
+            f"The mask holds {values[index].item():g} at {list(index)}. "
             "Entries must lie in [0, 1]: 0 keeps the clean value, 1 takes the counterfactual."
         )
     return values

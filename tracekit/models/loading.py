@@ -105,15 +105,15 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
             return None
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
             f"The device {str(device)!r} cannot be used: {first}. "
             "Use cpu, or cuda where there is one."
         ) from None
-    return found
+    return resolved
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:

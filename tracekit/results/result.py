@@ -227,8 +227,8 @@ class TraceCurve(Sequence[TraceResult]):
         for result in self.results:
             if result.budget == n_components:
                 return result
-        known = ", ".join(str(result.budget) for result in self.results)
-        raise BudgetError(f"The curve has no budget of {n_components}. It has {known}.")
+        budgets = ", ".join(str(result.budget) for result in self.results)
+        raise BudgetError(f"The curve has no budget of {n_components}. It has {budgets}.")
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per budget."""
