@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,35 @@ def demo_tracer(demo_model):
 def pairs() -> tk.PromptPairs:
     """Eight examples of ragged lengths."""
     return tiny.pairs()
+
+
+@pytest.fixture(scope="session")
+def tracer(model):
+    """Twelve heads, with interactions: a probability ratio is far from additive."""
+    return tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+
+
+@pytest.fixture(scope="session")
+def plain_effects(tracer):
+    """Mean effect of every set of the twelve heads, measured the plain way.
+
+    No packing, no block skipping, no prefix tree: a stack of masks through all layers.
+    """
+    engine = tiny.engine(
+        tracer.model,
+        tracer.pairs,
+        metric="probability-ratio",
+        max_batch_size=600,
+        capabilities=tk.Capabilities.none(),
+    )
+    sets = [s for size in range(1, 13) for s in combinations(range(12), size)]
+    masks = torch.zeros(len(sets), 12)
+    for row, members in enumerate(sets):
+        masks[row, list(members)] = 1
+    return dict(zip(sets, engine.effects(masks).mean(1).tolist(), strict=True))
+
+
+@pytest.fixture(scope="session")
+def front(tracer):
+    """The best set of every size of the twelve heads."""
+    return tracer.pareto()

@@ -132,7 +132,7 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
         counterfactual={name: cache[name] for name in registry.hook_names},
         positions=torch.ones_like(clean, dtype=torch.bool),
     )
-    mask = torch.rand(len(registry))
+    mask = torch.rand(len(registry), generator=torch.Generator().manual_seed(2))
     logs = model.run_with_hooks(clean, fwd_hooks=patch.hooks(mask))[0, -1].log_softmax(-1)
     engine = tiny.engine(
         model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "mlp-outputs"

@@ -7,9 +7,30 @@ import torch
 import tracekit as tk
 from tracekit.checks.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
 
-__all__ = ["D_MODEL", "N_HEADS", "N_LAYERS", "VOCABULARY", "engine", "hf_model", "pairs", "rows"]
+__all__ = [
+    "D_MODEL",
+    "METHOD_OPTIONS",
+    "N_HEADS",
+    "N_LAYERS",
+    "VOCABULARY",
+    "engine",
+    "hf_model",
+    "members_of",
+    "pairs",
+    "rows",
+]
 
 hf_model = random_model
+
+METHOD_OPTIONS = {
+    "pgb-ct": {"trials": 3, "epochs": 5},
+    "top-k": {},
+    "local-search": {},
+    "greedy": {},
+    "random": {"draws": 20},
+    "exhaustive": {},
+}
+"""Search methods with options under which they are quick on twelve heads."""
 
 
 def rows(count: int = 8, seed: int = 0, *, longest: int = 4, noise: bool = False) -> list[dict]:
@@ -53,3 +74,8 @@ def engine(model, data: tk.PromptPairs, kinds="attention-patterns", metric="odds
     selection = {key: options.pop(key) for key in ("layers", "indices") if key in options}
     registry = tk.ComponentRegistry.build(model.cfg, kinds, **selection)
     return tk.Engine(model, data, registry, resolve(metric), tk.EngineConfig(**options))
+
+
+def members_of(result) -> tuple[int, ...]:
+    """Flat indices of the components that a result selects."""
+    return tuple(result.binary_mask.nonzero()[:, 0].tolist())

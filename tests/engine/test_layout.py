@@ -1,14 +1,12 @@
+"""The layout of a data set: rows, branches, sources, positions."""
+
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tracekit as tk
-from tests import tiny
 from tracekit.engine.layout import Layout
-from tracekit.engine.packing import bucket_sizes
 from tracekit.errors import PositionError
 
 PROMPT = {"prompt_ids": [1, 2, 3], "counterfactual_ids": [4, 2, 3]}
@@ -75,8 +73,9 @@ def test_equal_counterfactual_prompts_are_run_once():
     assert layout(rows).row_sources.tolist() == [0, 0]
 
 
-def test_equal_prompts_with_other_noise_are_not():
-    rows = [{"prompt_ids": [1, 2], "x_ids": [3], "noise": torch.randn(2, 4)} for _ in range(2)]
+def test_equal_prompts_with_other_noise_are_run_apart():
+    noises = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
+    rows = [{"prompt_ids": [1, 2], "x_ids": [3], "noise": noise} for noise in noises]
     built = layout(rows)
     assert len(built.sources) == len(built.sequences) == 2
     assert torch.equal(built.counterfactuals[1].added_to_embeddings(), rows[1]["noise"])
@@ -121,46 +120,3 @@ def test_bad_positions(positions, text, unchecked):
     with pytest.raises(PositionError) as caught:
         layout([{**PROMPT, "x_ids": [5]}], positions)
     assert text in str(caught.value)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_batches_hold_every_example_once_and_read_it_where_it_is(packed):
-    built = Layout.build(tiny.pairs(11), "prompt", packed=packed)
-    cpu = torch.device("cpu")
-    batches = list(built.batches(4, device=cpu))
-    seen = torch.cat([part.examples for part in batches])
-    assert sorted(seen.tolist()) == list(range(11))
-    assert max(len(part.examples) for part in batches) <= 4
-    for part in batches:
-        # Logits that name their own row and position show whether each score reads its place.
-        logits = torch.randn(len(part.readout_positions[0]), tiny.VOCABULARY)
-        twice = part.repeat(2).read(torch.cat([logits, logits]), "geometric")
-        once = part.read(logits, "geometric")
-        assert torch.equal(twice.x, torch.cat([once.x, once.x]))
-        assert torch.equal(twice.y_is_argmax, torch.cat([once.y_is_argmax, once.y_is_argmax]))
-
-
-def test_rows_of_similar_length_are_run_together_where_it_pays():
-    assert bucket_sizes([3] * 4 + [30] * 4, 64, overhead=64) == [4, 4]
-    assert bucket_sizes([3] * 4 + [30] * 4, 64, overhead=200) == [8]
-    assert bucket_sizes([5] * 9, 4, overhead=64) == [3, 3, 3]
-
-
-@given(
-    st.lists(st.integers(1, 12), min_size=1, max_size=14).map(sorted),
-    st.integers(1, 6),
-    st.integers(0, 40),
-)
-def test_no_other_cuts_between_lengths_cost_less(lengths, batch_size, charge):
-    def cost(sizes):
-        ends = torch.tensor(sizes).cumsum(0).tolist()
-        return sum(size * lengths[end - 1] + charge for size, end in zip(sizes, ends, strict=True))
-
-    sizes = bucket_sizes(lengths, batch_size, charge)
-    assert sum(sizes) == len(lengths)
-    assert max(sizes) <= batch_size
-    if len(lengths) <= batch_size:
-        assert cost(sizes) <= cost([len(lengths)])
-        changes = [i for i in range(1, len(lengths)) if lengths[i] > lengths[i - 1]]
-        for cut in changes:
-            assert cost(sizes) <= cost([cut, len(lengths) - cut])

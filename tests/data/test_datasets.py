@@ -140,7 +140,7 @@ def test_small_made_up_files(tmp_path, demo_model):
 
     class Words:
         def encode(self, text, add_special_tokens):
-            return [hash(word) % 50 for word in text.split()]
+            return [sum(word.encode()) % 50 for word in text.split()]
 
     pairs = tk.load_dataset("winobias", Words(), data_dir=tmp_path)
     assert [dict(pair.texts) for pair in pairs] == [

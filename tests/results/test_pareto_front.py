@@ -1,0 +1,59 @@
+"""The Pareto front: questions, files, curve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    BudgetError,
+    TargetNotReachedError,
+)
+
+
+def test_a_front_answers_every_budget(front, tracer, plain_effects):
+    assert front.effects.shape == (12,)
+    assert (front.effects.diff() >= 0).all()
+    assert front.at(0.5).budget == 6
+    assert front.at(6).effect == pytest.approx(front.effects[5].item())
+    assert sorted(front.ranking) == list(range(12))
+    n_budgets = [
+        sum(i in tiny.members_of(front.at(size)) for size in range(1, 13)) for i in front.ranking
+    ]
+    assert n_budgets == sorted(n_budgets, reverse=True)
+    goal = 0.9 * max(plain_effects.values())
+    small = front.smallest(effect=goal)
+    assert small.effect >= goal
+    assert small.target_effect == goal
+    assert all(r.effect < goal for r in front if r.n_selected < small.n_selected)
+    with pytest.raises(TargetNotReachedError):
+        front.smallest(effect=1e9)
+    with pytest.raises(BudgetError, match="The front goes up to 3 components, and 4 were asked"):
+        tracer.pareto(max_budget=3, statistics=False).at(4)
+    assert repr(front).startswith("ParetoFront(")
+
+
+def test_fronts_are_saved_and_loaded(front, tmp_path):
+    loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
+    assert loaded.to_frame().equals(front.to_frame())
+    assert (loaded.ranking, loaded.largest) == (front.ranking, front.largest)
+    assert (loaded.statistics, loaded.statistics_cost) == (front.statistics, front.statistics_cost)
+    assert torch.equal(loaded.effects, front.effects)
+
+
+def test_the_curve_of_a_front_draws_its_data(front):
+    frame = front.to_frame()
+    figure = front.curve()
+    named = {trace.name: trace for trace in figure.data if trace.name}
+    assert list(named) == ["best set", "held out", "random, same layers"]
+    assert list(named["best set"].y) == frame["effect"].tolist()
+    taken = frame.dropna(subset=["held_out"])
+    assert list(named["held out"].y) == taken["held_out"].tolist()
+    bars = named["held out"].error_y
+    assert list(bars.array) == pytest.approx((taken["held_out_high"] - taken["held_out"]).tolist())
+    band = figure.data[0]
+    assert list(band.y) == [*frame["effect_high"], *frame["effect_low"][::-1]]
+    assert figure.layout.shapes[0].y0 == pytest.approx(front[0].full_effect)
+    assert "Jaccard" in named["held out"].customdata[0][2]

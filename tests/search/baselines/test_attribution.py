@@ -1,0 +1,83 @@
+"""Attribution patching and integrated gradients over masks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NotDifferentiableError,
+)
+
+
+class TestGradientBaselines:
+    """Attribution patching and integrated gradients over masks."""
+
+    def test_attribution_is_the_slope_of_the_effect_at_the_empty_mask(self, tracer):
+        result = tracer.run("attribution", budget=3)
+        step = 1e-3
+        masks = step * torch.eye(len(tracer.registry))
+        slopes = tracer.engine.effects(masks).mean(1) / step
+        torch.testing.assert_close(result.component_scores, slopes, rtol=0.05, atol=2e-3)
+        members_of = result.component_scores.argsort(descending=True)[:3]
+        assert result.binary_mask.nonzero()[:, 0].tolist() == sorted(members_of.tolist())
+        assert (result.cost.forward, result.cost.backward) == (2, 1)
+
+    def test_integrated_gradients_are_complete(self, tracer):
+        """Along the diagonal the scores sum to the effect of all components."""
+        result = tracer.run("mask-ig", budgets=[2, 5], steps=40)
+        assert result[0].component_scores.sum().item() == pytest.approx(
+            tracer.full_effect, rel=0.02
+        )
+        assert (result[0].cost.forward, result[0].cost.backward) == (41 + 2, 41)
+        with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
+            tk.MaskIG(steps=0)
+
+    @pytest.mark.parametrize("method", ["attribution", "mask-ig"])
+    def test_they_need_a_gradient_and_a_goal(self, model, method):
+        accuracy = tk.Tracer(model, tiny.pairs(), metric="accuracy")
+        with pytest.raises(NotDifferentiableError, match=f"no gradient for {method} to follow"):
+            accuracy.run(method, budget=2)
+        with pytest.raises(BudgetError, match="needs to know how many components"):
+            tk.Tracer(model, tiny.pairs()).run(method)
+
+    def test_attribution_agrees_with_transformer_lens(self):
+        """Its own attribution patching, of head outputs and MLP blocks, on one-token answers."""
+        module = pytest.importorskip("transformer_lens.tools.analysis.attribution_patching")
+        model = tk.load_model(tiny.hf_model("gpt2"))
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)  # Theirs needs it.
+        rows = [
+            {**row, "x_ids": row["x_ids"][:1], "y_ids": [(row["x_ids"][0] + 7) % tiny.VOCABULARY]}
+            for row in tiny.rows(4)
+        ]
+        tracer = tk.Tracer(
+            model,
+            tk.PromptPairs.from_ids(rows),
+            "head-outputs+mlp-blocks",
+            "logit-difference",
+        )
+        ours = tracer.run("attribution", budget=1).component_scores
+        theirs = torch.zeros(len(tracer.registry))
+        for row in rows:
+            x, y = row["x_ids"][0], row["y_ids"][0]
+            # Theirs points from corrupt to clean, ours from clean to counterfactual.
+            found = module.attribution_patch(
+                model,
+                torch.tensor([row["counterfactual_ids"]]),
+                torch.tensor([row["prompt_ids"]]),
+                lambda logits, x=x, y=y: logits[0, -1, y] - logits[0, -1, x],
+            )
+            for node, score in found.node_scores.items():
+                if node.kind == "attn_head_out":
+                    component = tk.Component("head-outputs", node.layer, node.head)
+                elif node.kind == "mlp_out":
+                    component = tk.Component("mlp-blocks", node.layer)
+                else:
+                    continue
+                theirs[tracer.registry.index(component)] += float(score) / len(rows)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

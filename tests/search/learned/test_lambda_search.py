@@ -1,0 +1,83 @@
+"""The search for lambda, and the best set of several training runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.masks import from_indices
+from tracekit.search.learned.lambda_search import (
+    LambdaBracket,
+    TrainingRun,
+    best_within_budgets,
+    measured_sets,
+)
+from tracekit.search.learned.reward import RewardGradient, make_objective
+
+
+def test_lambda_brackets_close_in_on_a_threshold():
+    bracket = LambdaBracket(1.0)
+    tried = []
+    while (guess := bracket.guess()) is not None:
+        tried.append(guess)
+        bracket.record(guess, guess < 37.0)
+    assert tried[:4] == [1, 4, 16, 64]
+    assert 37 / 1.06 < tried[-1] < 37 * 1.06
+    down = LambdaBracket(1.0)
+    down.record(1.0, False)
+    assert down.guess() == 0.25
+
+
+def test_sets_that_several_training_runs_propose_are_measured_once(model, monkeypatch):
+    engine = tiny.engine(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+    search = tk.PGBCT(epochs=6)
+    runs = [search._train(engine, lambda1, 0, stop_at=0) for lambda1 in (1e-3, 3e-3, 1e-2)]
+    measured = measured_sets(runs)
+    while_training = set(measured)
+    asked = []
+    original = engine.effects
+    monkeypatch.setitem(
+        vars(engine), "effects", lambda mask: asked.append(tuple(mask.tolist())) or original(mask)
+    )
+    first = best_within_budgets(runs, engine, [2, 4, 6], measured)
+    assert len(asked) > 3
+    assert len(set(asked)) == len(asked)
+    assert not while_training & {tuple(i for i, on in enumerate(m) if on) for m in asked}
+    asked.clear()
+    again = best_within_budgets(runs, engine, [2, 4, 6], measured)
+    assert not asked
+    assert [a.effect for a in again] == [a.effect for a in first]
+
+
+def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
+    engine, trial = tracer.engine, TrainingRun(1.0)
+    for soft, above in (([0, 1], 0.9), ([2, 5], 0.8), ([2, 5], 0.6), ([0, 3, 4], 0.7)):
+        mask = torch.full((12,), 0.1)
+        mask[soft] = above
+        trial.add(engine, mask, torch.zeros(12), mask > 0.5)
+    means = {size: [s.effect for s in trial.snapshots if s.n_selected == size] for size in (2, 3)}
+    two, three = best_within_budgets([trial], engine, [2, 3], measured_sets([trial]))
+    proposals = [
+        engine.effects(from_indices(s.order()[:2], 12)).mean().item() for s in trial.snapshots
+    ]
+    assert two.effects.mean().item() == pytest.approx(max(means[2] + proposals))
+    assert three.effects.mean().item() >= max(two.effects.mean().item(), means[3][0]) - 1e-6
+    only = TrainingRun(1.0, snapshots=trial.snapshots[1:3])
+    (found,) = best_within_budgets([only], engine, [2], measured_sets([only]))
+    assert found.soft_mask.max() == pytest.approx(0.6)
+
+
+def test_mask_entries_that_tie_are_ranked_by_the_reward_gradient(tracer):
+    search_ = tk.PGBCT(lambda1=0.0, epochs=1, batch_size=12)
+    trial = search_._train(tracer.engine, 0.0, 0, stop_at=0)
+    start = torch.full((12,), 0.5)
+    gradient = RewardGradient(tracer.engine, make_objective("dataset", tracer.engine)).step(
+        start, torch.arange(12)
+    )
+    torch.testing.assert_close(trial.last.reward_gradient_sum, -gradient, rtol=1e-3, atol=1e-7)
+    tied = replace(trial.last, soft_mask=torch.ones(12))
+    assert tied.order() == gradient.argsort(stable=True).tolist()

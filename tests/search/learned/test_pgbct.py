@@ -1,0 +1,111 @@
+"""PGB-CT: one step by hand, budgets, seeds, options."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    ConfigError,
+    NotDifferentiableError,
+)
+from tracekit.search import Goal
+
+
+def test_one_step_of_the_paper_by_hand(tracer):
+    """One full-batch step of Adam moves every entry by the learning rate, against the sign."""
+    result = tracer.run(
+        lambda1=0.01, lambda2=0.02, epochs=1, batch_size=12, learning_rate=0.1, init=0.4
+    )
+    engine = tracer.engine
+    start = torch.full((12,), 0.4)
+    effects, gradient = engine.gradient(start, lambda e: torch.ones_like(e) / 12)
+    slope = -1 / (1 + effects.mean()) ** 2
+    total = slope * gradient + 0.01 + 0.02 * (1 - 2 * 0.4)
+    torch.testing.assert_close(result.soft_mask, 0.4 - 0.1 * total.sign(), rtol=0, atol=1e-4)
+    record = result.history[0]
+    assert record["reward"] == pytest.approx(1 / (1 + effects.mean().item()), rel=1e-5)
+    assert record["size_penalty"] == pytest.approx(0.01 * result.soft_mask.sum().item(), rel=1e-5)
+    violation = (result.soft_mask * (1 - result.soft_mask)).sum().item()
+    assert record["binary_violation"] == pytest.approx(violation, rel=1e-5)
+    assert record["binary_penalty"] == pytest.approx(0.02 * violation, rel=1e-5)
+    assert record["n_selected"] == result.n_selected
+
+
+def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
+    for budget in (1, 2, 5, 11, 12):
+        result = tracer.run(budget=budget, trials=2, epochs=3)
+        assert 1 <= result.n_selected <= budget
+        assert result.config["lambda1"] is None
+        assert result.history[0]["lambda1"] > 0
+
+
+def test_fixed_lambdas_are_one_training_run(tracer):
+    result = tracer.run(lambda1=1e-3, epochs=4, batch_size=5)
+    assert len(result.history) == 4
+    assert result.cost.backward == pytest.approx(4)
+    assert [r["lambda1"] for r in result.history] == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3])
+    assert [r["lambda2"] for r in result.history] == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3])
+    assert torch.equal(result.binary_mask, result.soft_mask > 0.5)
+    strong = tracer.run(lambda1=10.0, epochs=9, budget=4)
+    assert len(strong.history) < 9  # stops once few enough are selected
+
+
+def test_the_same_seed_gives_the_same_bits(tracer):
+    first, second = (
+        tracer.run(lambda1=1e-3, epochs=3, batch_size=5, seed=4).soft_mask for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(
+        first, tracer.run(lambda1=1e-3, epochs=3, batch_size=5, seed=5).soft_mask
+    )
+
+
+def test_learning_rates_of_the_paper(model, pairs):
+    for kinds, rate in (
+        ("attention-patterns", 0.1),
+        ("mlp-outputs", 0.5),
+        ("head-outputs+mlp-blocks", 0.01),
+    ):
+        engine = tiny.engine(model, pairs, kinds)
+        assert tk.PGBCT()._learning_rate(engine) == rate
+    assert (tk.PGBCT().epochs, tk.PGBCT().init, tk.PGBCT().threshold) == (15, 0.5, 0.5)
+
+
+def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
+    engine = tiny.engine(model, pairs, metric="accuracy")
+    with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for pgb-ct"):
+        tk.PGBCT().search(engine, Goal(budgets=(2,)), 0)
+    assert tk.TopK().search(engine, Goal(budgets=(2,)), 0)[0].mask.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lambda1": -1.0}, "lambda1 is -1.0. It must be at least 0."),
+        ({"lambda2": -1.0}, "lambda2 is -1.0. It must be at least 0."),
+        ({"trials": 0}, "trials is 0. It must be at least 1."),
+        ({"epochs": 0}, "epochs is 0. It must be at least 1."),
+        ({"init": 1.5}, "init is 1.5. It must lie in [0, 1]."),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0. It must be positive."),
+        ({"reward": "both"}, "Unknown reward 'both'. Use 'dataset' or 'per-example'."),
+        ({"penalty_reduction": "max"}, "Unknown penalty_reduction 'max'."),
+        ({"penalty_schedule": "cosine"}, "Unknown schedule 'cosine'."),
+    ],
+)
+def test_hyper_parameters_out_of_range(options, text, unchecked):
+    with pytest.raises(ConfigError) as caught:
+        tk.PGBCT(**options)
+    assert text in str(caught.value)
+
+
+def test_pgbct_without_one_of_its_penalties(tracer):
+    first = tracer.run(budgets=[3, 6], lambda1=0.0, lambda2=1e-2, refine=False, epochs=4)
+    assert first[0].history[-1]["size_penalty"] == 0
+    second = tracer.run(budgets=[3, 6], lambda2=0.0, refine=False, epochs=4, trials=2)
+    assert second[0].history[-1]["binary_penalty"] == 0
+    assert second[0].history[-1]["size_penalty"] > 0
+    for result in (*first, *second):
+        assert 0 < result.n_selected <= result.budget

@@ -1,0 +1,85 @@
+"""Checkpoints of a local search."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    CheckpointError,
+    SearchStoppedWarning,
+)
+
+
+def interrupted_after(engine, calls, monkeypatch):
+    """Ctrl-C in the middle of a measurement."""
+    left = iter(range(calls))
+    original = engine.set_effects
+
+    def measure(sets, label="effects"):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return original(sets, label)
+
+    monkeypatch.setitem(vars(engine), "set_effects", measure)
+
+
+@pytest.mark.parametrize("components", ["attention-patterns", "mlp-outputs"])
+def test_a_checkpoint_goes_on_where_the_search_stopped(model, monkeypatch, tmp_path, components):
+    def fresh():
+        return tk.Tracer(model, tiny.pairs(6, seed=3), components=components)
+
+    options = {"max_budget": 10, "statistics": False, "max_passes": 90}
+    whole = fresh().pareto(**options)
+    file = tmp_path / "front.ckpt"
+    first = fresh()
+    interrupted_after(first.engine, 6, monkeypatch)
+    with pytest.warns(SearchStoppedWarning):
+        part = first.pareto(checkpoint=file, **options)
+    monkeypatch.undo()
+    second = fresh()
+    full = second.full_effect
+    before = second.engine.cost
+    resumed = second.pareto(checkpoint=file, **options)
+    assert full == second.full_effect
+    assert resumed.to_frame().equals(whole.to_frame())
+    assert resumed[0].cost == whole[0].cost
+    done = (second.engine.cost - before).forward_equivalents
+    assert 0 < done <= whole[0].cost.forward_equivalents - 10
+    assert part[0].cost.forward_equivalents + done == whole[0].cost.forward_equivalents
+    third = fresh()
+    assert third.pareto(checkpoint=file, **options).to_frame().equals(whole.to_frame())
+    assert (third.engine.cost.forward_equivalents) <= 1
+
+
+def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
+    file = tmp_path / "front.ckpt"
+    data = tiny.pairs(6, seed=3)
+    tk.Tracer(model, data).pareto(statistics=False, max_passes=40, checkpoint=file)
+    text = "is of another search, model or data set. Name another file, or delete it"
+    other_model = tk.load_model(tiny.hf_model("gpt2", seed=9))
+    for tracer, options in (
+        (tk.Tracer(model, tiny.pairs(6, seed=4)), {}),
+        (tk.Tracer(model, data, metric="probability-drop"), {}),
+        (tk.Tracer(model, data), {"additions": 2}),
+        (tk.Tracer(other_model, data), {}),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            tracer.pareto(statistics=False, max_passes=40, checkpoint=file, **options)
+    file.write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match="cannot be read. Delete it to start afresh"):
+        tk.Tracer(model, data).pareto(statistics=False, max_passes=40, checkpoint=file)
+    with pytest.raises(CheckpointError, match="cannot be written. Name a file in a folder of"):
+        tk.Tracer(model, data).pareto(checkpoint=tmp_path)
+
+
+def test_a_metric_of_the_same_name_does_not_pass_for_another(model, tmp_path):
+    def tracer(sign):
+        metric = tk.Metric("mine", lambda clean, after: sign * (clean.x - after.x))
+        return tk.Tracer(model, tiny.pairs(6, seed=3), metric=metric)
+
+    options = {"statistics": False, "max_passes": 40, "checkpoint": tmp_path / "kept"}
+    tracer(1).pareto(**options)
+    with pytest.raises(CheckpointError):
+        tracer(2).pareto(**options)

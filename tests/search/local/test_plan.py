@@ -1,0 +1,33 @@
+"""The plan of a local search: passes and sizes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekit.search.local.plan import SearchPlan, default_passes, log_spaced_sizes
+
+
+@settings(max_examples=60, deadline=None)
+@given(last=st.integers(1, 40_000), count=st.integers(2, 90))
+def test_sizes_are_spread_from_one_to_the_last(last, count):
+    sizes = log_spaced_sizes(1, last, count)
+    assert (sizes[0], sizes[-1]) == (1, last)
+    assert all(a < b for a, b in pairwise(sizes))
+    assert len(sizes) <= max(count, 2)
+    if last <= count:
+        assert sizes == tuple(range(1, last + 1))
+
+
+def test_the_number_of_passes_is_capped():
+    assert default_passes(512, 512) == 512
+    assert default_passes(384, 150) == 384
+    assert default_passes(36_864, 36_864) == default_passes(300_000, 5) == 800
+    assert default_passes(64, 25) == int(0.4 * sum(64 - size for size in range(25)))
+    assert default_passes(144, 144) == 600
+    large = SearchPlan.make(36_864, 36_864, (5, 921), 800)
+    assert {5, 921} <= set(large.sizes)
+    assert (large.dense, large.soft_steps) == (False, 100)
+    assert SearchPlan.make(32, 12, (3, 12), 128).sizes == tuple(range(1, 13))

@@ -1,0 +1,168 @@
+"""What every search method promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit import search
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NotDifferentiableError,
+    TargetNotReachedError,
+    UnknownMethodError,
+    UnknownOptionError,
+)
+from tracekit.masks import from_indices
+from tracekit.search.base import as_count
+
+
+@pytest.mark.parametrize("method", tiny.METHOD_OPTIONS)
+def test_every_method_answers_in_the_same_terms(tracer, method):
+    curve = tracer.run(
+        method,
+        budgets=[1, 3, 0.5],
+        **tiny.METHOD_OPTIONS[method] | {"max_sets": 3000}
+        if method == "exhaustive"
+        else tiny.METHOD_OPTIONS[method],
+    )
+    assert [result.budget for result in curve] == [1, 3, 6]
+    for result in curve:
+        assert result.method == method
+        assert 1 <= result.n_selected <= result.budget
+        measured = tracer.evaluate(result.binary_mask, per_example=True)
+        assert torch.equal(measured, result.per_example)
+        assert result.effect == pytest.approx(measured.mean().item())
+        assert result.cost.forward >= 1
+        assert result.seconds > 0
+        assert result.history[-1].keys() >= {"n_selected", "effect"}
+        assert len(result.components) == result.n_selected
+        assert result.full_effect == pytest.approx(tracer.full_effect)
+    assert curve.at(3) is curve[1]
+
+
+def test_one_component_the_optimum_for_greedy_top_k_and_exhaustive(tracer, plain_effects):
+    best = max((s for s in plain_effects if len(s) == 1), key=plain_effects.__getitem__)
+    for method in ("greedy", "top-k", "exhaustive"):
+        assert tiny.members_of(tracer.run(method, budget=1)) == best
+
+
+def test_targets_are_reached_with_few_components(tracer):
+    goal = 0.5 * tracer.full_effect
+    sizes = {}
+    for method, options in tiny.METHOD_OPTIONS.items():
+        result = tracer.run(method, target_effect=goal, **options)
+        assert result.effect >= goal
+        assert result.target_effect == goal
+        assert result.budget is None
+        sizes[method] = result.n_selected
+    assert sizes["exhaustive"] == min(sizes.values())
+    for method in ("pgb-ct", "top-k", "greedy", "random"):
+        with pytest.raises(
+            TargetNotReachedError, match="No set that was tried reaches an effect of 1e"
+        ):
+            tracer.run(method, target_effect=1e6, **tiny.METHOD_OPTIONS[method])
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"), [(3, 3), (0.2, 2), (0.3, 3), (1.0, 10), (10, 10), (5.0, 5), (0.19, 1)]
+)
+def test_budgets_are_counts_or_shares(budget, count):
+    assert as_count(budget, 10) == count
+
+
+@pytest.mark.parametrize("budget", [0, -1, 11, 0.05, 1.5, 0.0])
+def test_budgets_out_of_range(budget):
+    with pytest.raises(BudgetError, match="Give a count from 1 to 10, or a share"):
+        as_count(budget, 10)
+
+
+@pytest.mark.parametrize("budget", [float("nan"), float("inf"), "0.2", [1, 2]])
+def test_budgets_that_are_no_numbers(budget, unchecked):
+    with pytest.raises(BudgetError, match="is no number of components. Give a count from 1 to 10"):
+        as_count(budget, 10)
+
+
+def test_contradictory_or_missing_goals(tracer):
+    with pytest.raises(BudgetError, match="More than one goal was given."):
+        tracer.run(budget=2, target_effect=0.1)
+    with pytest.raises(BudgetError, match="The list of budgets is empty."):
+        tracer.run(budgets=[])
+    for method in tiny.METHOD_OPTIONS:
+        with pytest.raises(BudgetError, match=f"'{method}' needs to know how many components"):
+            tracer.run(method)
+
+
+def test_unknown_methods_and_options(tracer):
+    with pytest.raises(UnknownMethodError, match="Unknown method 'topk'. Did you mean 'top-k'?"):
+        tracer.run("topk", budget=2)
+    with pytest.raises(UnknownOptionError, match="Unknown option 'lamda1'. Did you mean 'lambda1'"):
+        tracer.run(budget=2, lamda1=1.0)
+    with pytest.raises(UnknownOptionError, match="none, as the search was given ready-made"):
+        tracer.run(tk.Random(draws=5), budget=2, draws=6)
+    assert tracer.run(tk.Random(draws=5), budget=2).config == {"draws": 5}
+    with pytest.raises(ConfigError, match="draws is 0. It must be at least 1."):
+        tk.Random(draws=0)
+
+
+def test_a_callable_without_gradient_is_an_error_for_gradient_methods(model, pairs):
+    def counted(clean, intervened):
+        return (intervened.x < clean.x).float()
+
+    tracer = tk.Tracer(model, pairs, metric=counted)
+    with pytest.raises(NotDifferentiableError, match="No gradient reaches the mask through the"):
+        tracer.run(budget=2)
+    assert tracer.run("top-k", budget=2).n_selected == 2
+
+
+def test_a_target_that_the_full_set_misses_can_still_be_reached(model):
+    tracer = tk.Tracer(model, tiny.pairs(6, seed=4), metric="logit-difference")
+    best = max(tracer.engine.set_effects([[i] for i in range(12)]).mean(1).tolist())
+    assert tracer.full_effect < best
+    target = (max(tracer.full_effect, 0) + best) / 2
+    for method in ("top-k", "greedy", "random", "pgb-ct"):
+        assert (
+            tracer.run(method, target_effect=target, **tiny.METHOD_OPTIONS[method]).effect >= target
+        )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("epochs", "many", "The option epochs is 'many'. Input should be a valid integer"),
+        ("epochs", 2.5, "The option epochs is 2.5. Input should be a valid integer"),
+        ("inclusive", "perhaps", "The option inclusive is 'perhaps'."),
+        ("lambda1", "big", "The option lambda1 is 'big'."),
+    ],
+)
+def test_options_of_the_wrong_type(tracer, option, value, text):
+    with pytest.raises(ConfigError) as caught:
+        tracer.run(budget=2, **{option: value})
+    assert text in str(caught.value)
+
+
+def test_options_as_typed_on_a_command_line(tracer):
+    made = search.make("pgb-ct", {"inclusive": "False", "epochs": "3", "lambda1": "1e-3"})
+    assert made == tk.PGBCT(inclusive=False, epochs=3, lambda1=1e-3)
+
+
+def test_search_classes_and_a_search_of_your_own(tracer):
+    class First:
+        """The first components, in flat order."""
+
+        name = "first"
+
+        def search(self, engine, goal, seed):
+            masks = [from_indices(range(size), engine.n_components) for size in goal.budgets]
+            return [
+                search.Selection(mask=mask, effects=engine.effects(mask), budget=int(mask.sum()))
+                for mask in masks
+            ]
+
+    result = tracer.run(First(), budget=3)
+    assert (result.method, tiny.members_of(result), result.config) == ("first", (0, 1, 2), {})
+    assert tracer.run(tk.TopK, budget=2).method == "top-k"
+    assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4}
