@@ -6,23 +6,30 @@ TransformerLens is imported when a model is loaded, not before.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
     HubUnreachableError,
+    TracekitError,
     UnknownModelError,
     UnsupportedModelError,
 )
 from tracekit.models.hooked import HookedModel
+from tracekit.models.verification import (
+    check_complete,
+    check_same_numbers,
+    recorded_loading,
+    reference_logits,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,6 +68,8 @@ def load_model(
     Raises:
         UnknownModelError: The source is none of these, or the hub has no model of that name.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
+        UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, or is computed
+            differently by TransformerLens.
     """
     if not isinstance(source, (str, Path)):
         if device is not None or dtype is not None:
@@ -71,19 +80,31 @@ def load_model(
         return source if isinstance(source, HookedModel) else _wrap(source, tokenizer, options)
     options = {"device": _device(device, options), "dtype": _dtype(dtype), **options}
     directory = Path(_locate(str(source)))
-    try:
+    with _one_clear_error(source), recorded_loading() as record:
         if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
             model = _bridge().boot_transformers(str(directory), **options)
         else:
             model = _boot(str(directory), tokenizer, options)
-    except (ValueError, KeyError, OSError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UnsupportedModelError(
-            f"The model {source} could not be loaded: {first} Check its config.json and weights, "
-            "and that TransformerLens supports the architecture."
-        ) from error
+    check_complete(record, source)
     model.cfg.model_name = str(source)
-    return _freeze(model)
+    _freeze(model)
+    check_same_numbers(model, record.logits, source)
+    return model
+
+
+@contextmanager
+def _one_clear_error(source: object) -> Iterator[None]:
+    """Whatever transformers or TransformerLens raise on a model becomes one error."""
+    try:
+        yield
+    except TracekitError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnsupportedModelError(
+            f"The model {source} could not be loaded: {lines[0]} Check its config.json and "
+            "weights, and that TransformerLens supports the architecture."
+        ) from error
 
 
 def _freeze(model: Any) -> HookedModel:
@@ -141,10 +162,15 @@ def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedMode
             source.config.architectures = [type(source).__name__]
         source.config.save_pretrained(folder)
         parameter = next(source.parameters())
+        name = source.config._name_or_path or type(source).__name__
         given = {"hf_model": source, "device": parameter.device, "dtype": parameter.dtype}
-        model = _boot(folder, tokenizer, {**given, **options})
-    model.cfg.model_name = source.config._name_or_path or type(source).__name__
-    return _freeze(model)
+        with _one_clear_error(name):
+            logits = reference_logits(source)
+            model = _boot(folder, tokenizer, {**given, **options})
+    model.cfg.model_name = name
+    _freeze(model)
+    check_same_numbers(model, logits, name)
+    return model
 
 
 def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
