@@ -216,3 +216,50 @@ def test_kinds_with_two_readings_name_both(model, pairs, name, text):
     with pytest.raises(UnknownKindError) as caught:
         tk.Tracer(model, pairs, name)
     assert text in str(caught.value)
+
+
+def test_results_of_other_components_are_not_taken_by_their_length(model, pairs):
+    """As many entries that mean something else: refused, or found by name."""
+    patterns = tk.Tracer(model, pairs, "attention-patterns", layers=[0, 1])
+    outputs = tk.Tracer(model, pairs, "head-outputs", layers=[0, 1])
+    later = tk.Tracer(model, pairs, "attention-patterns", layers=[1, 2])
+    everything = tk.Tracer(model, pairs, "attention-patterns")
+    result = patterns.run("top-k", budget=3)
+    assert {component.layer for component in result.components} == {0, 1}
+    with pytest.raises(ComponentError, match=r"\(attention-patterns\) is not among the 8"):
+        outputs.evaluate(result)
+    with pytest.raises(ComponentError, match="is not among the 8 components of this registry"):
+        later.evaluate(result)
+    assert everything.evaluate(result) == pytest.approx(result.effect, rel=1e-4)
+
+
+def test_a_mask_may_have_the_shape_of_layers_and_heads(model, pairs):
+    tracer = tk.Tracer(model, pairs)
+    mask = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    assert tracer.evaluate(mask) == tracer.evaluate(mask.flatten())
+    partial = tk.Tracer(model, pairs, indices={0: [0, 1], 1: [0, 1], 2: [1, 3]})
+    with pytest.raises(MaskShapeError):
+        partial.evaluate(torch.zeros(3, 2))
+
+
+def test_a_named_component_is_the_same_in_a_partial_registry(any_model, pairs):
+    """An entry of a partial registry acts on the head it names, for every head."""
+    for kind in ("attention-patterns", "head-outputs", "mlp-neurons"):
+        whole = tk.Tracer(any_model, pairs, kind)
+        partial = tk.Tracer(any_model, pairs, kind, layers=[0, 2], indices=[0, 3])
+        for component in partial.registry:
+            expected = whole.evaluate([component])
+            assert partial.evaluate([component]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        effects = [whole.evaluate([component]) for component in partial.registry]
+        assert len({round(effect, 5) for effect in effects}) == len(effects)
+
+
+def test_a_model_that_changed_is_not_measured(pairs):
+    hf = tiny.hf_model("gpt2")
+    tracer = tk.Tracer(tk.load_model(hf), pairs)
+    assert tracer.evaluate(torch.zeros(12)) == 0
+    with torch.no_grad():
+        hf.transformer.h[0].mlp.c_proj.weight.mul_(2)
+    for measure in (lambda: tracer.evaluate(torch.ones(12)), lambda: tracer.interactions()):
+        with pytest.raises(IdentityCheckError, match="changed since the Tracer was built"):
+            measure()

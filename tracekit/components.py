@@ -332,6 +332,13 @@ class ComponentRegistry(Sequence[Component]):
         """Hook points, each once, in the order of the sites."""
         return tuple(dict.fromkeys(site.hook_name for site in self.sites))
 
+    @cached_property
+    def grid_shape(self) -> tuple[int, int] | None:
+        """Layers and components per layer, where one kind is studied whole in each; else None."""
+        widths = {site.width for site in self.sites if site.complete}
+        is_grid = len(self.kinds) == 1 and len(widths) == 1 and all(s.complete for s in self.sites)
+        return (len(self.sites), widths.pop()) if is_grid else None
+
     def label(self, flat: int) -> str:
         """Printed name of a component; names its kind where two kinds would print alike."""
         component = self[flat]

@@ -233,6 +233,10 @@ class CheckpointError(TracekitError, ValueError):
     """A checkpoint that cannot be read, or that belongs to another search, model or data set."""
 
 
+class ComparisonError(TracekitError, ValueError):
+    """Results that cannot be compared: of different data, models, components or metrics."""
+
+
 class NoResultError(TracekitError, LookupError):
     """A figure was asked for before any run."""
 

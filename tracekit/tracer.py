@@ -310,8 +310,10 @@ class Tracer:
             component_scores=selection.component_scores,
             effect=selection.effect,
             per_example=selection.effects,
+            weights=engine.pairs.weights,
             full_effect=self.full_effect,
             held_out=None if self._held_out is None else self._held_out.effects(mask),
+            held_out_weights=None if self._held_out is None else self._held_out.pairs.weights,
             budget=selection.budget,
             target_effect=goal.target,
             history=selection.history,
@@ -343,14 +345,19 @@ class Tracer:
         """Mean effect of a mask.
 
         Args:
-            mask: Soft or binary, one entry in [0, 1] per component; or a list of components; or a
-                result, whose binary mask is taken.
-            per_example: Give one effect per example instead of their mean.
+            mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
+                component, where one kind is studied whole in every layer; or a list of
+                components; or a result, whose selected components are taken.
+            per_example: Give one effect per example instead of their mean; times the example's
+                weight, if examples have weights.
 
         Raises:
             MaskShapeError, MaskRangeError: About the mask.
+            ComponentError: A component that is not among those of this tracer.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
         """
+        checks.check_unchanged(self.engine)
         entries = torch.as_tensor(self._as_mask(mask))
         if entries.ndim != 1:
             raise MaskShapeError(
@@ -375,7 +382,9 @@ class Tracer:
         Raises:
             ComponentError: Fewer than two components, or so many that the grid would be
                 unreadable and its passes countless.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
+        checks.check_unchanged(self.engine)
         flat = range(len(self.registry))
         if components is not None and len(set(components)) < len(components):
             raise ComponentError(
@@ -396,12 +405,14 @@ class Tracer:
 
     def _as_mask(self, mask: Any) -> Mask | Any:
         if isinstance(mask, TraceResult):
-            return mask.binary_mask
+            # By component: another registry may have as many entries that mean something else.
+            mask = mask.components
         if isinstance(mask, Sequence) and mask and isinstance(mask[0], Component):
             entries = torch.zeros(len(self.registry))
             entries[[self.registry.index(component) for component in mask]] = 1
             return entries
-        return mask
+        entries = torch.as_tensor(mask)
+        return entries.flatten() if tuple(entries.shape) == self.registry.grid_shape else entries
 
     # ---- drawing --------------------------------------------------------------------------
 

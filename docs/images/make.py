@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     # A set without a soft mask: in its heatmap colour and dot say the same.
     local = tracer.run("local-search", budget=SHOWN)
     for name, figure in (("heatmap", local.heatmap()), ("curve", curve)):
-        figure.write_image(folder / f"{name}.png", scale=2)
+        tk.figures.write(figure, folder / f"{name}.png")
     for result in tracer.results:
         sys.stdout.write(
             f"{result.method:>12} {result.budget} {result.effect:.3f} {' '.join(result.labels)}\n"

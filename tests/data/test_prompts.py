@@ -34,6 +34,7 @@ def test_from_text_encodes_each_part_by_itself():
     assert pair.describe() == "'a bb'"
     with_bos = tk.PromptPairs.from_text([row], Words(), prepend_bos=True)[0]
     assert (with_bos.prompt_ids, with_bos.x_ids) == ((0, 1, 2), (1,))
+    assert with_bos.counterfactual.ids == (0, 1, 3)
 
 
 def test_mismatched_lengths_are_listed_or_skipped():

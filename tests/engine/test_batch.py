@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tracekit as tk
 from tests import tiny
 from tracekit.engine.layout import Layout
 
@@ -26,3 +27,21 @@ def test_batches_hold_every_example_once_and_read_it_where_it_is(packed):
         once = part.read(logits, "geometric")
         assert torch.equal(twice.x, torch.cat([once.x, once.x]))
         assert torch.equal(twice.y_is_argmax, torch.cat([once.y_is_argmax, once.y_is_argmax]))
+
+
+def test_a_continuation_is_the_first_choice_only_if_all_its_tokens_are():
+    """Against the plain definition: the argmax at every position that predicts a token."""
+    rows = [
+        {"prompt_ids": [1, 2], "counterfactual_ids": [3, 2], "x_ids": x, "y_ids": [7]}
+        for x in ([5, 6], [5, 9], [8, 6], [8, 9])
+    ]
+    built = Layout.build(tk.PromptPairs.from_ids(rows), "prompt")
+    batch = built.batch(torch.arange(4))
+    choice = torch.zeros(batch.sequences.tokens.shape, dtype=torch.long)
+    # After the prompt the model chooses 5, after 5 or 8 it chooses 6.
+    choice[:, 1], choice[:, 2] = 5, 6
+    logits = torch.nn.functional.one_hot(choice, 61).float()
+    row, pos = batch.readout_positions
+    scores = batch.read(logits[row, pos], "geometric")
+    assert scores.x_is_argmax.tolist() == [True, False, False, False]
+    assert scores.y_is_argmax.tolist() == [False] * 4

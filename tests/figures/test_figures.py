@@ -7,7 +7,7 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tracekit import figures
-from tracekit.errors import FigureExportError
+from tracekit.errors import ComparisonError, FigureExportError
 from tracekit.search import Goal
 
 BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
@@ -156,3 +156,32 @@ def test_global_templates_are_left_alone(tracer):
     before = pio.templates.default
     tracer.curve()
     assert pio.templates.default == before
+
+
+def test_curves_never_mix_what_is_not_comparable(model):
+    pairs = tiny.pairs(6)
+    base = tk.Tracer(model, pairs).run("top-k", budget=2)
+    for other, text in (
+        (tk.Tracer(model, tiny.pairs(6, seed=1)), "of different examples"),
+        (tk.Tracer(model, pairs, metric="probability-drop"), "(odds-ratio and probability-drop)"),
+        (tk.Tracer(model, pairs, "head-outputs"), "of different components"),
+        (tk.Tracer(model, pairs, positions="last"), "of different positions (prompt and last)"),
+    ):
+        with pytest.raises(ComparisonError) as caught:
+            figures.curve([base, other.run("top-k", budget=2)])
+        assert text in str(caught.value)
+    assert figures.curve([base, base]).data
+
+
+def test_images_have_the_size_of_their_figures(tracer, tmp_path):
+    """A PNG's header holds its size: two pixels a point; an SVG's its width and height."""
+    small, large = tracer.heatmap(), tracer.curve()
+    small.update_layout(width=310, height=170)
+    figures.write_all(
+        {tmp_path / "s.png": small, tmp_path / "l.png": large, tmp_path / "s.svg": small}
+    )
+    for name, figure in (("s.png", small), ("l.png", large)):
+        header = (tmp_path / name).read_bytes()[16:24]
+        size = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
+        assert size == (2 * figure.layout.width, 2 * figure.layout.height)
+    assert 'width="310" height="170"' in (tmp_path / "s.svg").read_text()

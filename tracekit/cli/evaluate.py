@@ -86,7 +86,7 @@ def evaluate(
     named_masks = [named_mask for path in mask for named_mask in read_masks(path)]
     for name, entries in named_masks:
         effects: Any = tracer.evaluate(entries, per_example=True)
-        low, high = effect_interval(effects)
+        low, high = effect_interval(effects, weights=tracer.pairs.weights)
         table.add_row(
             name,
             f"{sum(entries):.4g}",

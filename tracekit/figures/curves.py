@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
+from tracekit.errors import ComparisonError
 from tracekit.figures.style import BELOW, CONTROL, STYLES, finish, styles
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -45,13 +46,43 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     return groups.agg({"effect": "max"}).astype({"method": str})
 
 
+def check_comparable(results: Sequence[TraceResult]) -> None:
+    """Refuses results that answer different questions.
+
+    Raises:
+        ComparisonError: Names what differs.
+    """
+    for name, values in (
+        ("models", [result.model for result in results]),
+        ("data sets", [result.dataset for result in results]),
+        ("examples", [result.dataset_fingerprint for result in results]),
+        ("metrics", [result.metric for result in results]),
+        ("continuation means", [result.continuation_mean for result in results]),
+        ("positions", [result.positions for result in results]),
+        ("components", [result.registry for result in results]),
+    ):
+        others = [value for value in values if value != values[0]]
+        if others:
+            shown = ""
+            if name not in ("examples", "components"):
+                shown = f" ({values[0]} and {others[0]})"
+            raise ComparisonError(
+                f"The results are of different {name}{shown}, so one curve would mix numbers that "
+                "mean different things. Draw a curve for each."
+            )
+
+
 def curve(results: Sequence[TraceResult], *, log_y: bool = False) -> go.Figure:
     """Effect against number of components: a line per method, and one at the full effect.
 
     Args:
         results: Of one or several methods on the same data, components and metric.
         log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
+
+    Raises:
+        ComparisonError: The results are of different data, models, components or metrics.
     """
+    check_comparable(results)
     frame = curve_data(results)
     first = results[0]
     n = first.n_components

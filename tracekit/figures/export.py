@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
 from tracekit.errors import FigureExportError
+
+_PIXELS_PER_POINT = 2
 
 
 def write(figure: go.Figure, path: str | Path) -> Path:
@@ -54,7 +57,15 @@ def _write_images(images: Mapping[Path, go.Figure]) -> None:
     from plotly.io import write_images
 
     try:
-        write_images(list(images.values()), list(images), scale=2)
+        # Left to itself, plotly gives several figures one size, whatever their layouts say.
+        layouts: list[Any] = [figure.layout for figure in images.values()]
+        write_images(
+            list(images.values()),
+            list(images),
+            width=[layout.width for layout in layouts],
+            height=[layout.height for layout in layouts],
+            scale=[_PIXELS_PER_POINT if path.suffix == ".png" else 1 for path in images],
+        )
     except (ValueError, RuntimeError, ImportError) as error:
         first = str(error).strip().splitlines()[0].rstrip(" .,:;")
         raise FigureExportError(

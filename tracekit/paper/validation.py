@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit import checks
 from tracekit.errors import TableMismatchError
 from tracekit.paper.published import SingleHeads
 from tracekit.tracer import Tracer
@@ -97,6 +98,7 @@ def validate(tracer: Tracer, table: SingleHeads) -> Validation:
             f"The table for {table.model} has {published}; the model has {traced}. "
             "Give the model and the data set that the table is about."
         )
+    checks.check_unchanged(tracer.engine)
     sets = [[i] for i in range(len(tracer.registry))]
     singles = tracer.engine.set_effects(sets, "single heads").mean(1)
     return Validation(

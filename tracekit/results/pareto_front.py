@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
-from tracekit.results.intervals import effect_interval
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, load_runs, save_runs
 from tracekit.results.storage import read_document, write_document
@@ -107,7 +106,7 @@ class ParetoFront(Sequence[TraceResult]):
         """A pandas DataFrame with a row per size; statistics where they were taken."""
         import pandas as pd
 
-        intervals = [effect_interval(result.per_example) for result in self.results]
+        intervals = [result.interval for result in self.results]
         frame = pd.DataFrame(
             {
                 "size": self.sizes,

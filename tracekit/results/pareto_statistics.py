@@ -79,7 +79,11 @@ def measure_statistics(
         controls = _control_effects(engine, members, generator, f"controls of {size}")
         has_controls = len(controls) > 0
         per_example = None if held_out is None else held_out[rank]
-        low, high = (None, None) if per_example is None else effect_interval(per_example)
+        low, high = (
+            (None, None)
+            if per_example is None
+            else effect_interval(per_example, weights=engine.pairs.weights)
+        )
         statistics.append(
             SizeStatistics(
                 size=size,

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 _JSON = "result.json"
 _TENSORS = "tensors.safetensors"
 _CURVE = "curve.json"
-_TENSOR_FIELDS = ("binary_mask", "soft_mask", "per_example", "component_scores", "held_out")
+_TENSOR_FIELDS = (
+    "binary_mask",
+    "soft_mask",
+    "per_example",
+    "weights",
+    "component_scores",
+    "held_out",
+    "held_out_weights",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,11 +64,15 @@ class TraceResult:
     effect: float
     """Mean effect of the selection, measured with the binary mask."""
     per_example: Effects
-    """Effect on each example."""
+    """Effect on each example, times its weight (`weights`) if examples have weights."""
+    weights: Float[Tensor, " example"] | None = None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
     full_effect: float
     """Mean effect of all components together."""
     held_out: Float[Tensor, " held_out_example"] | None = None
-    """Effect on each of the examples that were held out, if there are any."""
+    """Effect on each of the examples that were held out, if there are any; times its weight."""
+    held_out_weights: Float[Tensor, " held_out_example"] | None = None
+    """Weights of those examples, whose mean is 1; None if all count alike."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
     target_effect: float | None = None
@@ -98,7 +110,7 @@ class TraceResult:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % bootstrap interval of the effect over examples."""
-        return effect_interval(self.per_example)
+        return effect_interval(self.per_example, weights=self.weights)
 
     @property
     def held_out_effect(self) -> float | None:
@@ -108,7 +120,9 @@ class TraceResult:
     @property
     def held_out_interval(self) -> tuple[float, float] | None:
         """95 % bootstrap interval of it over those examples."""
-        return None if self.held_out is None else effect_interval(self.held_out)
+        if self.held_out is None:
+            return None
+        return effect_interval(self.held_out, weights=self.held_out_weights)
 
     @property
     def n_selected(self) -> int:

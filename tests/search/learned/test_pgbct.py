@@ -109,3 +109,19 @@ def test_pgbct_without_one_of_its_penalties(tracer):
     assert second[0].history[-1]["size_penalty"] > 0
     for result in (*first, *second):
         assert 0 < result.n_selected <= result.budget
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_penalty_gradients_are_those_of_the_penalties(reduction):
+    """Autograd of lambda1 |m|_1 + lambda2 m^T(1 - m), with the growth of the third epoch."""
+    search = tk.PGBCT(lambda2=0.3, penalty_reduction=reduction)
+    penalty = search.penalty(0.7)
+    mask = torch.tensor([0.1, 0.4, 0.8, 1.0], requires_grad=True)
+    size, binary = mask.abs().sum(), (mask * (1 - mask)).sum()
+    scale = 3 / (4 if reduction == "mean" else 1)
+    (expected,) = torch.autograd.grad(scale * (0.7 * size + 0.3 * binary), mask)
+    torch.testing.assert_close(penalty.gradient(mask.detach(), 2), expected)
+    terms = penalty.terms(mask.detach(), 2)
+    assert terms["size_penalty"] == pytest.approx(scale * 0.7 * size.item())
+    assert terms["binary_penalty"] == pytest.approx(scale * 0.3 * binary.item())
+    assert (terms["lambda1"], terms["lambda2"]) == pytest.approx((3 * 0.7, 3 * 0.3))
