@@ -108,3 +108,47 @@ def test_damaged_runs_are_refused(result, tmp_path, damage):
         (tmp_path / "tensors.safetensors").unlink()
     with pytest.raises(ResultFormatError, match="is damaged or incomplete. Run it again, or rest"):
         tk.TraceResult.load(tmp_path)
+
+
+def test_two_runs_in_one_folder_are_found_out(model, tmp_path):
+    """A run that was killed between its two files, over an older one."""
+    tracer = tk.Tracer(model, tiny.pairs(6))
+    first, second = (tracer.run("top-k", budget=size) for size in (2, 5))
+    first.save(tmp_path / "first")
+    second.save(tmp_path / "second")
+    name = "tensors.safetensors"
+    (tmp_path / "first" / name).write_bytes((tmp_path / "second" / name).read_bytes())
+    with pytest.raises(ResultFormatError, match="is damaged or incomplete. Run it again"):
+        tk.TraceResult.load(tmp_path / "first")
+    first.save(tmp_path / "first")
+    assert tk.TraceResult.load(tmp_path / "first").effect == first.effect
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {"result.json", name}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"effect": 99.0},
+        {"effect": "large"},
+        {"effect": None},
+        {"registry": [{"kind": "attention-patterns", "layer": 0, "width": 9, "indices": None}]},
+        {"registry": None},
+        {"cost": 3},
+        {"positions": 4},
+    ],
+    ids=str,
+)
+def test_documents_that_do_not_fit_their_tensors_are_refused(result, change, tmp_path):
+    result.save(tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**document, **change}))
+    with pytest.raises(ResultFormatError):
+        tk.TraceResult.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", "{", "[" * 100_000])
+def test_documents_that_are_no_objects_are_refused(result, text, tmp_path):
+    result.save(tmp_path)
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(ResultFormatError):
+        tk.TraceResult.load(tmp_path)

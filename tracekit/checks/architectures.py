@@ -1,8 +1,9 @@
 """Architectures: which kinds of component can be traced in which, found out by trying.
 
-`try_out` builds a tiny random model of an architecture's real configuration class and runs on it
-the checks that every `Tracer` runs on its own model. `tracekit models` prints the table. A new
-architecture is an entry in `ARCHITECTURES`.
+A new architecture needs nothing here to be traced: where TransformerLens supports it, a `Tracer`
+checks its hook points, and refuses kinds that do not act. An entry in `ARCHITECTURES` adds it to
+the table of `tracekit models` and to the tests: `try_out` builds a tiny random model of its real
+configuration class and runs the same checks on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompt pairs: token ids of prompts, continuations and counterfactuals.
 
-A pair is a clean prompt, a counterfactual (see `counterfactuals.py`), the *target* continuation x
-and, for metrics that compare two, the *foil* y. This module checks all of them, once.
+A pair is a clean prompt, a counterfactual (see `counterfactual_sources.py`), the *target*
+continuation x and, for metrics that compare two, the *foil* y. This module checks all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.data.counterfactuals import (
+from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
     Counterfactual,
     GaussianNoise,

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tracekit.data.counterfactuals import Counterfactual, Ids
+from tracekit.data.counterfactual_sources import Counterfactual, Ids
 from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes

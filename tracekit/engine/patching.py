@@ -66,12 +66,15 @@ class MaskedPatch:
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
             start = _first_positions(activation, kind, span)
+            # In float32, or in the activation's own type where that is wider.
+            dtype = torch.promote_types(activation.dtype, torch.float32)
             # The rows once per mask, beside the one copy of their counterfactual values.
-            mixed = start.float().unflatten(0, (-1, len(source)))
+            mixed = start.to(dtype).unflatten(0, (-1, len(source)))
             # Layers may lie on different devices.
-            values = source.to(activation.device).float()
+            values = source.to(activation.device, dtype)
             for weight in weights:
-                mixed = torch.lerp(mixed, values, (weight * is_patched).to(activation.device))
+                share = (weight * is_patched).to(activation.device, dtype)
+                mixed = torch.lerp(mixed, values, share)
             mixed = mixed.flatten(0, 1).to(activation.dtype)
             return _replace_first_positions(activation, mixed, kind)
 

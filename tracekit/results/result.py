@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,14 +22,18 @@ from tracekit.errors import BudgetError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
-from tracekit.results.storage import damaged, read_document, write_document
+from tracekit.results.storage import (
+    damaged,
+    read_document,
+    read_run,
+    write_document,
+    write_run,
+)
 from tracekit.search.base import Record
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_JSON = "result.json"
-_TENSORS = "tensors.safetensors"
 _CURVE = "curve.json"
 _TENSOR_FIELDS = (
     "binary_mask",
@@ -172,26 +178,19 @@ class TraceResult:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder, which is made if need be; returns it."""
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {
-            name: getattr(self, name).contiguous()
-            for name in _TENSOR_FIELDS
-            if getattr(self, name) is not None
+            name: getattr(self, name) for name in _TENSOR_FIELDS if getattr(self, name) is not None
         }
-        save_file(tensors, folder / _TENSORS)
-        entry = {
+        entries = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name not in _TENSOR_FIELDS
         }
-        entry["registry"] = self.registry.spec()
-        entry["cost"] = asdict(self.cost)
+        entries["registry"] = self.registry.spec()
+        entries["cost"] = asdict(self.cost)
         # Labels are for people who open the file; loading ignores them.
-        write_document(folder / _JSON, {"selected": self.labels, **entry})
-        return folder
+        write_run(Path(folder), {"selected": self.labels, **entries}, tensors)
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceResult:
@@ -202,11 +201,8 @@ class TraceResult:
             FormatVersionError: It was written in another format.
             ResultFormatError: It is damaged or incomplete.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         folder = Path(folder)
-        document = read_document(folder, _JSON)
+        document, tensors = read_run(folder)
         try:
             del document["selected"]
             document["registry"] = ComponentRegistry.from_spec(document["registry"])
@@ -214,10 +210,38 @@ class TraceResult:
             document["history"] = tuple(document["history"])
             if not isinstance(document["positions"], str):
                 document["positions"] = tuple(document["positions"])
-            document.update(load_file(folder / _TENSORS))
-            return cls(**document)
-        except (KeyError, TypeError, OSError, SafetensorError) as error:
+            document.update(tensors)
+            result = cls(**document)
+            _check_consistent(result)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(folder) from error
+        return result
+
+
+def _check_consistent(result: TraceResult) -> None:
+    """Refuses a result whose parts do not belong together.
+
+    Raises:
+        ValueError: They do not.
+    """
+    n, n_examples = result.n_components, len(result.per_example)
+    for name, size in (
+        ("binary_mask", n),
+        ("soft_mask", n),
+        ("component_scores", n),
+        ("weights", n_examples),
+        ("per_example", n_examples),
+    ):
+        value = getattr(result, name)
+        if value is None:
+            continue
+        wanted = torch.bool if name == "binary_mask" else torch.float32
+        if tuple(value.shape) != (size,) or value.dtype != wanted:
+            raise ValueError(f"{name} is {value.dtype} of shape {tuple(value.shape)}.")
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{name} is not finite.")
+    if not isclose(result.effect, result.per_example.mean().item(), rel_tol=1e-5, abs_tol=1e-7):
+        raise ValueError(f"The effect {result.effect} is not the mean of its examples.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ proposes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
@@ -113,6 +113,47 @@ class LambdaBracket:
         if self._low == 0:
             return self._high / self._STEP
         return sqrt(self._low * self._high) if self._high / self._low > self._CLOSE else None
+
+
+def runs_for_budgets(
+    train: Callable[[float], TrainingRun], start: float, budgets: Sequence[int], max_trials: int
+) -> list[TrainingRun]:
+    """Training runs that bracket every budget; each of them serves all budgets.
+
+    Args:
+        train: Trains a mask with a lambda1.
+        start: First lambda1 to try, for the smallest budget.
+        budgets: Largest sizes, ascending.
+        max_trials: Training runs at most for the first budget, and half as many for each further
+            one, which starts from the brackets that earlier ones left.
+    """
+    runs: list[TrainingRun] = []
+    for budget in budgets:
+        bracket = LambdaBracket(start if not runs else 0.0)
+        for run in runs:
+            bracket.record(run.lambda1, run.last.n_selected > budget)
+        for _ in range(max_trials if not runs else (max_trials + 1) // 2):
+            lambda1 = bracket.guess()
+            if lambda1 is None:
+                break
+            runs.append(train(lambda1))
+            bracket.record(lambda1, runs[-1].last.n_selected > budget)
+    return runs
+
+
+def runs_for_target(
+    train: Callable[[float], TrainingRun], start: float, target: float, max_trials: int
+) -> list[TrainingRun]:
+    """Training runs that bracket the strongest penalty which still reaches a mean effect."""
+    runs: list[TrainingRun] = []
+    bracket = LambdaBracket(start)
+    for _ in range(max_trials):
+        lambda1 = bracket.guess()
+        if lambda1 is None:
+            break
+        runs.append(train(lambda1))
+        bracket.record(lambda1, runs[-1].last.effect >= target)
+    return runs
 
 
 def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:

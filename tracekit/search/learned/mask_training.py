@@ -29,10 +29,11 @@ from tracekit.errors import ConfigError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.search.base import Goal, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
-    LambdaBracket,
     TrainingRun,
     best_within_budgets,
     measured_sets,
+    runs_for_budgets,
+    runs_for_target,
     smallest_reaching,
 )
 from tracekit.search.learned.reward import ObjectiveName, RewardGradient, make_objective
@@ -145,10 +146,7 @@ class MaskTraining(ABC):
         before = engine.cost
         if self.lambda1 is None:
             goal.require(self.name)
-            if goal.target is not None:
-                return [self._reach(engine, goal.target, seed)]
-            runs = self._fill_budgets(engine, goal.budgets, seed)
-            return self.best_sets(engine, runs, goal.budgets, before)
+            return self._search_lambda(engine, goal, seed, before)
         run = self._train(engine, self.lambda1, seed, stop_at=min(goal.budgets, default=0))
         if goal.target is not None:
             return [smallest_reaching([run], engine, goal.target)]
@@ -159,33 +157,27 @@ class MaskTraining(ABC):
 
     # ---- lambda1 searched -----------------------------------------------------------------
 
-    def _fill_budgets(self, engine: Engine, budgets: Sequence[int], seed: int) -> list[TrainingRun]:
-        """Training runs for several budgets; each of them serves all budgets."""
-        runs: list[TrainingRun] = []
-        for budget in budgets:
-            bracket = LambdaBracket(self._first_lambda(engine, budget) if not runs else 0.0)
-            # Later budgets start from the brackets that earlier ones left.
-            for run in runs:
-                bracket.record(run.lambda1, run.last.n_selected > budget)
-            for _ in range(self.max_trials if not runs else (self.max_trials + 1) // 2):
-                lambda1 = bracket.guess()
-                if lambda1 is None:
-                    break
-                runs.append(self._train(engine, lambda1, seed, stop_at=budgets[0]))
-                bracket.record(lambda1, runs[-1].last.n_selected > budget)
-        return runs
-
-    def _reach(self, engine: Engine, target: float, seed: int) -> Selection:
-        """Smallest set with at least the target effect: the strongest penalty that allows it."""
-        runs: list[TrainingRun] = []
-        bracket = LambdaBracket(self._first_lambda(engine, max(1, engine.n_components // 10)))
-        for _ in range(max(self.max_trials, DEFAULT_TRIALS)):
-            lambda1 = bracket.guess()
-            if lambda1 is None:
-                break
-            runs.append(self._train(engine, lambda1, seed, stop_at=0))
-            bracket.record(lambda1, runs[-1].last.effect >= target)
-        return smallest_reaching(runs, engine, target)
+    def _search_lambda(
+        self, engine: Engine, goal: Goal, seed: int, before: Cost
+    ) -> list[Selection]:
+        """Trains with several values of lambda1; see `lambda_search.py`."""
+        if goal.target is not None:
+            start = self._first_lambda(engine, max(1, engine.n_components // 10))
+            runs = runs_for_target(
+                lambda lambda1: self._train(engine, lambda1, seed, stop_at=0),
+                start,
+                goal.target,
+                max(self.max_trials, DEFAULT_TRIALS),
+            )
+            return [smallest_reaching(runs, engine, goal.target)]
+        smallest = goal.budgets[0]
+        runs = runs_for_budgets(
+            lambda lambda1: self._train(engine, lambda1, seed, stop_at=smallest),
+            self._first_lambda(engine, smallest),
+            goal.budgets,
+            self.max_trials,
+        )
+        return self.best_sets(engine, runs, goal.budgets, before)
 
     def _first_lambda(self, engine: Engine, budget: int) -> float:
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""

@@ -10,7 +10,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.data.counterfactuals import (
+from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
     Counterfactual,
     NoiseCounterfactual,
@@ -105,7 +105,8 @@ def test_a_third_counterfactual_needs_one_class_only(any_model, kind, factor):
 
 def test_a_third_counterfactual_is_read_from_rows(monkeypatch):
     monkeypatch.setattr(
-        "tracekit.data.counterfactuals.COUNTERFACTUALS", (*COUNTERFACTUALS, ScaledCounterfactual)
+        "tracekit.data.counterfactual_sources.COUNTERFACTUALS",
+        (*COUNTERFACTUALS, ScaledCounterfactual),
     )
     row = {"prompt_ids": [1, 2], "x_ids": [3], "factor": 0.0}
     pairs = tk.PromptPairs.from_ids([row])
