@@ -291,6 +291,11 @@ def test_masks_are_evaluated(command, tmp_path, demo_model):
     frame = pd.read_csv(tmp_path / "effects.csv")
     assert frame["mask"].tolist() == ["run"] * 6 + ["soft.json"] * 6
     assert frame["effect"][:6].tolist() == pytest.approx(result.per_example.tolist(), rel=1e-5)
+    code, _, err = command(
+        *("evaluate", "--limit", 6, "--mask", tmp_path / "run", "--components", "head-outputs")
+    )
+    assert code == 1
+    assert "(attention-patterns) is not among the 32 components of this registry" in err
     (tmp_path / "bad.json").write_text('{"a": 1}')
     for name, text in (
         ("bad.json", "holds no mask. Write a JSON list with one number per component"),

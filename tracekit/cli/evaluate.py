@@ -85,11 +85,13 @@ def evaluate(
     rows = []
     named_masks = [named_mask for path in mask for named_mask in read_masks(path)]
     for name, entries in named_masks:
+        # A result is taken by its components: as many entries of others mean something else.
         effects: Any = tracer.evaluate(entries, per_example=True)
+        total = sum(entries) if isinstance(entries, list) else entries.n_selected
         low, high = effect_interval(effects, weights=tracer.pairs.weights)
         table.add_row(
             name,
-            f"{sum(entries):.4g}",
+            f"{total:.4g}",
             f"{effects.mean().item():.6g}",
             f"{low:.3g} to {high:.3g}",
         )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError
+
+if TYPE_CHECKING:
+    from tracekit.results import TraceResult
 
 
 def goal(
@@ -113,8 +116,8 @@ def parse_loading(texts: list[str] | None) -> dict[str, Any]:
     return {name: int(value) if value.isdigit() else value for name, value in options.items()}
 
 
-def read_masks(path: Path) -> list[tuple[str, list[float]]]:
-    """Masks from a JSON file or a run folder, each with a name.
+def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult]]:
+    """Masks from a JSON file, or the result in a run folder, each with a name.
 
     Raises:
         DataNotFoundError: There is no such file.
@@ -123,7 +126,7 @@ def read_masks(path: Path) -> list[tuple[str, list[float]]]:
     if path.is_dir():
         from tracekit.results import TraceResult
 
-        return [(path.name, TraceResult.load(path).binary_mask.float().tolist())]
+        return [(path.name, TraceResult.load(path))]
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a JSON file or a run's folder.")
     try:

@@ -3,8 +3,8 @@
 Every example has one `Counterfactual`. It says which tokens the counterfactual run reads, what is
 added to their embeddings, and, if need be, what to make of the activations of that run. The layout
 of rows, the cache of activations, the checks and the file loader ask it; none of them knows which
-kinds of counterfactual there are. A new ablation source
-is a class in this file, and an entry in `COUNTERFACTUALS` if rows of data can describe it.
+kinds of counterfactual there are. A new ablation source is a class in this file, and an entry in
+`COUNTERFACTUALS` if rows of data can describe it.
 
     PromptCounterfactual   another prompt of as many tokens (resample ablation, activation patching)
     NoiseCounterfactual    the prompt itself with fixed noise on its embeddings (as in ROME)
