@@ -142,8 +142,8 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
 
 def test_settings_are_fixed(tracer):
     tracer.engine.clean  # noqa: B018 - computed once from here on
-    for name in ("model", "metric", "registry", "pairs", "config"):
-        with pytest.raises(AttributeError):
+    for name in ("model", "metric", "registry", "pairs", "config", "layout", "max_batch_size"):
+        with pytest.raises(AttributeError, match=f"{name} of an engine cannot be set once"):
             setattr(tracer.engine, name, None)
     for name in ("positions", "continuation_mean", "max_batch_size", "max_memory", "progress"):
         with pytest.raises(FrozenInstanceError):
@@ -263,3 +263,9 @@ def test_a_model_that_changed_is_not_measured(pairs):
     for measure in (lambda: tracer.evaluate(torch.ones(12)), lambda: tracer.interactions()):
         with pytest.raises(IdentityCheckError, match="changed since the Tracer was built"):
             measure()
+
+
+def test_a_result_that_selects_nothing_has_no_effect(tracer):
+    result = tracer.run(lambda1=50.0, refine=False, epochs=2)
+    assert result.n_selected == 0
+    assert tracer.evaluate(result) == 0

@@ -33,6 +33,10 @@ class SlowPathWarning(UserWarning):
     """A model on which a shortcut does not serve, so that the plain way is taken."""
 
 
+class UnverifiedModelWarning(UserWarning):
+    """A model whose numbers could not be compared with those of its wrapped form."""
+
+
 class DatasetDiffersWarning(UserWarning):
     """A data set with another number of examples than the paper's."""
 

@@ -298,6 +298,7 @@ class Tracer:
         engine = self.engine
         config = engine.config
         mask, soft_mask = selection.mask, selection.soft_mask
+        scores = selection.component_scores
         positions = config.positions
         return TraceResult(
             method=search.name,
@@ -307,7 +308,7 @@ class Tracer:
             registry=engine.registry,
             binary_mask=mask,
             soft_mask=mask.float() if soft_mask is None else soft_mask,
-            component_scores=selection.component_scores,
+            component_scores=None if scores is None else scores.float(),
             effect=selection.effect,
             per_example=selection.effects,
             weights=engine.pairs.weights,
@@ -404,12 +405,12 @@ class Tracer:
         return measure_pairs(self.engine, paired, title=title)
 
     def _as_mask(self, mask: Any) -> Mask | Any:
-        if isinstance(mask, TraceResult):
-            # By component: another registry may have as many entries that mean something else.
-            mask = mask.components
-        if isinstance(mask, Sequence) and mask and isinstance(mask[0], Component):
+        is_result = isinstance(mask, TraceResult)
+        # By component: another registry may have as many entries that mean something else.
+        members = mask.components if is_result else mask
+        if is_result or (isinstance(mask, Sequence) and mask and isinstance(mask[0], Component)):
             entries = torch.zeros(len(self.registry))
-            entries[[self.registry.index(component) for component in mask]] = 1
+            entries[[self.registry.index(component) for component in members]] = 1
             return entries
         entries = torch.as_tensor(mask)
         return entries.flatten() if tuple(entries.shape) == self.registry.grid_shape else entries

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import tracekit as tk
 from tests import tiny
 from tracekit.demo import MODEL_DIR
-from tracekit.errors import UnsupportedModelError
+from tracekit.errors import UnsupportedModelError, UnverifiedModelWarning
 
 
 @pytest.fixture
@@ -94,3 +94,47 @@ def test_loading_leaves_transformers_and_training_mode_alone():
     with torch.random.fork_rng():
         logits = tk.load_model(hf).run_with_hooks(torch.tensor([[1, 2, 3]]), fwd_hooks=[])
     torch.testing.assert_close(logits, hf(torch.tensor([[1, 2, 3]])).logits)
+
+
+def test_short_contexts_and_padded_heads_are_no_difference():
+    tk.load_model(tiny.hf_model("gpt2", n_positions=6))
+    hf = tiny.hf_model("gpt2")
+    head = torch.nn.Linear(tiny.D_MODEL, tiny.VOCABULARY, bias=False)
+    head.weight = torch.nn.Parameter(hf.lm_head.weight.detach().clone())
+    hf.lm_head = head
+    tk.load_model(hf)
+
+
+def test_other_threads_load_as_always(tmp_path):
+    """A load elsewhere is neither recorded nor made lenient."""
+    from threading import Thread
+
+    from tracekit.models.verification import verified_loading
+
+    tiny.hf_model("gpt2").save_pretrained(tmp_path / "a")
+    failures, loaded = [], []
+
+    def load_with_another_width():
+        try:
+            config = transformers.AutoConfig.from_pretrained(tmp_path / "a", vocab_size=70)
+            loaded.append(
+                transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", config=config)
+            )
+        except RuntimeError as error:
+            failures.append(error)
+
+    with verified_loading("here", None) as record:
+        thread = Thread(target=load_with_another_width)
+        thread.start()
+        thread.join()
+    assert (len(failures), len(loaded)) == (1, 0)
+    assert record.reference is None
+
+
+def test_a_model_that_cannot_be_run_by_itself_warns(monkeypatch):
+    from tracekit.models.verification import reference_of
+
+    hf = tiny.hf_model("gpt2")
+    monkeypatch.setattr(hf, "forward", lambda *args, **kwargs: 1 / 0)
+    with pytest.warns(UnverifiedModelWarning, match="cannot be run before it is wrapped"):
+        assert reference_of(hf, "broken") is None

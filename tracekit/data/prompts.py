@@ -65,7 +65,8 @@ class PromptPair:
     @property
     def is_aligned(self) -> bool:
         """Whether the counterfactual covers the prompt position by position."""
-        return self.counterfactual.n_tokens in (None, len(self.prompt_ids))
+        fits = self.counterfactual.n_tokens in (None, len(self.prompt_ids))
+        return fits and len(self.source_ids) == len(self.prompt_ids)
 
     def describe(self) -> str:
         """The prompt as text if there is one, else its first ids."""

@@ -51,6 +51,7 @@ def set_effects(
     effects = effects.cpu()
     for row in effects[~torch.isfinite(effects.mean(1))]:
         engine.check_finite(row)
+        raise engine.mean_not_finite()
     return effects
 
 

@@ -200,7 +200,7 @@ class CounterfactualCache:
             changed = [c.values_from(v) for c, v in zip(counterfactuals, rows, strict=True)]
             # Prompt and noise put in the activation as it is, which needs no copy.
             if any(new is not old for new, old in zip(changed, rows, strict=True)):
-                values = torch.stack(changed)
+                values = torch.stack(changed).reshape(values.shape)
             values = _narrow_keys(values, kind, span)
             at = (to_device(row, values.device), to_device(slots, values.device))
             values = values.movedim(kind.position_dim, 1)[at].movedim(1, kind.position_dim)

@@ -45,6 +45,9 @@ from tracekit.masks import Mask
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Effects, Metric, check_finite
 from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, to_device
 
+_COUNTERS = ("_n_forward", "_n_backward")
+"""What changes while an engine works."""
+
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
 
@@ -79,6 +82,14 @@ class EngineConfig:
 
 class Engine:
     """Runs masks over a data set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A misspelt or earlier setting would otherwise become an attribute that nothing reads.
+        if "counterfactual_cache" in vars(self) and name not in _COUNTERS:
+            raise AttributeError(
+                f"{name} of an engine cannot be set once it is built. Build another Tracer."
+            )
+        super().__setattr__(name, value)
 
     def __init__(
         self,
@@ -451,10 +462,14 @@ class Engine:
         """
         check_finite(effects, self.metric, lambda number: self.pairs[number].describe())
         if not torch.isfinite(effects.mean()):
-            raise NonFiniteMetricError(
-                f"The mean of the metric {self.metric.name!r} is not finite although its effects "
-                "are. Use a bounded metric such as probability-drop."
-            )
+            raise self.mean_not_finite()
+
+    def mean_not_finite(self) -> NonFiniteMetricError:
+        """The error for finite effects whose mean is not."""
+        return NonFiniteMetricError(
+            f"The mean of the metric {self.metric.name!r} is not finite although its effects "
+            "are. Use a bounded metric such as probability-drop."
+        )
 
     def no_gradient(self) -> NotDifferentiableError:
         """The error for a metric through which no gradient reaches the mask."""

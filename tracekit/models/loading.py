@@ -25,10 +25,9 @@ from tracekit.errors import (
 )
 from tracekit.models.hooked import HookedModel
 from tracekit.models.verification import (
-    check_complete,
     check_same_numbers,
-    recorded_loading,
-    reference_logits,
+    reference_of,
+    verified_loading,
 )
 
 if TYPE_CHECKING:
@@ -80,15 +79,16 @@ def load_model(
         return source if isinstance(source, HookedModel) else _wrap(source, tokenizer, options)
     options = {"device": _device(device, options), "dtype": _dtype(dtype), **options}
     directory = Path(_locate(str(source)))
-    with _one_clear_error(source), recorded_loading() as record:
+    target = options["device"]
+    with _one_clear_error(source), verified_loading(source, target) as record:
         if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
             model = _bridge().boot_transformers(str(directory), **options)
         else:
             model = _boot(str(directory), tokenizer, options)
-    check_complete(record, source)
     model.cfg.model_name = str(source)
     _freeze(model)
-    check_same_numbers(model, record.logits, source)
+    with _one_clear_error(source):
+        check_same_numbers(model, record.reference, source)
     return model
 
 
@@ -97,7 +97,7 @@ def _one_clear_error(source: object) -> Iterator[None]:
     """Whatever transformers or TransformerLens raise on a model becomes one error."""
     try:
         yield
-    except TracekitError:
+    except (TracekitError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -165,11 +165,12 @@ def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedMode
         name = source.config._name_or_path or type(source).__name__
         given = {"hf_model": source, "device": parameter.device, "dtype": parameter.dtype}
         with _one_clear_error(name):
-            logits = reference_logits(source)
+            reference = reference_of(source, name)
             model = _boot(folder, tokenizer, {**given, **options})
     model.cfg.model_name = name
     _freeze(model)
-    check_same_numbers(model, logits, name)
+    with _one_clear_error(name):
+        check_same_numbers(model, reference, name)
     return model
 
 

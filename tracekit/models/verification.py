@@ -8,53 +8,73 @@ hooks compares the bridge with itself and cannot see that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from threading import RLock
+from dataclasses import dataclass
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.errors import UnsupportedModelError
+from tracekit.errors import UnsupportedModelError, UnverifiedModelWarning
 from tracekit.models.hooked import HookedModel, device_of, dtype_of
 
 _TOKENS = 8
 _LISTED = 5
 """Tensors that an error names at most."""
+_FORBIDDEN = 1e4
+"""Logits beyond this stand for tokens that the model never predicts."""
 _LOCK = RLock()
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a Hugging Face model computed before it was wrapped."""
+
+    tokens: Int[Tensor, "row pos"]
+    logits: Float[Tensor, "pos d_vocab"]
 
 
 @dataclass
 class LoadingRecord:
     """What was seen while transformers loaded a model."""
 
-    missing: list[str] = field(default_factory=list)
-    """Names of weights that the checkpoint lacks."""
-    reshaped: list[str] = field(default_factory=list)
-    """Names of weights that have another shape there than the configuration says."""
-    logits: Float[Tensor, "pos d_vocab"] | None = None
-    """Logits of the Hugging Face model on a few random tokens; None if it was not loaded here."""
+    reference: Reference | None = None
+    """None if no model was loaded, or it could not be run by itself."""
 
 
 @contextmanager
-def recorded_loading() -> Iterator[LoadingRecord]:
-    """Within the block, loads by transformers are recorded; one block at a time in a process."""
+def verified_loading(source: object, device: torch.device | None) -> Iterator[LoadingRecord]:
+    """Within the block, loads of this thread are refused if weights lack, and recorded.
+
+    Args:
+        source: Names the model in messages.
+        device: Where the model will be; None: where it is loaded to.
+
+    Raises:
+        UnsupportedModelError: Names weights that are missing or have other shapes.
+    """
     from transformers import PreTrainedModel
 
     record = LoadingRecord()
     original = vars(PreTrainedModel)["from_pretrained"]
+    owner = get_ident()
 
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() != owner:
+            return original.__func__(cls, *args, **kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
-        # Reshaped weights are refused below, by their names.
+        # Reshaped weights are refused here, by their names.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         model, info = original.__func__(cls, *args, **kwargs)
-        record.reshaped += sorted(str(entry[0]) for entry in info["mismatched_keys"])
-        record.missing += sorted({*map(str, info["missing_keys"])} - {*record.reshaped})
-        record.logits = reference_logits(model)
+        _check_complete(model, info, source)
+        if device is not None and not getattr(model, "is_quantized", False):
+            # Where it will be wrapped, so that both are computed by the same kernels.
+            model.to(device)
+        record.reference = reference_of(model, source)
         return (model, info) if wants_info else model
 
     with _LOCK:
@@ -65,37 +85,25 @@ def recorded_loading() -> Iterator[LoadingRecord]:
             PreTrainedModel.from_pretrained = original  # type: ignore[method-assign]
 
 
-def reference_logits(model: Any) -> Float[Tensor, "pos d_vocab"] | None:
-    """Logits of a Hugging Face model on a few random tokens; None if it has no weights yet."""
-    parameter = next(model.parameters())
-    if parameter.is_meta:
-        return None
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            vocabulary = int(model.config.get_text_config().vocab_size)
-            return model(_tokens(vocabulary).to(parameter.device)).logits[0].float().cpu()
-    finally:
-        model.train(was_training)
-
-
-def check_complete(record: LoadingRecord, source: object) -> None:
-    """Refuses a checkpoint that lacks weights, or holds them in other shapes.
-
-    Raises:
-        UnsupportedModelError: Names the weights.
-    """
-    if record.missing:
+def _check_complete(model: Any, info: Mapping[str, Any], source: object) -> None:
+    """Refuses a checkpoint that lacks weights, or holds them in other shapes."""
+    # Releases of transformers list names, or tuples of a name and both shapes.
+    mismatched = (
+        entry if isinstance(entry, str) else entry[0] for entry in info["mismatched_keys"]
+    )
+    reshaped = sorted(set(mismatched))
+    # Buffers are computed; tied parameters are listed under one of their names.
+    parameters = {name for name, _ in model.named_parameters()}
+    missing = sorted(set(info["missing_keys"]) & parameters - set(reshaped))
+    if missing:
         raise UnsupportedModelError(
-            f"The weights of {source} lack {_listed(record.missing)}, which transformers would "
-            "fill in at random. Give a directory with all weights under the names of its "
-            "architecture."
+            f"The weights of {source} lack {_listed(missing)}, which transformers would fill in "
+            "at random. Give a directory with all weights under the names of its architecture."
         )
-    if record.reshaped:
+    if reshaped:
         raise UnsupportedModelError(
             f"The weights of {source} do not have the shapes that its config.json says: "
-            f"{_listed(record.reshaped)}. Give weights and configuration of the same model."
+            f"{_listed(reshaped)}. Give weights and configuration of the same model."
         )
 
 
@@ -104,31 +112,63 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
-def check_same_numbers(
-    model: HookedModel, logits: Float[Tensor, "pos d_vocab"] | None, source: object
-) -> None:
+def reference_of(model: Any, source: object) -> Reference | None:
+    """Logits of a Hugging Face model on a few random tokens.
+
+    None, with a warning, if the model cannot be run by itself; None if it has no weights yet.
+    """
+    parameter = next(model.parameters())
+    if parameter.is_meta:
+        return None
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        config = model.config.get_text_config()
+        context = getattr(config, "max_position_embeddings", None) or _TOKENS
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, min(_TOKENS, int(context)))
+        tokens = torch.randint(int(config.vocab_size), shape, generator=generator)
+        with torch.no_grad():
+            logits = model(tokens.to(parameter.device)).logits[0].float().cpu()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"{source} cannot be run before it is wrapped ({first}), so its logits are not "
+            "compared with those that TransformerLens computes.",
+            UnverifiedModelWarning,
+            stacklevel=2,
+        )
+        return None
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+    return Reference(tokens, logits)
+
+
+def check_same_numbers(model: HookedModel, reference: Reference | None, source: object) -> None:
     """Refuses a bridge whose logits differ from those of the model that it wraps.
 
     Raises:
         UnsupportedModelError: They do; the message says by how much.
     """
-    if logits is None:
+    if reference is None:
         return
-    tokens = _tokens(logits.shape[-1]).to(device_of(model))
     with torch.no_grad():
+        tokens = reference.tokens.to(device_of(model))
         bridged = model.run_with_hooks(tokens, fwd_hooks=[])[0].float().cpu()
-    scale = logits.abs().max()
-    tolerance = 1e-3 if dtype_of(model) in (torch.float32, torch.float64) else 0.05
-    difference = (bridged - logits).abs().max()
-    if not difference <= tolerance * scale:
+    expected = reference.logits[..., : bridged.shape[-1]]
+    bridged = bridged[..., : expected.shape[-1]]
+    is_read = expected.abs() < _FORBIDDEN
+    if not is_read.any():
+        return
+    is_exact = dtype_of(model) in (torch.float32, torch.float64)
+    tolerance = 1e-3 if is_exact and device_of(model).type == "cpu" else 0.05
+    difference = (bridged - expected)[is_read].abs().max()
+    if not difference <= tolerance * expected[is_read].abs().max():
         raise UnsupportedModelError(
             f"TransformerLens computes other logits than {source} itself: they differ by up to "
             f"{difference:.3g}. Its configuration has a setting that TransformerLens ignores; use "
             "a checkpoint without it."
         )
-
-
-def _tokens(vocabulary: int) -> Int[Tensor, "row pos"]:
-    """The same random tokens every time, on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary, (1, _TOKENS), generator=generator)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,9 +237,15 @@ def _check_consistent(result: TraceResult) -> None:
         wanted = torch.bool if name == "binary_mask" else torch.float32
         if tuple(value.shape) != (size,) or value.dtype != wanted:
             raise ValueError(f"{name} is {value.dtype} of shape {tuple(value.shape)}.")
-        if not torch.isfinite(value).all():
+        if name != "component_scores" and not torch.isfinite(value).all():
             raise ValueError(f"{name} is not finite.")
-    if not isclose(result.effect, result.per_example.mean().item(), rel_tol=1e-5, abs_tol=1e-7):
+    if (result.held_out_weights is not None) and (
+        result.held_out is None or len(result.held_out) != len(result.held_out_weights)
+    ):
+        raise ValueError("The weights of the held-out examples are not theirs.")
+    # Another processor may sum in another order.
+    tolerance = 1e-5 * result.per_example.abs().mean().item() + 1e-7
+    if not abs(result.effect - result.per_example.mean().item()) <= tolerance:
         raise ValueError(f"The effect {result.effect} is not the mean of its examples.")
 
 
