@@ -16,7 +16,7 @@ import tracekit as tk
 from tests.benchmarks.setting import Model, Padded, medians, peak_bytes, some
 from tracekit.engine.precision import Precision
 from tracekit.search import Goal
-from tracekit.search.learned.reward import RewardGradient
+from tracekit.search.learned.reward import RewardGradient, make_objective
 
 STEP = 32
 """Examples in a step of PGB-CT."""
@@ -44,7 +44,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class SearchPlan:
+class Plan:
     """How much to measure."""
 
     device: torch.device
@@ -56,7 +56,7 @@ class SearchPlan:
         return Model.make(self.device)
 
 
-def step(plan: SearchPlan) -> Iterator[Figure]:
+def step(plan: Plan) -> Iterator[Figure]:
     """Time of a step against the naive floor on the same examples."""
     model = plan.model()
     cases = [("winobias", "attention-patterns"), ("winobias", "mlp-outputs")]
@@ -84,7 +84,7 @@ def step(plan: SearchPlan) -> Iterator[Figure]:
 
 def stepper(engine, precision: Precision = "float32") -> Callable[[], object]:
     """A step of PGB-CT on all examples of an engine."""
-    reward = RewardGradient(engine, "dataset", precision)
+    reward = RewardGradient(engine, make_objective("dataset", engine), precision)
     mask = torch.full((engine.n_components,), 0.5, device=engine.device)
     examples = torch.arange(engine.n_examples)
     optimizer = torch.optim.Adam([mask], lr=0.1)
@@ -97,7 +97,7 @@ def stepper(engine, precision: Precision = "float32") -> Callable[[], object]:
     return run
 
 
-def precision(plan: SearchPlan) -> Iterator[Figure]:
+def precision(plan: Plan) -> Iterator[Figure]:
     """bfloat16 against float32: time of a step, and effect of what is found."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -131,7 +131,7 @@ def precision(plan: SearchPlan) -> Iterator[Figure]:
             )
 
 
-def searches(plan: SearchPlan) -> Iterator[Figure]:
+def searches(plan: Plan) -> Iterator[Figure]:
     """Searches that count forwards, against as many plain forwards over the data."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -160,7 +160,7 @@ def searches(plan: SearchPlan) -> Iterator[Figure]:
         yield Figure(f"{name}, {len(sets)} sets", took / len(sets) / plain, bound, "plain forwards")
 
 
-def epoch(plan: SearchPlan) -> Iterator[Figure]:
+def epoch(plan: Plan) -> Iterator[Figure]:
     """An epoch of PGB-CT over WinoBias dev, with the evaluation of the truncated mask."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -188,7 +188,7 @@ def epoch(plan: SearchPlan) -> Iterator[Figure]:
     yield Figure("epoch, WinoBias dev", took["epoch"], None, "s")
 
 
-def share(plan: SearchPlan) -> Iterator[Figure]:
+def share(plan: Plan) -> Iterator[Figure]:
     """How much of a step is not the model's own work."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -239,7 +239,7 @@ def in_products(run: Callable[[], object]) -> float:
     return sum(own.get(name, 0) for name in names) / sum(own.values())
 
 
-def memory(plan: SearchPlan) -> Iterator[Figure]:
+def memory(plan: Plan) -> Iterator[Figure]:
     """Peak memory of a step against the floor's, and of a large noise run."""
     model = plan.model()
     pairs = model.pairs("winobias")
@@ -267,7 +267,7 @@ def memory(plan: SearchPlan) -> Iterator[Figure]:
     yield Figure("200 facts with noise, GPT-2 xl", peak_bytes(trace, plan.device) / 2**30, 2, "GiB")
 
 
-def start(plan: SearchPlan) -> Iterator[Figure]:
+def start(plan: Plan) -> Iterator[Figure]:
     """Importing, the command's help, and the demonstration."""
     commands = {
         "import tracekit": ([sys.executable, "-c", "import tracekit"], 0.3),
@@ -284,7 +284,7 @@ def start(plan: SearchPlan) -> Iterator[Figure]:
         yield Figure(name, sorted(taken)[len(taken) // 2], bound, "s")
 
 
-def compiled(plan: SearchPlan) -> Iterator[Figure]:
+def compiled(plan: Plan) -> Iterator[Figure]:
     """What torch.compile would bring: to the bare trunk, and to the activation function alone.
 
     A hook ends a compiled graph, so of a traced model only the parts between hooks can be
