@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from tracekit.engine.engine import Engine
 from tracekit.masks import Mask, ranking
@@ -47,11 +48,19 @@ def best_prefixes(engine: Engine, goal: Goal, component_scores: Mask) -> list[Se
     return selections
 
 
-def smallest_prefix(engine: Engine, order: Sequence[int], target: float) -> Selection:
+def smallest_prefix(
+    engine: Engine, order: Sequence[int], target: float, *, largest_seen: float = -inf
+) -> Selection:
     """The smallest prefix of a ranking whose mean effect reaches a target.
 
     Sizes are doubled and halved; if no doubled size reaches the target and there are few
     components, every prefix is measured. A smaller prefix than the returned one may exist.
+
+    Args:
+        engine: Measures the prefixes.
+        order: All components, the first to be selected first.
+        target: Mean effect to reach.
+        largest_seen: Largest mean effect of the sets measured before, for the error's message.
 
     Raises:
         TargetNotReachedError: No size that was tried reaches it.
@@ -66,7 +75,7 @@ def smallest_prefix(engine: Engine, order: Sequence[int], target: float) -> Sele
     prefix, tried = smallest_size(len(order), measure, reaches)
     if prefix is not None:
         return prefix
-    best = max(prefix.effect for prefix in tried.values())
+    best = max(largest_seen, *(prefix.effect for prefix in tried.values()))
     if len(order) <= _SCANNED:
         rest = [size for size in range(1, len(order) + 1) if size not in tried]
         means = engine.set_effects([order[:size] for size in rest], "prefixes").mean(1).tolist()

@@ -9,12 +9,15 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.errors import TargetNotReachedError
 from tracekit.masks import from_indices
 from tracekit.search.learned.lambda_search import (
     LambdaBracket,
+    Snapshot,
     TrainingRun,
     best_within_budgets,
     measured_sets,
+    smallest_reaching,
 )
 from tracekit.search.learned.reward import RewardGradient, make_objective
 
@@ -81,3 +84,23 @@ def test_mask_entries_that_tie_are_ranked_by_the_reward_gradient(tracer):
     torch.testing.assert_close(trial.last.reward_gradient_sum, -gradient, rtol=1e-3, atol=1e-7)
     tied = replace(trial.last, soft_mask=torch.ones(12))
     assert tied.order() == gradient.argsort(stable=True).tolist()
+
+
+def test_an_earlier_epoch_that_reaches_the_target_answers_where_the_last_order_does_not(
+    model, monkeypatch
+):
+    engine = tiny.engine(model, tiny.pairs(4))
+    monkeypatch.setitem(vars(engine), "effects", lambda mask: torch.full((4,), 0.1))
+    mask = from_indices([2, 5], engine.n_components)
+    soft, gradient = torch.linspace(1, 0, engine.n_components), torch.zeros(engine.n_components)
+    none = from_indices([], engine.n_components)
+    snapshots = [
+        Snapshot(soft, gradient, mask, torch.full((4,), 0.8)),
+        Snapshot(soft, gradient, none, torch.zeros(4)),
+    ]
+    run = TrainingRun(1.0, snapshots=snapshots)
+    chosen = smallest_reaching([run], engine, 0.5)
+    assert torch.equal(chosen.mask, mask)
+    assert chosen.effect == pytest.approx(0.8)
+    with pytest.raises(TargetNotReachedError, match="of 0.9; the largest seen is 0.8"):
+        smallest_reaching([run], engine, 0.9)

@@ -16,6 +16,7 @@ import torch
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
+from tracekit.errors import TargetNotReachedError
 from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.base import Record, Selection
@@ -209,7 +210,8 @@ def smallest_reaching(runs: Sequence[TrainingRun], engine: Engine, target: float
     """The smallest set that reaches a mean effect, among all that the training runs propose.
 
     Raises:
-        TargetNotReachedError: None does, and neither does a prefix of the best run's order.
+        TargetNotReachedError: None does, nor does a prefix of the order in which the run that
+            ends with the largest effect ranks the components.
     """
     reaching = [
         (snapshot.n_selected, -snapshot.effect, number, snapshot, run)
@@ -220,7 +222,13 @@ def smallest_reaching(runs: Sequence[TrainingRun], engine: Engine, target: float
     best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
     run = best[4] if best else max(runs, key=lambda run: run.last.effect)
     # The order of the soft mask may reach the target earlier than the threshold does.
-    prefix = smallest_prefix(engine, run.last.order(), target)
+    seen = max(snapshot.effect for run in runs for snapshot in run.snapshots)
+    try:
+        prefix = smallest_prefix(engine, run.last.order(), target, largest_seen=seen)
+    except TargetNotReachedError:
+        if best is None:
+            raise
+        return run.selection(best[3], None)
     if best is not None and best[0] <= prefix.size:
         return run.selection(best[3], None)
     return run.selection(replace(run.last, selected=prefix.mask, effects=prefix.effects), None)
