@@ -8,11 +8,15 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
+    BudgetError,
     ComponentError,
+    ConfigError,
     IdentityCheckError,
     MaskRangeError,
     MaskShapeError,
+    MetricSideEffectError,
     NoResultError,
+    PositionError,
     RenamedArgumentError,
     UnknownDatasetError,
     UnknownKindError,
@@ -269,3 +273,93 @@ def test_a_result_that_selects_nothing_has_no_effect(tracer):
     result = tracer.run(lambda1=50.0, refine=False, epochs=2)
     assert result.n_selected == 0
     assert tracer.evaluate(result) == 0
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("mask", [None, "a", ["1"] * 12, [None] * 12, {}], ids=str)
+def test_masks_that_are_none_are_refused(tracer, mask):
+    with pytest.raises(MaskShapeError, match="The mask is|The mask has shape"):
+        tracer.evaluate(mask)
+
+
+def test_components_of_unknown_kinds_are_refused(tracer):
+    with pytest.raises((ComponentError, UnknownKindError), match="nope"):
+        tracer.evaluate([tk.Component("nope", 0)])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("positions", [[1.7], ["a"], [True], None, 3, {0}, b"a"], ids=str)
+def test_positions_that_are_none_are_refused(model, pairs, positions):
+    with pytest.raises(PositionError, match="The positions are .* Use one of prompt, last"):
+        tk.Tracer(model, pairs, positions=positions)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"layers": ["0"]}, "The layers are"),
+        ({"layers": True}, "The layers are"),
+        ({"layers": [1.0]}, "The layers are"),
+        ({"indices": [1.0]}, "The indices are"),
+        ({"indices": {"0": [1]}}, "The indices are for"),
+        ({"indices": {0: ["1"]}}, "The indices are"),
+        ({"components": None}, "The components are None. Name a kind, several joined by"),
+        ({"components": [None]}, "The components are"),
+    ],
+    ids=str,
+)
+def test_selections_that_are_none_are_refused(model, pairs, options, text):
+    with pytest.raises(ComponentError, match=text):
+        tk.Tracer(model, pairs, **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("size", [None, 0, 1.5, "8", True])
+def test_batch_sizes_that_are_none_are_refused(model, pairs, size):
+    with pytest.raises(ConfigError, match="max_batch_size is .* It must be a whole number"):
+        tk.Tracer(model, pairs, max_batch_size=size)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("budget", [True, "3", 10**400, float("nan"), [3]], ids=repr)
+def test_budgets_that_are_none_are_refused(tracer, budget):
+    with pytest.raises(BudgetError, match="A budget of"):
+        tracer.run("top-k", budget=budget)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("target", ["a", float("-inf"), float("nan"), True, [1]], ids=repr)
+def test_targets_that_are_none_are_refused(tracer, target):
+    with pytest.raises(BudgetError, match="The target_effect is .* Give a finite number"):
+        tracer.run("top-k", target_effect=target)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("seed", [2**64, 1.5, None, "0", -1])
+def test_seeds_that_are_none_are_refused(tracer, seed):
+    with pytest.raises(ConfigError, match="The seed is .* Give a whole number from 0 to"):
+        tracer.run("random", budget=2, seed=seed)
+    with pytest.raises(ConfigError, match="The seed is .* Give a whole number from 0 to"):
+        tracer.pareto(seed=seed)
+
+
+@pytest.mark.parametrize("part", ["clean", "intervened"])
+def test_a_metric_that_changes_its_arguments_is_found_out(model, pairs, part):
+    def careless(clean, intervened):
+        effects = clean.x - intervened.x
+        {"clean": clean, "intervened": intervened}[part].x.mul_(0)
+        return effects
+
+    with pytest.raises(MetricSideEffectError, match="'careless' changes the log-probabilities"):
+        tk.Tracer(model, pairs, metric=careless)
+
+
+def test_a_metric_of_whole_numbers_is_taken(model, pairs):
+    def counts(clean, intervened):
+        return (intervened.x < clean.x).long()
+
+    tracer = tk.Tracer(model, pairs, metric=counts)
+    values = tracer.evaluate(torch.ones(12), per_example=True)
+    assert values.dtype == torch.float32
+    assert set(values.tolist()) <= {0.0, 1.0}

@@ -1,9 +1,11 @@
-"""Options by name, from Python or typed on a command line."""
+"""Options and numbers as users give them, from Python or typed on a command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Sequence
 from functools import wraps
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -35,6 +37,38 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _R]], Callable
         return checked
 
     return decorate
+
+
+def shortened(value: object) -> str:
+    """A value as a message shows it."""
+    return reprlib.repr(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number: an int, of Python or NumPy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole_numbers(values: object) -> tuple[int, ...] | None:
+    """A list, tuple, range, array or tensor of whole numbers as a tuple; None if it is not one.
+
+    Texts, sets (which have no order), booleans and fractions are refused, not converted.
+    """
+    if hasattr(values, "tolist"):
+        values = values.tolist()  # type: ignore[attr-defined]
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
+        return None
+    return tuple(map(int, values)) if all(map(is_whole, values)) else None
+
+
+def check_seed(seed: object) -> None:
+    """Refuses a seed that random generators would not take, or would round.
+
+    Raises:
+        ConfigError: It is no whole number from 0 to 2^63 - 1.
+    """
+    if not is_whole(seed) or not 0 <= seed < 2**63:  # type: ignore[operator]
+        raise ConfigError(f"The seed is {seed!r}. Give a whole number from 0 to 2^63 - 1.")
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:

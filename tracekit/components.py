@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+from tracekit._options import shortened, whole_numbers
 from tracekit.errors import ComponentError, UnknownKindError
 
 ComponentSet = tuple[int, ...]
@@ -115,7 +116,7 @@ KINDS: dict[str, Kind] = {
             width="d_model",
             label="L{layer}O{index}",
             noun="coordinate of the MLP output",
-            meaning="one coordinate of the MLP output, after the down-projection",
+            meaning="one coordinate of what the MLP adds to the residual stream",
             learning_rate=0.5,
             instead="mlp-neurons",
         ),
@@ -137,7 +138,7 @@ KINDS: dict[str, Kind] = {
             width=None,
             label="MLP{layer}",
             noun="MLP block",
-            meaning="the output of a whole MLP layer",
+            meaning="all that an MLP layer adds to the residual stream",
             learning_rate=0.01,
             instead="mlp-neurons",
         ),
@@ -254,6 +255,11 @@ class ComponentRegistry(Sequence[Component]):
             UnknownKindError: A kind of another name.
             ComponentError: A layer or index outside the model, or nothing left.
         """
+        if not isinstance(kinds, (str, Sequence)) or not all(isinstance(k, str) for k in kinds):
+            raise ComponentError(
+                f"The components are {shortened(kinds)}. Name a kind, several joined by +, or give "
+                "a list of kinds or a registry."
+            )
         names = kinds.split("+") if isinstance(kinds, str) else list(kinds)
         names = [name.strip() for name in names]
         for name in names:
@@ -368,8 +374,24 @@ class ComponentRegistry(Sequence[Component]):
         ]
 
     @classmethod
-    def from_spec(cls, spec: Sequence[Mapping[str, Any]]) -> ComponentRegistry:
-        """Rebuilds a registry from `spec()`."""
+    def from_spec(
+        cls, spec: Sequence[Mapping[str, Any]], n_components: int | None = None
+    ) -> ComponentRegistry:
+        """Rebuilds a registry from `spec()`.
+
+        Args:
+            spec: The description.
+            n_components: How many components it should have, where that is known.
+
+        Raises:
+            ComponentError: It has another number of components.
+        """
+        sizes = [e["width"] if e["indices"] is None else len(e["indices"]) for e in spec]
+        # Before the components are listed: a damaged description may speak of billions.
+        if n_components is not None and sum(sizes) != n_components:
+            raise ComponentError(
+                f"The description is of {sum(sizes)} components, and not of {n_components}."
+            )
         sites: list[Site] = []
         start = 0
         for entry in spec:
@@ -385,10 +407,15 @@ class ComponentRegistry(Sequence[Component]):
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     if layers is None:
         return list(range(n_layers))
-    in_layers = sorted({layer + n_layers if layer < 0 else layer for layer in layers})
+    numbers = whole_numbers(layers)
+    if numbers is None:
+        raise ComponentError(
+            f"The layers are {shortened(layers)}. Give a list of whole numbers, e.g. [0, 3]."
+        )
+    in_layers = sorted({layer + n_layers if layer < 0 else layer for layer in numbers})
     if in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers:
         raise ComponentError(
-            f"Layers {sorted(layers)} are not all in the model. It has layers 0 to {n_layers - 1}."
+            f"Layers {sorted(numbers)} are not all in the model. It has layers 0 to {n_layers - 1}."
         )
     return in_layers
 
@@ -397,6 +424,10 @@ def _check_keys(
     indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
 ) -> dict[int, Sequence[int]]:
     """Indices by layer, with negative layers counted from the end."""
+    if whole_numbers(tuple(indices)) is None:
+        raise ComponentError(
+            f"The indices are for {shortened(list(indices))}. Give whole numbers: layers."
+        )
     by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
     unknown = sorted(set(by_layer) - set(in_layers))
     if unknown or len(by_layer) < len(indices):
@@ -413,7 +444,12 @@ def _check_indices(
     if indices is None or kind.component_dim is None:
         return tuple(range(width))
     wanted = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
-    picked = tuple(sorted(set(wanted)))
+    numbers = whole_numbers(wanted)
+    if numbers is None:
+        raise ComponentError(
+            f"The indices are {shortened(wanted)}. Give a list of whole numbers, or one by layer."
+        )
+    picked = tuple(sorted(set(numbers)))
     if picked and not 0 <= picked[0] <= picked[-1] < width:
         raise ComponentError(
             f"Indices {list(picked)} are not all {kind.name} of layer {layer}. "

@@ -45,6 +45,10 @@ class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint that cannot be written; the search goes on without."""
+
+
 class _UnknownNameError(TracekitError, ValueError):
     """A name that no registry knows; the message lists the known ones."""
 
@@ -203,6 +207,10 @@ class NotDifferentiableError(TracekitError, TypeError):
 
 class MetricShapeError(TracekitError, ValueError):
     """A metric did not return one value per example."""
+
+
+class MetricSideEffectError(TracekitError, ValueError):
+    """A metric changed the log-probabilities that it was given."""
 
 
 class MaskShapeError(TracekitError, ValueError):

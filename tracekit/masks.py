@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tracekit._options import shortened
 from tracekit.errors import MaskRangeError, MaskShapeError
 
 Mask = Float[Tensor, " component"]
@@ -59,6 +60,21 @@ def from_indices(indices: Sequence[int], n_components: int) -> BinaryMask:
     return mask
 
 
+def as_tensor(mask: object, n_components: int) -> Tensor:
+    """A tensor, array or list as a tensor, whatever its shape and values.
+
+    Raises:
+        MaskShapeError: It is something else.
+    """
+    try:
+        return torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MaskShapeError(
+            f"The mask is {shortened(mask)}. Give a tensor, array or list with one number for "
+            f"each of the {n_components} components."
+        ) from error
+
+
 def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
     """A mask, or a stack of masks, as float32.
 
@@ -71,7 +87,7 @@ def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
         MaskShapeError: Another number of entries.
         MaskRangeError: An entry outside [0, 1], or not a number.
     """
-    values = torch.as_tensor(mask)
+    values = as_tensor(mask, n_components)
     if values.ndim == 0 or values.shape[-1] != n_components:
         raise MaskShapeError(
             f"The mask has shape {tuple(values.shape)}. "

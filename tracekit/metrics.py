@@ -30,6 +30,7 @@ from torch.nn import functional
 from tracekit.errors import (
     ConfigError,
     MetricShapeError,
+    MetricSideEffectError,
     MissingContinuationError,
     NonFiniteMetricError,
     UnknownMetricError,
@@ -62,6 +63,12 @@ class ContinuationLogProbs:
         if self.y is None:
             raise MissingContinuationError(_NO_Y.format(metric="This metric"))
         return self.y
+
+
+def _versions(log_probs: ContinuationLogProbs) -> list[int]:
+    """How often each tensor was changed in place."""
+    tensors = [value for value in vars(log_probs).values() if value is not None]
+    return [0 if value.is_inference() else value._version for value in tensors]
 
 
 MetricFunction = Callable[[ContinuationLogProbs, ContinuationLogProbs], Effects]
@@ -114,15 +121,22 @@ class Metric:
 
         Raises:
             MetricShapeError: The function returned something else.
+            MetricSideEffectError: It changed what it was given.
         """
+        versions = _versions(clean), _versions(intervened)
         effects = self.function(clean, intervened)
+        if (_versions(clean), _versions(intervened)) != versions:
+            raise MetricSideEffectError(
+                f"The metric {self.name!r} changes the log-probabilities that it is given, which "
+                "are used again. Compute with new tensors, without operations such as mul_()."
+            )
         if not isinstance(effects, Tensor) or effects.shape != clean.x.shape:
             got = tuple(effects.shape) if isinstance(effects, Tensor) else type(effects).__name__
             raise MetricShapeError(
                 f"The metric {self.name!r} returned {got}. "
                 f"It must return a tensor of shape {tuple(clean.x.shape)}: one effect per example."
             )
-        return effects
+        return effects if effects.is_floating_point() else effects.float()
 
 
 def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks
-from tracekit._options import renamed_arguments
+from tracekit import checks, masks
+from tracekit._options import check_seed, renamed_arguments
 from tracekit.components import Component, ComponentRegistry
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.capabilities import Capabilities
@@ -28,7 +28,6 @@ from tracekit.errors import (
     NothingMeasuredError,
     SearchStoppedWarning,
 )
-from tracekit.masks import Mask
 from tracekit.metrics import ContinuationMean, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
@@ -215,11 +214,12 @@ class Tracer:
             A `TraceResult`, or with `budgets` a `TraceCurve` of them, ascending.
 
         Raises:
-            UnknownMethodError, UnknownOptionError, ConfigError: About the search.
+            UnknownMethodError, UnknownOptionError, ConfigError: About the search, or the seed.
             BudgetError: About the budget.
             TargetNotReachedError: No set that was tried reaches the target.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
+        check_seed(seed)
         search = make(method, options)
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
@@ -261,6 +261,7 @@ class Tracer:
             NothingMeasuredError: A limit was reached before any set was measured.
             CheckpointError: The checkpoint is damaged, or of another search, model or data set.
         """
+        check_seed(seed)
         search = cast(LocalSearch, make(LocalSearch, options))
         n = len(self.registry)
         goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
@@ -359,7 +360,7 @@ class Tracer:
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
         """
         checks.check_unchanged(self.engine)
-        entries = torch.as_tensor(self._as_mask(mask))
+        entries = self._as_mask(mask)
         if entries.ndim != 1:
             raise MaskShapeError(
                 f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
@@ -404,7 +405,7 @@ class Tracer:
         title = f"{self.pairs.name}, {model_name(self.model)}"
         return measure_pairs(self.engine, paired, title=title)
 
-    def _as_mask(self, mask: Any) -> Mask | Any:
+    def _as_mask(self, mask: Any) -> Tensor:
         is_result = isinstance(mask, TraceResult)
         # By component: another registry may have as many entries that mean something else.
         members = mask.components if is_result else mask
@@ -412,7 +413,7 @@ class Tracer:
             entries = torch.zeros(len(self.registry))
             entries[[self.registry.index(component) for component in members]] = 1
             return entries
-        entries = torch.as_tensor(mask)
+        entries = masks.as_tensor(mask, len(self.registry))
         return entries.flatten() if tuple(entries.shape) == self.registry.grid_shape else entries
 
     # ---- drawing --------------------------------------------------------------------------

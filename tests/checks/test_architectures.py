@@ -9,6 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.checks import architectures
 from tracekit.checks.architectures import ARCHITECTURES, random_model, try_out
 from tracekit.components import KINDS
 from tracekit.errors import UnknownArchitectureError
@@ -75,6 +76,73 @@ def test_interventions_are_those_of_plain_forward_hooks(architecture):
     assert effects.abs().max() > 1e-2
     expected = [_plain_effect(plain, row, chosen, *MODULES[architecture]) for row in rows]
     torch.testing.assert_close(effects, torch.stack(expected), rtol=1e-3, atol=1e-4)
+
+
+MLP_ADDS = {
+    "gpt2": "transformer.h.{}.mlp",
+    "llama": "model.layers.{}.mlp",
+    "gemma2": "model.layers.{}.post_feedforward_layernorm",
+    "gemma3": "model.layers.{}.post_feedforward_layernorm",
+    "olmo2": "model.layers.{}.post_feedforward_layernorm",
+    "olmo3": "model.layers.{}.post_feedforward_layernorm",
+    "exaone4": "model.layers.{}.post_feedforward_layernorm",
+    "glm4": "model.layers.{}.post_mlp_layernorm",
+}
+"""The module whose output is what the MLP adds to the residual stream."""
+BEYOND_THE_LIST = {
+    "olmo3": "Olmo3",
+    "exaone4": "Exaone4",
+    "glm4": "Glm4",
+}
+
+
+@pytest.mark.parametrize("architecture", MLP_ADDS)
+@pytest.mark.parametrize("kind", ["mlp-outputs", "mlp-blocks"])
+def test_soft_masks_mix_what_the_mlp_adds_to_the_residual_stream(architecture, kind, monkeypatch):
+    if architecture in BEYOND_THE_LIST:
+        options = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "head_dim": 6}
+        build = architectures._llama_like(BEYOND_THE_LIST[architecture], **options)
+        monkeypatch.setitem(ARCHITECTURES, architecture, build)
+    rows = [{**row, "x_ids": row["x_ids"][:1], "y_ids": row["y_ids"][:1]} for row in tiny.rows(4)]
+    pairs = tk.PromptPairs.from_ids(rows)
+    tracer = tk.Tracer(tk.load_model(random_model(architecture)), pairs, kind, "logit-difference")
+    mask = torch.rand(tracer.registry.grid_shape, generator=torch.Generator().manual_seed(1))
+    found = tracer.evaluate(mask.flatten(), per_example=True)
+    plain = random_model(architecture)
+    named = dict(plain.named_modules())
+    modules = [named[MLP_ADDS[architecture].format(layer)] for layer in range(len(mask))]
+
+    def run(ids, hook):
+        handles = [
+            module.register_forward_hook(hook(weight))
+            for module, weight in zip(modules, mask, strict=True)
+        ]
+        with torch.no_grad():
+            logs = plain(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        for handle in handles:
+            handle.remove()
+        return logs
+
+    expected = []
+    for row in rows:
+        seen = {}
+
+        def note(weight, seen=seen):
+            return lambda module, given, out: seen.update({module: out})
+
+        def mix(weight, seen=seen):
+            return lambda module, given, out: (1 - weight) * out + weight * seen[module]
+
+        def nothing(weight):
+            return lambda module, given, out: None
+
+        clean = run(row["prompt_ids"], nothing)
+        run(row["counterfactual_ids"], note)
+        mixed = run(row["prompt_ids"], mix)
+        x, y = row["x_ids"][0], row["y_ids"][0]
+        expected.append((mixed[y] - mixed[x]) - (clean[y] - clean[x]))
+    assert found.abs().max() > 1e-2
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-3, atol=1e-4)
 
 
 def _plain_effect(model, row, chosen, mlp_name, output_name):

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.data.from_file import load_pairs
 from tracekit.errors import (
     ConfigError,
+    DataFormatError,
     EmptyContinuationError,
     LengthMismatchError,
     PairsError,
@@ -170,3 +173,124 @@ def test_weights():
     for weight in (0, 0.0, "none"):
         with pytest.raises(PairsError, match="leave out what is to count for nothing"):
             tk.PromptPairs.from_text([{**text, "weight": weight}], SpaceBefore())
+
+
+def row(**changes):
+    return {"prompt_ids": [1, 2], "counterfactual_ids": [3, 2], "x_ids": [4], **changes}
+
+
+@pytest.mark.parametrize("part", ["prompt", "counterfactual", "x", "y"])
+@pytest.mark.parametrize(
+    "ids",
+    ["12", b"12", {1, 2}, [1.0, 2.0], [1.7, 2.2], [True, 2], ["1", "2"], [[1], [2]], 5, [None, 1]],
+    ids=str,
+)
+def test_ids_that_are_no_ids_are_refused_and_not_converted(part, ids):
+    text = f"The ids of the {part} of example 0 are .* Give a list of whole numbers: token ids."
+    with pytest.raises(PairsError, match=text):
+        tk.PromptPairs.from_ids([row(**{f"{part}_ids": ids})])
+
+
+@pytest.mark.parametrize(
+    "ids", [(1, 2), range(1, 3), torch.tensor([1, 2]), np.array([1, 2]), [np.int64(1), 2]], ids=str
+)
+def test_ids_in_other_containers_are_taken(ids):
+    pair = tk.PromptPairs.from_ids([row(prompt_ids=ids)])[0]
+    assert pair.prompt_ids == (1, 2)
+    assert all(type(token) is int for token in pair.prompt_ids)
+
+
+@pytest.mark.parametrize("noise", ["loud", [[1.0], [1.0, 2.0]], [["a"], ["b"]], [object()]])
+def test_noise_that_is_no_table_of_numbers_is_refused(noise):
+    given = {"prompt_ids": [1, 2], "x_ids": [4], "noise": noise}
+    with pytest.raises(PairsError, match="The noise of example 0 is .* Give numbers with two axes"):
+        tk.PromptPairs.from_ids([given])
+
+
+def test_noise_that_is_not_finite_is_refused():
+    given = {"prompt_ids": [1, 2], "x_ids": [4], "noise": [[1.0], [float("nan")]]}
+    with pytest.raises(PairsError, match="The noise of example 0 is not finite. Use finite"):
+        tk.PromptPairs.from_ids([given])
+
+
+@pytest.mark.parametrize("weights", [(1e-60, 1), (1e308, 1e200), (5e-324, 1e308)])
+def test_weights_that_would_count_nothing_are_refused(weights):
+    with pytest.raises(PairsError, match="so many orders of magnitude that the smallest would"):
+        tk.PromptPairs.from_ids([row(weight=weight) for weight in weights])
+
+
+def test_large_weights_are_relative():
+    pairs = tk.PromptPairs.from_ids([row(weight=weight) for weight in (1e308, 1.5e308)])
+    assert pairs.weights.tolist() == pytest.approx([0.8, 1.2])
+
+
+@pytest.mark.parametrize("share", [float("nan"), float("inf"), -0.1, 0, 1, 1.5])
+def test_shares_that_leave_a_part_empty_are_refused(share):
+    pairs = tk.PromptPairs.from_ids([row(), row(x_ids=[5]), row(x_ids=[6])])
+    with pytest.raises(ConfigError, match="leaves one part of the 3 pairs empty"):
+        pairs.split(share)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, None, "0", True])
+def test_seeds_that_are_none_are_refused(seed):
+    pairs = tk.PromptPairs.from_ids([row(), row(x_ids=[5]), row(x_ids=[6])])
+    text = "The seed is .* Give a whole number from 0 to 2\\^63 - 1"
+    with pytest.raises(ConfigError, match=text):
+        pairs.split(0.5, seed=seed)
+    with pytest.raises(ConfigError, match=text):
+        tk.GaussianNoise(std=1.0, seed=seed)
+
+
+@pytest.mark.parametrize("prompt", [5, ["a"], b"a"])
+def test_texts_that_are_none_are_refused(demo_model, prompt):
+    given = {"prompt": prompt, "counterfactual": "a", "x": " b"}
+    with pytest.raises(PairsError, match="The prompt of example 0 is no text: .* Give a text, or"):
+        tk.PromptPairs.from_text([given], demo_model)
+
+
+def test_half_characters_are_refused(demo_model):
+    given = {"prompt": "a", "counterfactual": "\ud800", "x": " b"}
+    with pytest.raises(PairsError, match="The counterfactual of example 0 holds half a character"):
+        tk.PromptPairs.from_text([given], demo_model)
+
+
+class TestFiles:
+    def load(self, path, content, model):
+        path.write_bytes(content)
+        return load_pairs(path, model)
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+    @pytest.mark.parametrize("name", ["pairs.csv", "pairs.jsonl"])
+    def test_other_encodings_are_refused(self, tmp_path, demo_model, encoding, name):
+        content = "prompt,counterfactual,x\né,è, b\n".encode(encoding)
+        with pytest.raises(DataFormatError, match="is not encoded in UTF-8 .* Save it as UTF-8"):
+            self.load(tmp_path / name, content, demo_model)
+
+    def test_huge_cells_are_refused(self, tmp_path, demo_model):
+        content = f"prompt,counterfactual,x\n{'a' * 140_000},b,c\n".encode()
+        with pytest.raises(DataFormatError, match="cannot be read as CSV: field larger than"):
+            self.load(tmp_path / "pairs.csv", content, demo_model)
+
+    def test_columns_named_twice_are_refused(self, tmp_path, demo_model):
+        content = b"prompt,x,counterfactual,x\na, b,c, d\n"
+        with pytest.raises(DataFormatError, match="has the column 'x' twice. Keep one of them"):
+            self.load(tmp_path / "pairs.csv", content, demo_model)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '{"prompt_ids": 5, "counterfactual_ids": [1], "x_ids": [1]}',
+            '{"prompt_ids": [[1]], "counterfactual_ids": [1], "x_ids": [1]}',
+            '{"prompt_ids": [NaN], "counterfactual_ids": [1], "x_ids": [1]}',
+            '{"prompt_ids": [1e999], "counterfactual_ids": [1], "x_ids": [1]}',
+            '{"prompt_ids": "12", "counterfactual_ids": [1, 2], "x_ids": [1]}',
+            '{"prompt": 5, "counterfactual": "a", "x": "b"}',
+            '{"prompt": "\\ud800", "counterfactual": "a", "x": "b"}',
+            "[" * 100_000,
+        ],
+        ids=lambda line: line[:30],
+    )
+    def test_damaged_lines_are_refused(self, tmp_path, demo_model, line):
+        with pytest.raises((PairsError, DataFormatError)):
+            self.load(tmp_path / "pairs.jsonl", line.encode(), demo_model)

@@ -109,6 +109,76 @@ def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     torch.testing.assert_close(engine.log_probs(mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
 
 
+LIMIT = 6
+"""Tokens beyond which the long-rope model reads positions by other factors."""
+
+
+@pytest.fixture(scope="module")
+def long_rope_model():
+    factors = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 1.0,
+        "short_factor": [1.0] * 3,
+        "long_factor": [2.0, 5.0, 9.0],
+        "original_max_position_embeddings": LIMIT,
+    }
+    changes = {"rope_parameters": factors, "original_max_position_embeddings": LIMIT}
+    return tk.load_model(tiny.hf_model("phi3", **changes))
+
+
+def rows_around_the_limit(n_x=1, n_y=1, lengths=(2, 4, 6, 7, 9, 11)):
+    draw = torch.Generator().manual_seed(5)
+
+    def ids(length):
+        return torch.randint(tiny.VOCABULARY, (length,), generator=draw).tolist()
+
+    keys = ("prompt_ids", "counterfactual_ids", "x_ids", "y_ids")
+    return [
+        dict(zip(keys, map(ids, (length, length, n_x, n_y)), strict=True)) for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("positions", ["prompt", "all"])
+@pytest.mark.parametrize("capabilities", [None, tk.Capabilities.none()])
+def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
+    long_rope_model, positions, capabilities
+):
+    pairs = tk.PromptPairs.from_ids(rows_around_the_limit(n_x=2, n_y=2, lengths=range(2, 12)))
+    engine = tiny.engine(
+        long_rope_model,
+        pairs,
+        "attention-patterns",
+        positions=positions,
+        capabilities=capabilities,
+        max_batch_size=64,
+    )
+    mask = random_mask(engine.n_components)
+    found = engine.log_probs(mask)
+    expected = reference_scores(long_rope_model, pairs, "attention-patterns", mask, positions)
+    torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_long_rope_limit_matters(long_rope_model):
+    """The same row, alone and beside one beyond the limit."""
+    short, long = (torch.randint(tiny.VOCABULARY, (1, n)) for n in (4, 9))
+    padded = torch.cat([torch.nn.functional.pad(short, (0, 5)), long])
+    with torch.no_grad():
+        alone, beside = long_rope_model(short)[0], long_rope_model(padded)[0, :4]
+    assert (alone - beside).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("capabilities", [None, tk.Capabilities.none()])
+def test_continuations_on_both_sides_of_a_long_rope_limit_are_refused(
+    long_rope_model, capabilities
+):
+    pairs = tk.PromptPairs.from_ids(rows_around_the_limit(n_y=5, lengths=(2, 4)))
+    with pytest.raises(PairsError, match="x and y of example 1 lie on both sides of 6 tokens"):
+        tiny.engine(long_rope_model, pairs, capabilities=capabilities)
+    assert tk.Tracer(tk.load_model(tiny.hf_model("phi3")), pairs).full_effect
+
+
 def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_model):
     """With every block's output counterfactual, only the embeddings remain of the clean run."""
     rows = tiny.rows(1)[0]
@@ -313,7 +383,7 @@ def test_missing_y_and_bad_batch_size(model, pairs):
     engine = tiny.engine(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
     assert engine.clean.y is None
     assert engine.full_effects.abs().min() > 0
-    with pytest.raises(ConfigError, match="max_batch_size is 0. It must be at least 1."):
+    with pytest.raises(ConfigError, match="max_batch_size is 0. It must be a whole number, at"):
         tiny.engine(model, pairs, max_batch_size=0)
 
 

@@ -66,6 +66,19 @@ def test_frozen_restores_what_it_found(directory):
     assert model.training
 
 
+def test_frozen_restores_every_part_as_it_was(directory):
+    model = load_model(directory)
+    model.train(True)
+    modules = list(model.modules())
+    for module in modules[3::5]:
+        module.training = False
+    before = [module.training for module in modules]
+    assert len(set(before)) == 2
+    with frozen(model):
+        assert not any(module.training for module in modules)
+    assert [module.training for module in modules] == before
+
+
 def test_types(directory):
     assert next(load_model(directory, dtype="bfloat16").parameters()).dtype == torch.bfloat16
     assert next(load_model(directory, dtype=torch.float16).parameters()).dtype == torch.float16

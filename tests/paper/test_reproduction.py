@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +24,12 @@ from tracekit.errors import (
     ConfigError,
     ModelMismatchError,
     NoRunError,
+    ResultFormatError,
     SearchStoppedWarning,
     UnknownExperimentError,
     UnknownOptionError,
 )
-from tracekit.paper import reproduction
+from tracekit.paper import reproduction, run_store
 from tracekit.paper.experiment import effects_frame, notes_on_sameness
 from tracekit.paper.jobs import RunEnvironment
 from tracekit.paper.latex_table import Table
@@ -29,6 +37,7 @@ from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.reproduction import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
 from tracekit.paper.run_store import folder_of, weights_hash
 from tracekit.paper.worker import Worker, do_all
+from tracekit.results.storage import read_document, write_document
 
 DEMO = ModelAt.parse("demo")
 SMALL = Setting(models=[DEMO], limit=6, draws=4, held_out=False)
@@ -272,6 +281,66 @@ class TestStore:
         assert run.fresh
         assert run.curve[0].effect > 0
 
+    @pytest.mark.parametrize(
+        "damage", ["run cut short", "tensors lost", "no curve", "no info", "a file", "effect"]
+    )
+    def test_a_damaged_run_is_moved_aside_and_done_again(self, tmp_path, environment, damage):
+        first = Worker(environment, tmp_path).do(job())
+        effect, folder = first.curve[0].effect, first.folder
+        run = min(folder.glob("budget-*"))
+        document = run / "result.json"
+        if damage == "run cut short":
+            document.write_text(document.read_text()[:50])
+        elif damage == "tensors lost":
+            (run / "tensors.safetensors").unlink()
+        elif damage == "no curve":
+            (folder / "curve.json").unlink()
+        elif damage == "no info":
+            (folder / "run.json").unlink()
+        elif damage == "a file":
+            shutil.rmtree(folder)
+            folder.write_text("a file where the folder belongs")
+        else:
+            edited = re.sub(r'"effect": [^,]*', '"effect": 99.0', document.read_text())
+            document.write_text(edited)
+        again = Worker(environment, tmp_path).do(job())
+        assert again.fresh
+        assert again.curve[0].effect == effect
+        assert (tmp_path / f"{folder.name}.damaged-1").exists()
+        assert not Worker(environment, tmp_path).do(job()).fresh
+
+    def test_a_run_that_another_process_finished_first_is_kept(self, tmp_path, environment):
+        folder = Worker(environment, tmp_path).do(job()).folder
+        info = read_document(folder, "run.json")
+        before = (folder / "run.json").read_bytes()
+        run_store.save(folder, info, {}, tk.TraceCurve.load(folder))
+        assert (folder / "run.json").read_bytes() == before
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+    def test_a_disk_error_is_not_taken_for_another_process(
+        self, tmp_path, environment, monkeypatch
+    ):
+        def full(self, target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", full)
+            with pytest.raises(OSError, match="No space left"):
+                Worker(environment, tmp_path).do(job())
+        assert Worker(environment, tmp_path).do(job()).fresh
+
+    def test_what_killed_processes_left_is_removed(self, tmp_path, environment):
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        machine = socket.gethostname()
+        left = tmp_path / f".0123-{machine}-{ended.pid}"
+        at_work = tmp_path / f".0123-{machine}-{os.getppid()}"
+        elsewhere = tmp_path / f".0123-another.machine-{ended.pid}"
+        for folder in (left, at_work, elsewhere):
+            folder.mkdir()
+        run = Worker(environment, tmp_path).do(job())
+        assert set(tmp_path.iterdir()) == {run.folder, at_work, elsewhere}
+
     def test_stopped_and_gone_on(self, tmp_path, environment):
         jobs = [job(), job(method="greedy"), job(seed=1)]
 
@@ -430,4 +499,24 @@ def test_grids_are_read_back(tmp_path, model):
     assert again.labels == grid.labels
     torch.testing.assert_close(again.pairs, grid.pairs)
     torch.testing.assert_close(again.singles, grid.singles)
-    assert json.loads((tmp_path / "grid.json").read_text())["format_version"] == 2
+    assert json.loads((tmp_path / "grid.json").read_text())["format_version"] == 3
+
+
+@pytest.mark.parametrize("change", ["shape", "diagonal", "asymmetry", "text", "edited"])
+def test_damaged_grids_are_refused(tmp_path, model, change):
+    path = tk.Tracer(model, tiny.pairs(4)).interactions(layers=[1]).save(tmp_path / "grid.json")
+    document = read_document(tmp_path, path.name)
+    if change == "shape":
+        document["pairs"].pop()
+    elif change == "diagonal":
+        document["singles"][0] += 1
+    elif change == "asymmetry":
+        document["pairs"][0][1] += 1
+    elif change == "text":
+        document["singles"] = "none"
+    if change == "edited":
+        path.write_text(path.read_text().replace('"title": "', '"title": "another '))
+    else:
+        write_document(path, document)
+    with pytest.raises(ResultFormatError, match="is damaged, was changed"):
+        tk.InteractionGrid.load(path)

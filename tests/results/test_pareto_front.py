@@ -9,8 +9,10 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
     BudgetError,
+    ResultFormatError,
     TargetNotReachedError,
 )
+from tracekit.results.storage import read_document, write_document
 
 
 def test_a_front_answers_every_budget(front, tracer, plain_effects):
@@ -41,6 +43,27 @@ def test_fronts_are_saved_and_loaded(front, tmp_path):
     assert (loaded.ranking, loaded.largest) == (front.ranking, front.largest)
     assert (loaded.statistics, loaded.statistics_cost) == (front.statistics, front.statistics_cost)
     assert torch.equal(loaded.effects, front.effects)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ranking": [0, 0, 1]}, {"largest": 1}, {"largest": 99}, {"statistics": [{"size": 3}]}],
+    ids=str,
+)
+def test_fronts_that_do_not_fit_their_runs_are_refused(front, change, tmp_path):
+    front.save(tmp_path)
+    document = read_document(tmp_path, "pareto.json")
+    write_document(tmp_path / "pareto.json", {**document, **change})
+    with pytest.raises(ResultFormatError, match="is damaged, was changed, or holds files of diff"):
+        tk.ParetoFront.load(tmp_path)
+
+
+def test_a_front_with_the_curve_of_another_is_refused(front, tracer, tmp_path):
+    front.save(tmp_path)
+    tracer.run("top-k", budgets=[1, 2]).save(tmp_path)
+    assert len(tk.TraceCurve.load(tmp_path)) == 2
+    with pytest.raises(ResultFormatError, match="is damaged, was changed, or holds files of diff"):
+        tk.ParetoFront.load(tmp_path)
 
 
 def test_the_curve_of_a_front_draws_its_data(front):

@@ -14,8 +14,10 @@ from tracekit.errors import (
     ResultNotFoundError,
 )
 from tracekit.results.result import effect_interval
-from tracekit.results.storage import FORMAT_VERSION
+from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
 from tracekit.search.learned.schedules import Exponential
+
+_DAMAGED = "is damaged, was changed, or holds files of different runs. Run it again, or restore"
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ def test_damaged_runs_are_refused(result, tmp_path, damage):
         path.write_text(json.dumps(document))
     else:
         (tmp_path / "tensors.safetensors").unlink()
-    with pytest.raises(ResultFormatError, match="is damaged or incomplete. Run it again, or rest"):
+    with pytest.raises(ResultFormatError, match=_DAMAGED):
         tk.TraceResult.load(tmp_path)
 
 
@@ -118,7 +120,7 @@ def test_two_runs_in_one_folder_are_found_out(model, tmp_path):
     second.save(tmp_path / "second")
     name = "tensors.safetensors"
     (tmp_path / "first" / name).write_bytes((tmp_path / "second" / name).read_bytes())
-    with pytest.raises(ResultFormatError, match="is damaged or incomplete. Run it again"):
+    with pytest.raises(ResultFormatError, match=_DAMAGED):
         tk.TraceResult.load(tmp_path / "first")
     first.save(tmp_path / "first")
     assert tk.TraceResult.load(tmp_path / "first").effect == first.effect
@@ -133,6 +135,11 @@ def test_two_runs_in_one_folder_are_found_out(model, tmp_path):
         {"effect": None},
         {"registry": [{"kind": "attention-patterns", "layer": 0, "width": 9, "indices": None}]},
         {"registry": None},
+        {"registry": [{"kind": "mlp-outputs", "layer": 0, "width": 10**10, "indices": None}]},
+        {"full_effect": float("nan")},
+        {"budget": 1},
+        {"budget": 10**6},
+        {"unknown": 1},
         {"cost": 3},
         {"positions": 4},
     ],
@@ -140,8 +147,9 @@ def test_two_runs_in_one_folder_are_found_out(model, tmp_path):
 )
 def test_documents_that_do_not_fit_their_tensors_are_refused(result, change, tmp_path):
     result.save(tmp_path)
-    document = json.loads((tmp_path / "result.json").read_text())
-    (tmp_path / "result.json").write_text(json.dumps({**document, **change}))
+    document = read_document(tmp_path, "result.json")
+    # With a digest that fits: only a look at the content can find these out.
+    write_document(tmp_path / "result.json", {**document, **change})
     with pytest.raises(ResultFormatError):
         tk.TraceResult.load(tmp_path)
 
@@ -152,3 +160,50 @@ def test_documents_that_are_no_objects_are_refused(result, text, tmp_path):
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(ResultFormatError):
         tk.TraceResult.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"effect": 0.5}, {"model": "another"}, {"history": []}])
+def test_a_document_that_was_edited_is_refused(result, change, tmp_path):
+    result.save(tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**document, **change}))
+    with pytest.raises(ResultFormatError, match=_DAMAGED):
+        tk.TraceResult.load(tmp_path)
+
+
+class TestCurves:
+    def save(self, tracer, folder, *budgets, method="top-k"):
+        curve = tracer.run(method, budgets=budgets)
+        curve.save(folder)
+        return curve
+
+    def test_a_saved_curve_comes_back(self, tracer, tmp_path):
+        curve = self.save(tracer, tmp_path, 2, 4)
+        loaded = tk.TraceCurve.load(tmp_path)
+        assert len(loaded) == 2
+        for one, other in zip(curve, loaded, strict=True):
+            assert_same(one, other)
+
+    def test_runs_of_two_curves_are_found_out(self, tracer, tmp_path):
+        """A curve of which one run was written again, and not the others."""
+        self.save(tracer, tmp_path, 2, 4)
+        tracer.run("random", budget=4).save(tmp_path / "budget-4")
+        assert tk.TraceResult.load(tmp_path / "budget-4").method == "random"
+        with pytest.raises(ResultFormatError, match=_DAMAGED):
+            tk.TraceCurve.load(tmp_path)
+
+    def test_an_earlier_curve_leaves_nothing_behind(self, tracer, tmp_path):
+        self.save(tracer, tmp_path, 2, 3, 4)
+        (tmp_path / "budget-mine").mkdir()
+        self.save(tracer, tmp_path, 2, 5)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"curve.json", "budget-2", "budget-5", "budget-mine"}
+
+    @pytest.mark.parametrize(
+        "runs", [["budget-2"], {}, None, {"../other": "a"}, {"budget-2/../x": "a"}]
+    )
+    def test_lists_of_runs_elsewhere_are_refused(self, tracer, runs, tmp_path):
+        self.save(tracer, tmp_path, 2)
+        write_document(tmp_path / "curve.json", {"runs": runs})
+        with pytest.raises(ResultFormatError, match=_DAMAGED):
+            tk.TraceCurve.load(tmp_path)

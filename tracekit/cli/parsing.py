@@ -11,6 +11,8 @@ from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError
 if TYPE_CHECKING:
     from tracekit.results import TraceResult
 
+_MOST_LAYERS = 10_000
+
 
 def goal(
     budgets: list[str] | None, target_effect: float | None, options: dict[str, Any]
@@ -61,16 +63,18 @@ def parse_layers(text: str | None) -> list[int] | None:
     """
     if text is None:
         return None
-    layers: list[int] = []
     try:
-        for part in text.split(","):
-            first, dash, last = part.partition("-")
-            layers += range(int(first), int(last if dash else first) + 1)
-    except ValueError:
+        parts = [part.partition("-") for part in text.split(",")]
+        ends = [(first, last if dash else first) for first, dash, last in parts]
+        ranges = [range(int(first), int(last) + 1) for first, last in ends]
+        n_layers = sum(map(len, ranges))
+    except (ValueError, OverflowError):
         raise ConfigError(
             f"The layers {text!r} are not of the form 0-5,8. Write them so."
         ) from None
-    return layers
+    if n_layers > _MOST_LAYERS:
+        raise ConfigError(f"The layers {text!r} are more than any model has. Name fewer.")
+    return [layer for layers in ranges for layer in layers]
 
 
 def parse_positions(text: str) -> Any:

@@ -21,10 +21,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._options import check_seed, shortened, whole_numbers
 from tracekit.errors import ConfigError, EmptyContinuationError, PairsError
 
 Ids = tuple[int, ...]
 """Token ids."""
+
+
+def as_ids(value: object, part: str, example: int) -> Ids:
+    """Token ids as given by a user.
+
+    Args:
+        value: A list, tuple, array or tensor of whole numbers.
+        part: What they are the ids of, for the message.
+        example: Number of the example, for the message.
+
+    Raises:
+        PairsError: It is something else.
+    """
+    ids = whole_numbers(value)
+    if ids is None:
+        raise PairsError(
+            f"The ids of the {part} of example {example} are {shortened(value)}. "
+            "Give a list of whole numbers: token ids."
+        )
+    return ids
 
 
 class Counterfactual(ABC):
@@ -121,7 +142,7 @@ class PromptCounterfactual(Counterfactual):
     @classmethod
     def from_row(cls, value: Any, example: int) -> PromptCounterfactual:
         """From a sequence of token ids."""
-        ids = tuple(int(token) for token in value)
+        ids = as_ids(value, "counterfactual", example)
         if not ids:
             raise EmptyContinuationError(
                 f"The counterfactual of example {example} encodes to no token. "
@@ -169,12 +190,20 @@ class NoiseCounterfactual(Counterfactual):
     @classmethod
     def from_row(cls, value: Any, example: int) -> NoiseCounterfactual:
         """From a list or tensor with the axes prompt position and d_model."""
-        noise = torch.as_tensor(value, dtype=torch.float32)
+        try:
+            noise = torch.as_tensor(value, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise PairsError(
+                f"The noise of example {example} is {shortened(value)}. "
+                "Give numbers with two axes: prompt position and d_model."
+            ) from error
         if noise.ndim != 2:
             raise PairsError(
                 f"The noise of example {example} has shape {tuple(noise.shape)}. "
                 "It needs two axes: prompt position and d_model."
             )
+        if not torch.isfinite(noise).all():
+            raise PairsError(f"The noise of example {example} is not finite. Use finite numbers.")
         return cls(noise)
 
 
@@ -214,8 +243,9 @@ class GaussianNoise:
     """Seed of the generator; the same seed draws the same noise for the same prompts."""
 
     def __post_init__(self) -> None:
-        if not self.std > 0:
-            raise ConfigError(f"The noise has std {self.std}. It must be positive.")
+        if not 0 < self.std < float("inf"):
+            raise ConfigError(f"The noise has std {self.std}. It must be positive and finite.")
+        check_seed(self.seed)
 
     def draw(self, lengths: Sequence[int], d_model: int) -> list[Float[Tensor, "pos d_model"]]:
         """One tensor per prompt length, in order."""

@@ -8,6 +8,7 @@ continuation `x`, the foil `y`, and `weight`. JSON Lines may hold token ids inst
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,31 @@ def load_pairs(
     )
 
 
+def _read_text(path: Path, encoding: str) -> str:
+    try:
+        return path.read_text(encoding=encoding)
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"{path} is not encoded in UTF-8 (byte {error.start}). Save it as UTF-8; spreadsheets "
+            "call it 'CSV UTF-8'."
+        ) from error
+
+
 def _from_csv(path: Path) -> list[dict[str, Any]]:
     # Spreadsheets write a byte-order mark, which is no part of the first column's name.
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+    text = _read_text(path, "utf-8-sig")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
         rows = list(reader)
+        columns = reader.fieldnames or ()
+    except csv.Error as error:
+        raise DataFormatError(
+            f"{path} cannot be read as CSV: {error}. Write a comma-separated file with a header; "
+            "long texts fit in a .jsonl file."
+        ) from error
+    twice = [name for number, name in enumerate(columns) if name in columns[:number]]
+    if twice:
+        raise DataFormatError(f"{path} has the column {twice[0]!r} twice. Keep one of them.")
     for number, row in enumerate(rows):
         if None in row or None in row.values():
             raise DataFormatError(
@@ -92,12 +113,13 @@ def _from_csv(path: Path) -> list[dict[str, Any]]:
 
 def _from_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not splitlines(): a text may hold other line separators than the file's.
+    for number, line in enumerate(_read_text(path, "utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise DataFormatError(

@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._options import check_seed, shortened
 from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
     Counterfactual,
     GaussianNoise,
     Ids,
+    as_ids,
     counterfactual_from_row,
 )
 from tracekit.data.tokenization import bos_of, encoder, tokenizer_of, width_of
@@ -91,6 +94,11 @@ class PromptPairs(Sequence[PromptPair]):
             dropped = f" All {len(self.skipped)} were skipped." if self.skipped else ""
             raise PairsError(f"There are no prompt pairs.{dropped} Give at least one.")
         _check_pairs(self.pairs)
+        if self.weights is not None and not (self.weights > 0).all():
+            raise PairsError(
+                "The weights span so many orders of magnitude that the smallest would count "
+                "nothing. Leave out what is to count for nothing."
+            )
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -115,9 +123,10 @@ class PromptPairs(Sequence[PromptPair]):
             seed: Draws the parts.
 
         Raises:
-            ConfigError: A share that leaves a part empty.
+            ConfigError: A share that leaves a part empty, or a seed that is none.
         """
-        count = round(share * len(self))
+        check_seed(seed)
+        count = round(share * len(self)) if isfinite(share) else 0
         if not 0 < count < len(self):
             raise ConfigError(
                 f"A share of {share} leaves one part of the {len(self)} pairs empty. "
@@ -140,8 +149,11 @@ class PromptPairs(Sequence[PromptPair]):
     @property
     def weights(self) -> Float[Tensor, " example"] | None:
         """Weights with a mean of 1; None if all are equal."""
-        weights = torch.tensor([pair.weight for pair in self.pairs])
-        return None if (weights == weights[0]).all() else weights / weights.mean()
+        weights = torch.tensor([pair.weight for pair in self.pairs], dtype=torch.float64)
+        is_equal = (weights == weights[0]).all()
+        # Divided first: the sum of large weights may be infinite.
+        weights = weights / weights.max()
+        return None if is_equal else (weights / weights.mean()).float()
 
     @classmethod
     def from_ids(
@@ -225,10 +237,11 @@ class PromptPairs(Sequence[PromptPair]):
         encoded: list[dict[str, Any]] = []
         for number, row in enumerate(rows):
             _require_keys(row, number, ("prompt", "x"), TEXT_KEYS, optional="y")
-            entry: dict[str, Any] = {key: row[key] for key in TEXT_KEYS if row.get(key)}
+            entry: dict[str, Any] = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key)}
+            _require_text(entry, number)
             if row.get("weight") is not None:
                 entry["weight"] = row["weight"]
-            for key in TEXT_KEYS & set(entry):
+            for key in sorted(TEXT_KEYS & set(entry)):
                 if key in ("prompt", "counterfactual"):
                     entry[f"{key}_ids"] = bos + encode("", row[key])
                 else:
@@ -264,11 +277,27 @@ def _require_keys(
         )
 
 
+def _require_text(entry: Mapping[str, Any], number: int) -> None:
+    """Refuses texts that are none, or that no tokenizer can read."""
+    for key, text in entry.items():
+        is_text = isinstance(text, str)
+        try:
+            is_readable = is_text and bool(text.encode())
+        except UnicodeEncodeError:
+            is_readable = False
+        if not is_readable:
+            problem = "holds half a character" if is_text else "is no text"
+            raise PairsError(
+                f"The {key} of example {number} {problem}: {shortened(text)}. "
+                "Give a text, or token ids (prompt_ids, x_ids, ...)."
+            )
+
+
 def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
     _require_keys(row, number, ("prompt_ids", "x_ids"), ID_KEYS, optional="y_ids")
     ids = {
-        key: tuple(int(token) for token in row[key])
+        key: as_ids(row[key], key.removesuffix("_ids"), number)
         for key in ("prompt_ids", "x_ids", "y_ids")
         if row.get(key) is not None
     }
@@ -281,10 +310,10 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
                 "Give it at least one token, or leave the example out."
             )
     counterfactual = counterfactual_from_row(row, number)
-    texts = {key: str(row[key]) for key in TEXT_KEYS if key in row}
+    texts = {key: str(row[key]) for key in sorted(TEXT_KEYS) if key in row}
     try:
         weight = float(row.get("weight", 1.0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = float("nan")
     if not 0 < weight < float("inf"):
         raise PairsError(

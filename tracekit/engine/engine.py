@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tracekit import masks as masks_module
+from tracekit._options import is_whole
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
@@ -43,7 +44,14 @@ from tracekit.errors import (
 )
 from tracekit.masks import Mask
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Effects, Metric, check_finite
-from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, to_device
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    frozen,
+    long_rope_limit,
+    model_name,
+    to_device,
+)
 
 _COUNTERS = ("_n_forward", "_n_backward")
 """What changes while an engine works."""
@@ -74,9 +82,11 @@ class EngineConfig:
     `Capabilities.none()`: the plain way, with equal results."""
 
     def __post_init__(self) -> None:
-        if self.max_batch_size < 1:
-            raise ConfigError(f"max_batch_size is {self.max_batch_size}. It must be at least 1.")
-        if self.max_memory is not None and self.max_memory < 0:
+        if not is_whole(self.max_batch_size) or self.max_batch_size < 1:
+            raise ConfigError(
+                f"max_batch_size is {self.max_batch_size!r}. It must be a whole number, at least 1."
+            )
+        if self.max_memory is not None and not self.max_memory >= 0:
             raise ConfigError(f"max_memory is {self.max_memory} bytes. It must be at least 0.")
 
 
@@ -190,12 +200,16 @@ class Engine:
 
     def _lay_out(self) -> Layout:
         """X and y in one row where the model supports that at the length needed, else in two."""
-        layout = Layout.build(self.pairs, self.config.positions, packed=True)
+        layout = self._build_layout(packed=True)
         if self.capabilities.supports_packing(self.model, layout.longest):
             return layout
         if layout.sequences.has_branches:
             self.capabilities.warn_of_packing(self.model, layout.longest)
-        return Layout.build(self.pairs, self.config.positions)
+        return self._build_layout()
+
+    def _build_layout(self, **options: bool) -> Layout:
+        limit = long_rope_limit(self.model)
+        return Layout.build(self.pairs, self.config.positions, long_rope_limit=limit, **options)
 
     # ---- computed once --------------------------------------------------------------------
 
@@ -231,7 +245,7 @@ class Engine:
         Its sources are those of `layout`, so the counterfactual cache serves both.
         """
         packed = self.layout.sequences.needs_attention_mask
-        unshared = Layout.build(self.pairs, self.config.positions, packed=packed, shared=False)
+        unshared = self._build_layout(packed=packed, shared=False)
         is_same = len(unshared.sequences) == len(self.layout.sequences)
         return self.layout if is_same else unshared
 

@@ -9,7 +9,7 @@ per data set, in `Layout`; a `Batch` is then a few index operations on the CPU, 
 model's device as a whole.
 
 Rows are padded on the right, which is exact for causal models, and batches hold rows of similar
-length.
+length. Rows on both sides of a long-rope limit never share a batch (see `long_rope_limit`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tracekit._options import shortened, whole_numbers
 from tracekit.data.counterfactual_sources import Counterfactual, Ids
 from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes
-from tracekit.errors import PositionError
+from tracekit.errors import PairsError, PositionError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -59,6 +60,10 @@ class Layout:
     source_lengths: Int[Tensor, " source"]
     source_positions: Bool[Tensor, "source source_pos"]
     """Where the activations of a source are used."""
+    beyond_limit: Bool[Tensor, " row"]
+    """Which rows reach beyond the long-rope limit."""
+    sources_beyond_limit: Bool[Tensor, " source"]
+    """Which sources do."""
     counterfactuals: tuple[Counterfactual, ...]
     """What each source is the run of."""
     all_have_y: bool
@@ -71,6 +76,7 @@ class Layout:
         *,
         packed: bool = False,
         shared: bool = True,
+        long_rope_limit: int | None = None,
     ) -> Layout:
         """Works out rows and sources.
 
@@ -80,10 +86,14 @@ class Layout:
             packed: Whether x and y share a row, which then needs an attention mask of its own.
             shared: Whether examples with equal rows share one. The sources are the same in
                 either case.
+            long_rope_limit: Tokens beyond which the model reads positions otherwise, if any.
 
         Raises:
             PositionError: A scope that is unknown, or an index outside a prompt.
+            PairsError: x and y of an example lie on both sides of the limit.
         """
+        limit = long_rope_limit or float("inf")
+        _check_same_side(pairs, limit)
         scope = _check_positions(positions, pairs)
         rows: dict[tuple[Ids, tuple[Ids, ...], int, int], int] = {}
         sources: dict[tuple[Ids, tuple[Ids, ...], Hashable], int] = {}
@@ -125,6 +135,8 @@ class Layout:
             ),
             source_lengths=source_lengths,
             source_positions=_position_mask(scope, source_prompt_lengths, source_lengths),
+            beyond_limit=_n_positions(rows) > limit,
+            sources_beyond_limit=_n_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
             all_have_y=all(pair.y_ids is not None for pair in pairs),
         )
@@ -183,15 +195,26 @@ class Layout:
         if examples is None:
             examples = torch.arange(self.n_examples)
         lengths = self.lengths[self.rows[examples]].amax(1)
-        order = lengths.argsort(stable=True)
-        sizes = _bucket_sizes(lengths[order], max_batch_size, device)
-        for part in examples[order].split(sizes):
-            yield self.batch(part).to(device)
+        beyond = self.beyond_limit[self.rows[examples, 0]]
+        for part in _buckets(lengths, beyond, max_batch_size, device):
+            yield self.batch(examples[part]).to(device)
 
     def source_batches(self, max_batch_size: int, device: torch.device) -> Iterator[Tensor]:
         """Numbers of the sources to run together."""
-        order = self.source_lengths.argsort(stable=True)
-        yield from order.split(_bucket_sizes(self.source_lengths[order], max_batch_size, device))
+        yield from _buckets(self.source_lengths, self.sources_beyond_limit, max_batch_size, device)
+
+
+def _buckets(
+    lengths: Int[Tensor, " item"],
+    beyond: Bool[Tensor, " item"],
+    max_batch_size: int,
+    device: torch.device,
+) -> Iterator[Int[Tensor, " part"]]:
+    """Items to run together: of similar length, and on one side of the limit."""
+    order = lengths.argsort(stable=True)
+    for side in (order[~beyond[order]], order[beyond[order]]):
+        if len(side):
+            yield from side.split(_bucket_sizes(lengths[side], max_batch_size, device))
 
 
 def _bucket_sizes(lengths: Tensor, max_batch_size: int, device: torch.device) -> list[int]:
@@ -217,7 +240,12 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
                 f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
             )
         return positions
-    indices = tuple(int(position) for position in positions)
+    indices = whole_numbers(positions)
+    if indices is None:
+        raise PositionError(
+            f"The positions are {shortened(positions)}. "
+            f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
+        )
     shortest = min(range(len(pairs)), key=lambda number: len(pairs[number].prompt_ids))
     length = len(pairs[shortest].prompt_ids)
     outside = [i for i in indices if not -length <= i < length]
@@ -249,6 +277,24 @@ def _position_mask(
 
 def _lengths(rows: Any) -> Int[Tensor, " row"]:
     return torch.tensor([len(key[0]) + sum(map(len, key[1])) for key in rows])
+
+
+def _n_positions(rows: Any) -> Int[Tensor, " row"]:
+    """Positions that each row reaches; its branches begin at the same one."""
+    return torch.tensor([len(key[0]) + max(map(len, key[1]), default=0) for key in rows])
+
+
+def _check_same_side(pairs: PromptPairs, limit: float) -> None:
+    for number, pair in enumerate(pairs):
+        sides = [
+            len(pair.prompt_ids) + len(ids) - 1 for ids in (pair.x_ids, pair.y_ids or ()) if ids
+        ]
+        if min(sides) <= limit < max(sides):
+            raise PairsError(
+                f"x and y of example {number} lie on both sides of {limit} tokens, beyond which "
+                "this model reads positions by other rotary factors. Shorten its prompt or the "
+                "longer continuation, or leave it out."
+            )
 
 
 def _targets(pairs: PromptPairs) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,28 @@ def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "ro
     return torch.randint(int(model.cfg.d_vocab), (rows, length), generator=generator)
 
 
+def long_rope_limit(model: HookedModel) -> int | None:
+    """Tokens beyond which a model reads positions by other rotary factors; None if it has no such.
+
+    Such models ("longrope", e.g. Phi-3 with 128k tokens) choose the factors by the longest row of
+    a batch. A shorter row beside it gets other numbers than alone.
+    """
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(given, Mapping):
+        return None
+    # Some models have settings for each type of layer.
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    limits = [
+        settings.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for settings in nested or [given]
+        if settings.get("rope_type", settings.get("type")) == "longrope"
+    ]
+    numbers = [int(limit) for limit in limits if limit is not None]
+    return min(numbers) if numbers else None
+
+
 def embedding_std(model: HookedModel) -> float:
     """Standard deviation of what the first block reads, over random tokens: the unit of noise.
 
@@ -139,15 +161,23 @@ def scored_hook(model: HookedModel) -> str:
 def frozen(model: HookedModel) -> Iterator[None]:
     """Within the block, no parameter takes a gradient and dropout is off; restored afterwards."""
     thawed = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    was_training = model.training
+    # One by one: a user may have put a part of the model in another mode than the whole.
+    in_training = [module for module in _modules(model) if module.training]
     for parameter in thawed:
         parameter.requires_grad_(False)
-    if was_training:
-        model.train(False)
+    for module in in_training:
+        module.training = False
     try:
         yield
     finally:
         for parameter in thawed:
             parameter.requires_grad_(True)
-        if was_training:
-            model.train(True)
+        for module in in_training:
+            module.training = True
+
+
+def _modules(model: HookedModel) -> list[Any]:
+    """The model and all of its parts, each once; a bridge keeps the wrapped model apart."""
+    wholes = [model, getattr(model, "original_model", None)]
+    parts = [part for whole in wholes for part in getattr(whole, "modules", list)()]
+    return list({id(part): part for part in parts}.values())

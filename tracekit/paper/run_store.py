@@ -1,16 +1,19 @@
 """The store: one folder per finished run, named by a hash of everything that decides its numbers.
 
 A run is written to a temporary folder beside its final one, which is renamed when it is complete.
-A folder under the final name is a finished run, even if a process was killed.
+What lies under the final name counts as finished only if all of it can be read; anything else is
+moved aside, and the run is done again.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
 import shutil
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +21,8 @@ from typing import Any
 
 import torch
 
+from tracekit.errors import TracekitError
+from tracekit.files import digest_of
 from tracekit.models.loading import HookedModel
 from tracekit.paper.jobs import Job
 from tracekit.results.interactions import InteractionGrid
@@ -72,7 +77,7 @@ class Run:
 
 def weights_hash(model: HookedModel) -> str:
     """SHA-256 over the configuration, and names, shapes and values of all parameters."""
-    digest = _json_digest(_model_config(model))
+    digest = hashlib.sha256(digest_of(_model_config(model)).encode())
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     for name in sorted(state):
         value = state[name]
@@ -111,12 +116,7 @@ def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
         root: Folder of the store.
         config: As from `configuration`.
     """
-    return root / _json_digest(config).hexdigest()[:_NAME_LENGTH]
-
-
-def _json_digest(entries: Mapping[str, Any]) -> hashlib._Hash:
-    """SHA-256 of a mapping as JSON, the same in whatever order its entries are."""
-    return hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode())
+    return root / digest_of(config)[:_NAME_LENGTH]
 
 
 def save(
@@ -133,7 +133,7 @@ def save(
         details: Further entries of `Run.info`, which do not decide the numbers.
         results: The results.
     """
-    partial = folder.with_name(f".{folder.name}-{os.getpid()}")
+    partial = folder.with_name(f"{_prefix(folder)}{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     if isinstance(results, InteractionGrid):
@@ -141,13 +141,69 @@ def save(
     else:
         results.save(partial)
     write_document(partial / _INFO, {**config, **details})
-    try:
-        partial.rename(folder)
-    except OSError:
-        # Another process has finished the same run meanwhile.
-        shutil.rmtree(partial)
+    _remove_abandoned(folder)
+    while True:
+        try:
+            partial.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        if is_finished(folder):
+            # Another process has finished the same run meanwhile.
+            shutil.rmtree(partial)
+            return
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run."""
-    return (folder / _INFO).is_file()
+    """Whether a folder holds a finished run; one that cannot be read is moved aside.
+
+    A folder that was moved aside is called `NAME.damaged-1`, `-2` and so on.
+    """
+    if not os.path.lexists(folder):
+        return False
+    try:
+        read_document(folder, _INFO)
+        if (folder / _GRID).exists():
+            InteractionGrid.load(folder / _GRID)
+        else:
+            TraceCurve.load(folder)
+    except TracekitError:
+        _move_aside(folder)
+        return False
+    return True
+
+
+def _move_aside(folder: Path) -> None:
+    number = 1
+    while os.path.lexists(aside := folder.with_name(f"{folder.name}.damaged-{number}")):
+        number += 1
+    # Another process may have moved it already.
+    with suppress(FileNotFoundError):
+        folder.rename(aside)
+
+
+def _prefix(folder: Path) -> str:
+    """How the names of unfinished folders start that this machine writes for a run.
+
+    A store may be shared between machines, whose processes have numbers of their own.
+    """
+    return f".{folder.name}-{socket.gethostname()}-"
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what processes of this machine left behind that were killed while they wrote."""
+    for partial in folder.parent.glob(f".*-{socket.gethostname()}-*"):
+        process = partial.name.rpartition("-")[2]
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

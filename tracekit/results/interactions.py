@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.engine.engine import Engine
-from tracekit.results.storage import read_document, write_document
+from tracekit.results.storage import damaged, read_document, write_document
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -92,13 +92,23 @@ class InteractionGrid:
         """
         path = Path(path)
         document = read_document(path.parent, path.name)
-        return cls(
-            labels=tuple(document["labels"]),
-            singles=torch.tensor(document["singles"]),
-            pairs=torch.tensor(document["pairs"]),
-            axis_label=document["axis_label"],
-            title=document["title"],
-        )
+        try:
+            grid = cls(
+                labels=tuple(document["labels"]),
+                singles=torch.tensor(document["singles"]),
+                pairs=torch.tensor(document["pairs"]),
+                axis_label=document["axis_label"],
+                title=document["title"],
+            )
+            n = len(grid.labels)
+            if grid.singles.shape != (n,) or grid.pairs.shape != (n, n):
+                raise damaged(path.parent)
+            is_symmetric = torch.equal(grid.pairs, grid.pairs.T)
+            if not is_symmetric or not torch.equal(grid.pairs.diag(), grid.singles):
+                raise damaged(path.parent)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise damaged(path.parent) from error
+        return grid
 
 
 def measure_pairs(engine: Engine, components: Sequence[int], *, title: str = "") -> InteractionGrid:

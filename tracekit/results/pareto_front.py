@@ -15,7 +15,7 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, load_runs, save_runs
-from tracekit.results.storage import read_document, write_document
+from tracekit.results.storage import damaged, read_document, write_document
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.local.local_search import SearchState
 
@@ -130,10 +130,12 @@ class ParetoFront(Sequence[TraceResult]):
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
-        folder = save_runs(self.results, Path(folder))
+        folder = Path(folder)
+        digest = save_runs(self.results, folder)
         write_document(
             folder / _FRONT,
             {
+                "curve_sha256": digest,
                 "largest": self.largest,
                 "ranking": self.ranking,
                 "statistics": [asdict(row) for row in self.statistics],
@@ -147,17 +149,26 @@ class ParetoFront(Sequence[TraceResult]):
         """Reads what `save` wrote.
 
         Raises:
-            ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
+            ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
         """
         folder = Path(folder)
         document = read_document(folder, _FRONT)
-        return cls(
-            load_runs(folder),
-            largest=document["largest"],
-            ranking=tuple(document["ranking"]),
-            statistics=tuple(SizeStatistics(**row) for row in document["statistics"]),
-            statistics_cost=Cost(**document["statistics_cost"]),
-        )
+        try:
+            front = cls(
+                load_runs(folder, str(document["curve_sha256"])),
+                largest=document["largest"],
+                ranking=tuple(document["ranking"]),
+                statistics=tuple(SizeStatistics(**row) for row in document["statistics"]),
+                statistics_cost=Cost(**document["statistics_cost"]),
+            )
+            is_ranking = sorted(front.ranking) in ([], list(range(front[0].n_components)))
+            if not is_ranking or list(front.sizes) != sorted(set(front.sizes)):
+                raise damaged(folder)
+            if not front.sizes[-1] <= front.largest <= front[0].n_components:
+                raise damaged(folder)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(folder) from error
+        return front
 
 
 def component_ranking(state: SearchState) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ A run folder holds `result.json` (everything but tensors, with a format version)
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from tracekit.components import Component, ComponentRegistry
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError
+from tracekit.errors import BudgetError, TracekitError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _CURVE = "curve.json"
+_RUN = "budget-"
 _TENSOR_FIELDS = (
     "binary_mask",
     "soft_mask",
@@ -177,6 +180,11 @@ class TraceResult:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder, which is made if need be; returns it."""
+        self._write(Path(folder))
+        return Path(folder)
+
+    def _write(self, folder: Path) -> str:
+        """Writes the run and returns its digest."""
         tensors = {
             name: getattr(self, name) for name in _TENSOR_FIELDS if getattr(self, name) is not None
         }
@@ -188,8 +196,7 @@ class TraceResult:
         entries["registry"] = self.registry.spec()
         entries["cost"] = asdict(self.cost)
         # Labels are for people who open the file; loading ignores them.
-        write_run(Path(folder), {"selected": self.labels, **entries}, tensors)
-        return Path(folder)
+        return write_run(folder, {"selected": self.labels, **entries}, tensors)
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceResult:
@@ -198,13 +205,18 @@ class TraceResult:
         Raises:
             ResultNotFoundError: The folder holds no run.
             FormatVersionError: It was written in another format.
-            ResultFormatError: It is damaged or incomplete.
+            ResultFormatError: It is damaged, was changed, or holds files of different runs.
         """
-        folder = Path(folder)
-        document, tensors = read_run(folder)
+        return cls._read(Path(folder))
+
+    @classmethod
+    def _read(cls, folder: Path, digest: str | None = None) -> TraceResult:
+        """Reads a run, and with a digest only the one that has it."""
+        document, tensors = read_run(folder, digest)
         try:
             del document["selected"]
-            document["registry"] = ComponentRegistry.from_spec(document["registry"])
+            largest = tensors["binary_mask"].numel()
+            document["registry"] = ComponentRegistry.from_spec(document["registry"], largest)
             document["cost"] = Cost(**document["cost"])
             document["history"] = tuple(document["history"])
             if not isinstance(document["positions"], str):
@@ -212,7 +224,7 @@ class TraceResult:
             document.update(tensors)
             result = cls(**document)
             _check_consistent(result)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, TracekitError) as error:
             raise damaged(folder) from error
         return result
 
@@ -224,12 +236,15 @@ def _check_consistent(result: TraceResult) -> None:
         ValueError: They do not.
     """
     n, n_examples = result.n_components, len(result.per_example)
+    n_held_out = None if result.held_out is None else len(result.held_out)
     for name, size in (
         ("binary_mask", n),
         ("soft_mask", n),
         ("component_scores", n),
-        ("weights", n_examples),
         ("per_example", n_examples),
+        ("weights", n_examples),
+        ("held_out", n_held_out),
+        ("held_out_weights", n_held_out),
     ):
         value = getattr(result, name)
         if value is None:
@@ -239,10 +254,12 @@ def _check_consistent(result: TraceResult) -> None:
             raise ValueError(f"{name} is {value.dtype} of shape {tuple(value.shape)}.")
         if name != "component_scores" and not torch.isfinite(value).all():
             raise ValueError(f"{name} is not finite.")
-    if (result.held_out_weights is not None) and (
-        result.held_out is None or len(result.held_out) != len(result.held_out_weights)
-    ):
-        raise ValueError("The weights of the held-out examples are not theirs.")
+    if ((result.soft_mask < 0) | (result.soft_mask > 1)).any():
+        raise ValueError("soft_mask is not in [0, 1].")
+    if not math.isfinite(result.full_effect):
+        raise ValueError("full_effect is not finite.")
+    if result.budget is not None and not result.n_selected <= result.budget <= n:
+        raise ValueError(f"{result.n_selected} of {n} are selected, with {result.budget=}.")
     # Another processor may sum in another order.
     tolerance = 1e-5 * result.per_example.abs().mean().item() + 1e-7
     if not abs(result.effect - result.per_example.mean().item()) <= tolerance:
@@ -294,33 +311,66 @@ class TraceCurve(Sequence[TraceResult]):
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per budget; returns the folder that holds them."""
-        return save_runs(self.results, Path(folder))
+        save_runs(self.results, Path(folder))
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceCurve:
         """Reads what `save` wrote.
 
         Raises:
-            ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
+            ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
         """
         return cls(load_runs(Path(folder)))
 
 
-def save_runs(results: Sequence[TraceResult], folder: Path) -> Path:
-    """Writes a run folder for each of several results, and a list of them."""
-    sizes = [r.n_selected if r.budget is None else r.budget for r in results]
-    names = [f"budget-{size}" for size in sizes]
-    for name, result in zip(names, results, strict=True):
-        result.save(folder / name)
-    write_document(folder / _CURVE, {"runs": names})
-    return folder
+def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
+    """Writes a run folder for each of several results, and a list of them.
+
+    Runs that an earlier list in the folder names, and this one does not, are removed.
+
+    Returns:
+        The digest of the list.
+    """
+    earlier = _listed(folder)
+    digests: dict[str, str] = {}
+    for result in results:
+        size = result.n_selected if result.budget is None else result.budget
+        name = f"{_RUN}{size}"
+        while name in digests:
+            name += "b"
+        digests[name] = result._write(folder / name)
+    digest = write_document(folder / _CURVE, {"runs": digests})
+    for name in earlier - set(digests):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return digest
 
 
-def load_runs(folder: Path) -> tuple[TraceResult, ...]:
+def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
     """Reads what `save_runs` wrote.
 
+    Args:
+        folder: The folder.
+        digest: What `save_runs` returned, where it is known.
+
     Raises:
-        ResultNotFoundError, FormatVersionError: As in `TraceResult.load`.
+        ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
     """
-    names = read_document(folder, _CURVE)["runs"]
-    return tuple(TraceResult.load(folder / name) for name in names)
+    runs = read_document(folder, _CURVE, digest).get("runs")
+    if not isinstance(runs, dict) or not runs or not all(map(_is_run_name, runs)):
+        raise damaged(folder)
+    return tuple(TraceResult._read(folder / name, run) for name, run in runs.items())
+
+
+def _listed(folder: Path) -> set[str]:
+    """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
+    try:
+        runs = read_document(folder, _CURVE).get("runs")
+    except TracekitError:
+        return set()
+    return set(filter(_is_run_name, runs)) if isinstance(runs, dict) else set()
+
+
+def _is_run_name(name: str) -> bool:
+    """Whether a name is that of a run's folder, and no path to somewhere else."""
+    return name.startswith(_RUN) and name.removeprefix(_RUN).isalnum()

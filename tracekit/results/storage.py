@@ -2,28 +2,32 @@
 
 `TraceResult.save`, `ParetoFront.save` and `InteractionGrid.save` say what is saved; the files are
 written and read here. Nothing is pickled, so opening a run from elsewhere executes nothing.
+
+Every JSON file carries a digest of its entries, and holds the digests of the files it belongs
+with: `result.json` that of the tensors, `curve.json` those of its runs, `pareto.json` that of
+`curve.json`. Files of two saves, or a file that was changed, are refused when they are read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from torch import Tensor
 
 from tracekit.errors import FormatVersionError, ResultFormatError, ResultNotFoundError
+from tracekit.files import digest_of, write_beside
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 DOCUMENT = "result.json"
 TENSORS = "tensors.safetensors"
-_DIGEST = "tensors_sha256"
+_TENSORS_DIGEST = "tensors_sha256"
+_DIGEST = "sha256"
 
 
 def versions() -> dict[str, str]:
@@ -37,79 +41,78 @@ def versions() -> dict[str, str]:
     return by_package
 
 
-def write_run(folder: Path, entries: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_run(folder: Path, entries: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Writes a run folder: `result.json` and `tensors.safetensors`.
 
-    Each file is written beside its place and moved there, and the document holds a hash of the
-    tensors: a folder that was cut short over an older run is found out when it is read.
+    Each file is written beside its place and moved there.
+
+    Returns:
+        The digest of `result.json`.
     """
     from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
     content = save({name: value.contiguous() for name, value in tensors.items()})
-    _replace(folder / TENSORS, content)
+    write_beside(folder / TENSORS, content)
     digest = hashlib.sha256(content).hexdigest()
-    write_document(folder / DOCUMENT, {_DIGEST: digest, **entries})
+    return write_document(folder / DOCUMENT, {_TENSORS_DIGEST: digest, **entries})
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_run(folder: Path, digest: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Reads a run folder that `write_run` wrote.
+
+    Args:
+        folder: The folder.
+        digest: What `write_run` returned, where it is known.
 
     Raises:
         ResultNotFoundError: The folder holds no run.
         FormatVersionError: It was written in another format.
-        ResultFormatError: A file is damaged or missing, or the two are not of one run.
+        ResultFormatError: A file is damaged or missing, or the files are not of one run.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    document = read_document(folder, DOCUMENT)
+    document = read_document(folder, DOCUMENT, digest)
     try:
         content = (folder / TENSORS).read_bytes()
-        if document.pop(_DIGEST, None) != hashlib.sha256(content).hexdigest():
+        if document.pop(_TENSORS_DIGEST, None) != hashlib.sha256(content).hexdigest():
             raise damaged(folder)
         return document, load(content)
     except (OSError, SafetensorError) as error:
         raise damaged(folder) from error
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there, so that it is never half written."""
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-        draft.write(content)
-    # A temporary file is readable by its owner only.
-    os.chmod(draft.name, 0o666 & ~_umask())
-    os.replace(draft.name, path)
+def write_document(path: Path, entries: Mapping[str, Any]) -> str:
+    """Writes a JSON file with the format version and a digest of its entries; returns that."""
+    entries = json.loads(json.dumps(entries, default=str))
+    digest = digest_of(entries)
+    document = {"format_version": FORMAT_VERSION, _DIGEST: digest, **entries}
+    write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
+    return digest
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def write_document(path: Path, entries: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the format version."""
-    document = {"format_version": FORMAT_VERSION, **entries}
-    _replace(path, (json.dumps(document, indent=1, default=str) + "\n").encode())
-
-
-def read_document(folder: Path, name: str) -> dict[str, Any]:
+def read_document(folder: Path, name: str, digest: str | None = None) -> dict[str, Any]:
     """Reads a JSON file of this format.
+
+    Args:
+        folder: The folder.
+        name: Name of the file.
+        digest: What `write_document` returned, where it is known.
 
     Raises:
         ResultNotFoundError: The folder has no such file.
-        ResultFormatError: It is damaged.
+        ResultFormatError: It is damaged or was changed, or is another than the one meant.
         FormatVersionError: It is of another format version.
     """
     path = folder / name
-    if not path.exists():
+    if not path.is_file():
         raise ResultNotFoundError(
             f"The folder {folder} holds no {name}. Give a folder that a run was saved to."
         )
     try:
-        document = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(folder) from error
     if not isinstance(document, dict):
         raise damaged(folder)
@@ -119,12 +122,15 @@ def read_document(folder: Path, name: str) -> dict[str, Any]:
             f"The run in {folder} has format version {format_version}; this tracekit reads version "
             f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
         )
+    written = document.pop(_DIGEST, None)
+    if written != digest_of(document) or digest not in (None, written):
+        raise damaged(folder)
     return document
 
 
 def damaged(folder: Path) -> ResultFormatError:
     """The error for a saved run that cannot be read."""
     return ResultFormatError(
-        f"The run in {folder} is damaged or incomplete. Run it again, or restore "
-        f"{DOCUMENT} and {TENSORS}."
+        f"The run in {folder} is damaged, was changed, or holds files of different runs. "
+        "Run it again, or restore all of its files."
     )

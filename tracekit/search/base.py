@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from math import isfinite
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from tracekit._options import is_whole
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
@@ -60,6 +61,11 @@ class Goal:
         if budgets is not None and not asked:
             raise BudgetError("The list of budgets is empty. Give at least one budget.")
         counts = sorted({as_count(value, n_components) for value in asked})
+        if target_effect is not None and not _is_finite(target_effect):
+            raise BudgetError(
+                f"The target_effect is {target_effect!r}. Give a finite number, the mean effect "
+                "to reach."
+            )
         return cls(budgets=tuple(counts), target=target_effect)
 
     def require(self, method: str) -> None:
@@ -134,6 +140,10 @@ class Search(Protocol):
         ...
 
 
+def _is_finite(value: object) -> bool:
+    return is_whole(value) or (isinstance(value, float) and isfinite(value))
+
+
 def require_gradient(metric: Metric, method: str) -> None:
     """Refuses a metric without a gradient.
 
@@ -154,7 +164,7 @@ def as_count(budget: int | float, n_components: int) -> int:
     Raises:
         BudgetError: Below one component or above all of them.
     """
-    if not isinstance(budget, (int, float)) or not isfinite(budget):
+    if not _is_finite(budget):
         raise BudgetError(
             f"A budget of {budget!r} is no number of components. "
             f"Give a count from 1 to {n_components}, or a share of at most 1."

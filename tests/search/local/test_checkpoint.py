@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
     CheckpointError,
+    CheckpointWarning,
     SearchStoppedWarning,
 )
+from tracekit.search.local import checkpoint
 
 
 def interrupted_after(engine, calls, monkeypatch):
@@ -83,3 +86,31 @@ def test_a_metric_of_the_same_name_does_not_pass_for_another(model, tmp_path):
     tracer(1).pareto(**options)
     with pytest.raises(CheckpointError):
         tracer(2).pareto(**options)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused(model, tmp_path):
+    file, data = tmp_path / "front.ckpt", tiny.pairs(6, seed=3)
+    options = {"statistics": False, "max_passes": 40, "checkpoint": file}
+    tk.Tracer(model, data).pareto(**options)
+    content = file.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    for place in torch.randint(len(content), (12,), generator=generator).tolist():
+        file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises(CheckpointError, match="cannot be read|is of another search"):
+            tk.Tracer(model, data).pareto(**options)
+    file.write_bytes(content)
+    tk.Tracer(model, data).pareto(**options)
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    data = tiny.pairs(6, seed=3)
+    options = {"statistics": False, "max_passes": 40}
+    whole = tk.Tracer(model, data).pareto(**options)
+    monkeypatch.setattr(checkpoint, "write_beside", full)
+    with pytest.warns(CheckpointWarning, match=r"cannot be written \(No space left on device\)"):
+        front = tk.Tracer(model, data).pareto(checkpoint=tmp_path / "kept", **options)
+    assert front.to_frame().equals(whole.to_frame())
+    assert not list(tmp_path.iterdir())

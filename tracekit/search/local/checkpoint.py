@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.engine.look_ahead import FirstOrderPrediction
-from tracekit.errors import CheckpointError
+from tracekit.errors import CheckpointError, CheckpointWarning
+from tracekit.files import digest_of, write_beside
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 
@@ -58,8 +59,12 @@ class Checkpoint:
         return self._path.exists()
 
     def save(self, measured: Measured) -> None:
-        """Writes the file; an old one stays whole until the new one is."""
-        from safetensors.torch import save_file
+        """Writes the file; an old one stays whole until the new one is.
+
+        A file that cannot be written, e.g. as the disk is full, is a `CheckpointWarning`: what was
+        searched so far is worth more than the file.
+        """
+        from safetensors.torch import save
 
         sets, predicted = list(measured.effects), list(measured.predictions)
         predictions = list(measured.predictions.values())
@@ -72,8 +77,16 @@ class Checkpoint:
             "gradients": _stack([prediction.gradient for prediction in predictions]),
             "soft_gradients": _stack(measured.soft_gradients),
         }
-        save_file(tensors, self._draft, metadata={"key": self._key})
-        os.replace(self._draft, self._path)
+        metadata = {"key": self._key, "sha256": _digest(tensors)}
+        try:
+            write_beside(self._path, save(tensors, metadata=metadata))
+        except OSError as error:
+            warnings.warn(
+                f"The checkpoint {self._path} cannot be written ({error.strerror or error}). The "
+                "search goes on without; if it is cut short, it starts from the last one written.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
 
     def load(self) -> Measured:
         """Reads the file.
@@ -83,20 +96,25 @@ class Checkpoint:
         """
         from safetensors import SafetensorError, safe_open
 
+        unreadable = CheckpointError(
+            f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
+        )
         try:
             with safe_open(self._path, framework="pt") as file:
-                key = (file.metadata() or {}).get("key")
+                metadata = file.metadata() or {}
                 tensors: dict[str, Tensor] = {
                     name: file.get_tensor(name)
                     for name in file.keys()  # noqa: SIM118
                 }
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
-            ) from error
+            raise unreadable from error
+        if metadata.get("sha256") != _digest(tensors):
+            raise unreadable
         proof = self._proof()
         # Another machine may round differently; another model or metric differs by far more.
-        is_same = key == self._key and torch.allclose(tensors["proof"], proof, rtol=1e-3, atol=1e-4)
+        is_same = metadata.get("key") == self._key and torch.allclose(
+            tensors["proof"], proof, rtol=1e-3, atol=1e-4
+        )
         if not is_same:
             raise CheckpointError(
                 f"The checkpoint {self._path} is of another search, model or data set. "
@@ -114,18 +132,14 @@ class Checkpoint:
             soft_gradients=list(tensors["soft_gradients"]),
         )
 
-    @property
-    def _draft(self) -> Path:
-        return self._path.with_name(self._path.name + ".part")
-
     def _check_writable(self) -> None:
         """Refuses a file that cannot be written, before hours are spent."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.is_dir():
                 raise IsADirectoryError
-            self._draft.touch()
-            self._draft.unlink()
+            with TemporaryFile(dir=self._path.parent):
+                pass
         except OSError as error:
             raise CheckpointError(
                 f"The checkpoint {self._path} cannot be written. Name a file in a folder of yours."
@@ -140,16 +154,26 @@ class Checkpoint:
 
 def _key(engine: Engine, config: Mapping[str, Any]) -> str:
     """Names a search on a data set."""
-    described = {
-        "data": engine.pairs.fingerprint,
-        "components": engine.registry.spec(),
-        "metric": engine.metric.name,
-        "positions": engine.config.positions,
-        "continuation_mean": engine.config.continuation_mean,
-        "config": dict(config),
-    }
-    text = json.dumps(described, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest_of(
+        {
+            "data": engine.pairs.fingerprint,
+            "components": engine.registry.spec(),
+            "metric": engine.metric.name,
+            "positions": engine.config.positions,
+            "continuation_mean": engine.config.continuation_mean,
+            "config": dict(config),
+        }
+    )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes, types and values."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:

@@ -1,0 +1,44 @@
+"""Files: written beside their place and moved there, and digests of their content.
+
+A file that a reader finds is a whole one: the old one, or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+
+def write_beside(path: Path, content: bytes) -> None:
+    """Writes a file beside its place and moves it there, so that it is never half written.
+
+    Raises:
+        OSError: The folder cannot be written to, or the disk is full. An old file stays as it was.
+    """
+    # Every process has a file of its own, whose name nobody can foresee.
+    draft = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
+    try:
+        with draft:
+            draft.write(content)
+        # A temporary file is readable by its owner only.
+        os.chmod(draft.name, 0o666 & ~_umask())
+        os.replace(draft.name, path)
+    except BaseException:
+        os.unlink(draft.name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def digest_of(entries: Mapping[str, Any]) -> str:
+    """SHA-256 of a mapping as JSON, the same in whatever order its entries are."""
+    return hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()
