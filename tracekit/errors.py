@@ -41,6 +41,10 @@ class DatasetDiffersWarning(UserWarning):
     """A data set with another number of examples than the paper's."""
 
 
+class TokenizationWarning(UserWarning):
+    """A continuation that is scored as other tokens than it has in the text."""
+
+
 class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 
@@ -271,6 +275,10 @@ class ResultFormatError(TracekitError, ValueError):
 
 class FormatVersionError(TracekitError, ValueError):
     """A saved run in a format that this version does not read."""
+
+
+class OutputError(TracekitError, OSError):
+    """A file or folder that was named for output and cannot be written."""
 
 
 class FigureExportError(TracekitError, RuntimeError):

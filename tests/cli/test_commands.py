@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import subprocess
@@ -12,6 +13,8 @@ import tracekit as tk
 from tests import tiny
 from tracekit import cli
 from tracekit.cli.output import console, error_console
+from tracekit.cli.parsing import parse_layers
+from tracekit.errors import ConfigError
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -410,3 +413,117 @@ def test_what_was_not_done_is_said(command, tmp_path):
     )
     assert code == 1
     assert "Skipped: demo, demo-bias, exhaustive: " in " ".join(out.split())
+
+
+class TestOutputs:
+    """Where nothing can be written, that is said before a model is loaded."""
+
+    @pytest.fixture
+    def no_loading(self, monkeypatch):
+        def load(*given, **options):
+            raise AssertionError("a model was loaded")
+
+        for module in (cli.options, cli.demo, cli.validate):
+            monkeypatch.setattr(module, "load", load)
+
+    @pytest.mark.parametrize("name", ["afile", "afile/sub", "x" * 300, "/dev/null/x"])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["trace"],
+            ["pareto"],
+            ["demo"],
+            ["evaluate", "--mask", "mask.json"],
+            ["reproduce", "table-heads", "--model", "demo"],
+        ],
+        ids=lambda arguments: arguments[0],
+    )
+    @pytest.mark.usefixtures("no_loading")
+    def test_bad_outputs(self, command, tmp_path, name, arguments):
+        (tmp_path / "afile").write_text("kept")
+        bad = tmp_path / name
+        if (arguments[0], name) == ("evaluate", "afile"):
+            bad = tmp_path
+        code, _, err = command(*arguments, "--output", bad)
+        assert code == 1
+        assert err.startswith("Error: The output ")
+        assert err.count("\n") == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["afile"]
+
+    def test_a_full_disk_is_a_message(self, command, tmp_path, monkeypatch):
+        def full(self, folder):
+            raise OSError(28, "No space left on device", str(folder))
+
+        monkeypatch.setattr(tk.TraceResult, "save", full)
+        code, _, err = command("trace", "--limit", 4, "--method", "top-k", "--output", tmp_path)
+        assert code == 1
+        assert err.startswith("Error: No space left on device (")
+        assert "Traceback" not in err
+
+    def test_early_failures_leave_no_folder(self, command, tmp_path):
+        code, _, err = command("trace", "--model", "/nowhere", "--output", tmp_path / "a" / "b")
+        assert code == 1, err
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestForeignTexts:
+    """Names come from files: they are neither markup nor commands for the terminal."""
+
+    NAME = "[red]a[/red] [/] [link=http://evil]b[/link] :smile: \x1b]0;owned\x07 \x9b31m c"
+    SHOWN = "[red]a[/red] [/] [link=http://evil]b[/link] :smile: \ufffd]0;owned\ufffd \ufffd31m c"
+
+    def test_in_tables(self, command, demo_model, tmp_path):
+        pairs = dataclasses.replace(tk.load_dataset("demo-bias", demo_model)[:4], name=self.NAME)
+        tracer = tk.Tracer(demo_model, pairs, layers=[0])
+        first = tracer.run("top-k", budget=2)
+        dataclasses.replace(first, method=self.NAME).save(tmp_path / "one")
+        code, out, err = command("show", tmp_path / "one")
+        assert code == 0, err
+        assert out.count(self.SHOWN) == 2
+        assert "\x1b" not in out
+
+    def test_in_skipped_examples_and_names_of_data(self, command, tmp_path):
+        path = tmp_path / "[red]hello.csv"
+        rows = ["prompt,counterfactual,x,y"]
+        rows += ["[/red]the cook said,the cook,a,b", "the cook,the maid, a, b"]
+        path.write_text("\n".join(rows))
+        code, out, err = command(
+            *("trace", "--dataset", path, "--skip-mismatched", "--budget", 1, "--method", "top-k"),
+            *("--output", tmp_path / "run", "--quiet"),
+        )
+        assert code == 0, err
+        assert "Skipped example 0: " in out
+        assert "[/red]the cook said" in out
+        assert "[red]hello" in out
+
+    def test_in_errors(self, command):
+        code, _, err = command("trace", "--dataset", "[/red]\x1b[31m")
+        assert code == 1
+        assert "[/red]\\x1b[31m" in err
+
+
+def test_warnings_are_one_line(command, tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("prompt,counterfactual,x,y\nthe cook,the maid,a,b\n")
+    code, _, err = command(
+        *("trace", "--dataset", path, "--budget", 1, "--method", "top-k", "--quiet"),
+        *("--output", tmp_path / "run"),
+    )
+    assert code == 0
+    (line,) = [line for line in err.splitlines() if "Warning" in line]
+    assert line.startswith("Warning: A continuation begins within a word; give it its leading")
+
+
+@pytest.mark.parametrize("text", ["0-3000000000", "0-99999999999999999999", "1,2-20000"])
+def test_layers_beyond_any_model_are_refused(text):
+    with pytest.raises(ConfigError, match="are more than any model has|are not of the form"):
+        parse_layers(text)
+
+
+def test_a_plotly_script_that_was_cut_short_is_written_again(command, tmp_path):
+    (tmp_path / "plotly.min.js").write_text("cut sho")
+    code, _, err = command(
+        *("trace", "--limit", 4, "--method", "top-k", "--output", tmp_path, "--quiet")
+    )
+    assert code == 0, err
+    assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000

@@ -492,3 +492,49 @@ class TestOwnPairs:
         path.write_text("prompt,x\na, b, c\n")
         with pytest.raises(DataFormatError, match="does not have as many cells as the header. Qu"):
             tk.load_pairs(path, demo_model)
+
+
+def test_the_noise_of_facts_is_that_of_the_published_code(shared, gpt2_tokenizer):
+    """Seed 42, and a draw of the prompt's length for each prompt in order."""
+
+    class Model:
+        tokenizer = gpt2_tokenizer
+        cfg = SimpleNamespace(d_model=4)
+
+    folder = shared / "data/known_facts"
+    pairs = tk.load_dataset("known-facts", Model(), data_dir=folder, seed=None, n=5)
+    torch.manual_seed(42)
+    for pair in pairs:
+        noise = 3 * 0.2015 * torch.randn(len(pair.prompt_ids), 4)
+        torch.testing.assert_close(pair.counterfactual.noise, noise)
+    other = tk.load_dataset("known-facts", Model(), data_dir=folder, seed=None, n=5, noise_seed=43)
+    assert not torch.equal(other[0].counterfactual.noise, pairs[0].counterfactual.noise)
+    assert [pair.prompt_ids for pair in other] == [pair.prompt_ids for pair in pairs]
+
+
+@pytest.mark.parametrize("name", ["winobias", "winogender", "professions", "known-facts"])
+def test_the_papers_data_begin_with_a_bos_token_if_asked(name, shared, gpt2_tokenizer):
+    class Model:
+        tokenizer = gpt2_tokenizer
+        cfg = SimpleNamespace(d_model=4)
+
+    folder = shared / "data" / name.replace("-", "_")
+    plain, with_bos = (
+        tk.load_dataset(name, Model(), data_dir=folder, prepend_bos=prepend_bos)
+        for prepend_bos in (False, True)
+    )
+    bos = gpt2_tokenizer.bos_token_id
+    for one, other in zip(plain, with_bos, strict=True):
+        assert other.prompt_ids == (bos, *one.prompt_ids)
+        assert (other.x_ids, other.y_ids) == (one.x_ids, one.y_ids)
+        if name != "known-facts":
+            assert other.counterfactual.ids == (bos, *one.counterfactual.ids)
+
+
+def test_variable_binding_begins_with_a_bos_token_if_asked(gpt2_tokenizer):
+    options = {"form": "code", "n": 4}
+    plain = tk.load_dataset("variable-binding", gpt2_tokenizer, **options)
+    with_bos = tk.load_dataset("variable-binding", gpt2_tokenizer, prepend_bos=True, **options)
+    for one, other in zip(plain, with_bos, strict=True):
+        assert other.prompt_ids == (gpt2_tokenizer.bos_token_id, *one.prompt_ids)
+        assert (other.x_ids, other.y_ids) == (one.x_ids, one.y_ids)

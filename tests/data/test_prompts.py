@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tracekit.errors import (
     EmptyContinuationError,
     LengthMismatchError,
     PairsError,
+    TokenizationWarning,
     UnsupportedModelError,
 )
 
@@ -294,3 +297,50 @@ class TestFiles:
     def test_damaged_lines_are_refused(self, tmp_path, demo_model, line):
         with pytest.raises((PairsError, DataFormatError)):
             self.load(tmp_path / "pairs.jsonl", line.encode(), demo_model)
+
+
+class TestBoundaries:
+    """Continuations that are scored as other tokens than they have in the text."""
+
+    def warnings_of(self, tokenizer, prompt, x, y=None, **options):
+        row = {"prompt": prompt, "counterfactual": prompt, "x": x, "y": y or x}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tk.PromptPairs.from_text([row], tokenizer, **options)
+        return [str(w.message) for w in caught if issubclass(w.category, TokenizationWarning)]
+
+    def test_continuations_that_fit_are_silent(self, gpt2_tokenizer):
+        for prompt, x, y in (
+            ("The doctor said that", " he", " she"),
+            ("2 + 2 =", " 4", " 5"),
+            ('He said: "', "Yes", "No"),
+            ("The doctor said that", ", then", "."),
+        ):
+            assert self.warnings_of(gpt2_tokenizer, prompt, x, y) == []
+
+    def test_a_missing_space(self, gpt2_tokenizer):
+        (text,) = self.warnings_of(gpt2_tokenizer, "The doctor said that", "he", " she")
+        assert text == (
+            "A continuation begins within a word; give it its leading space "
+            "(x of example 0: [' said', ' that'] + ['he'])."
+        )
+
+    def test_a_space_at_the_end_of_the_prompt(self, gpt2_tokenizer):
+        (text,) = self.warnings_of(gpt2_tokenizer, "The doctor said ", "he")
+        assert text.startswith(
+            "A continuation is encoded otherwise than it stands in the text "
+            "(x of example 0: [' said', ' '] + ['he'], in the text [' said', ' he']"
+        )
+
+    def test_byte_tokens(self, gpt2_tokenizer):
+        (text,) = self.warnings_of(gpt2_tokenizer, "The bear is a", " 熊")
+        assert text.startswith("A continuation is encoded in parts of characters (byte tokens) (x")
+
+    def test_many_examples_make_one_warning(self, gpt2_tokenizer):
+        rows = [{"prompt": "It is", "counterfactual": "I was", "x": "so", "y": "no"}] * 9
+        with pytest.warns(TokenizationWarning, match="; and 16 more") as caught:
+            tk.PromptPairs.from_text(rows, gpt2_tokenizer)
+        assert len(caught) == 1
+
+    def test_it_can_be_switched_off(self, gpt2_tokenizer):
+        assert self.warnings_of(gpt2_tokenizer, "It is", "so", warn=False) == []

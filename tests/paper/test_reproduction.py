@@ -34,7 +34,15 @@ from tracekit.paper.experiment import effects_frame, notes_on_sameness
 from tracekit.paper.jobs import RunEnvironment
 from tracekit.paper.latex_table import Table
 from tracekit.paper.models import PAPER_MODELS
-from tracekit.paper.reproduction import EXPERIMENTS, Failure, Job, ModelAt, Run, Setting
+from tracekit.paper.reproduction import (
+    EXPERIMENTS,
+    Failure,
+    Job,
+    ModelAt,
+    Run,
+    Setting,
+    select_experiments,
+)
 from tracekit.paper.run_store import folder_of, weights_hash
 from tracekit.paper.worker import Worker, do_all
 from tracekit.results.storage import read_document, write_document
@@ -153,13 +161,18 @@ class TestPlans:
 
     def test_data_are_those_of_the_published_code(self):
         facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
-        assert facts.data_options == {"seed": None, "leading_space": False}
+        assert facts.data_options == {"seed": None, "noise_seed": 42, "leading_space": False}
         binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
-        assert binding.data_options == {"form": "code", "desideratum": "both"}
+        assert binding.model == "LLaMA-7B"
+        assert binding.data_options == {
+            "form": "code",
+            "desideratum": "both",
+            "prepend_bos": True,
+        }
         assert binding.accuracy_on["value"]["form"] == "code"
         asked = Setting(held_out=False, data_options={"seed": "3", "split": "test"})
         facts = EXPERIMENTS["table-facts"].jobs(asked)[0]
-        assert facts.data_options == {"seed": "3", "leading_space": False}
+        assert facts.data_options == {"seed": "3", "noise_seed": 42, "leading_space": False}
         assert not asked.keeps_paper_data
 
     def test_a_model_that_is_not_what_it_is_said_to_be(self, tmp_path):
@@ -433,6 +446,38 @@ class TestReports:
             assert "not a reproduction" in notes_on_sameness(setting, frame)[0]
         other = [_as(run, model="GPT2-small", dataset="demo-bias") for run in runs]
         assert effects_frame(Setting(models=[paper]), other, "heads")["published"].isna().all()
+
+    def test_the_papers_llamas_read_a_bos_token_first(self):
+        (table,) = select_experiments(["table-heads"])
+        setting = Setting(models=[ModelAt.parse(t) for t in ("gpt2", "Llama-3.2-1B=/a/copy")])
+        options = {job.model: job.data_options for job in table.jobs(setting)}
+        assert options["Llama-3.2-1B"] == {"prepend_bos": True}
+        assert options["GPT2-small"] == {}
+        asked = replace(setting, data_options={"prepend_bos": False})
+        assert {job.data_options["prepend_bos"] for job in table.jobs(asked)} == {False}
+        copy = Setting(models=[ModelAt(title="Llama-3.2-1B", source="/a/copy")])
+        assert {str(job.data_options) for job in table.jobs(copy)} == {"{}"}
+
+    def test_reports_say_what_cannot_be_equalled(self):
+        def notes(title, dataset="winobias", **options):
+            frame = pd.DataFrame(
+                {
+                    "model": [title],
+                    "dataset": [dataset],
+                    "method": ["pgb-ct"],
+                    "published": [1.0],
+                    "n_examples": [1],
+                }
+            )
+            setting = Setting(models=[ModelAt.parse(title)])
+            return " ".join(notes_on_sameness(setting, frame, **options))
+
+        assert "leave padding tokens" in notes("Qwen3-1.7B", has_heads=True)
+        assert "leave padding tokens" not in notes("Qwen3-1.7B")
+        assert "leave padding tokens" not in notes("GPT2-xl", has_heads=True)
+        assert "begin with their beginning-of-sequence" in notes("Llama-3.2-1B")
+        assert "begin with their beginning-of-sequence" not in notes("Qwen3-1.7B")
+        assert "noise of seed 42" in notes("GPT2-xl", "counterfact")
 
     def test_binding_measures_both_interventions(self, tmp_path, demo_model):
         setting = Setting(models=[DEMO], limit=12, methods=["top-k"])

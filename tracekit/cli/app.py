@@ -6,9 +6,8 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from tracekit.cli.output import console, error_console
+from tracekit.cli.output import console, error_console, print_problem
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
@@ -40,8 +39,12 @@ def main() -> None:
         if isinstance(code, int) and code:
             sys.exit(code)
     except TracekitError as error:
-        message = escape(str(error))
-        error_console.print(f"[bold red]Error:[/] {message}", highlight=False, soft_wrap=True)
+        print_problem("Error", error, "bold red")
+        sys.exit(1)
+    except OSError as error:
+        # A full or read-only disk: what was written before is kept.
+        named = f" ({error.filename})" if error.filename else ""
+        print_problem("Error", f"{error.strerror or error}{named}.", "bold red")
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
         error_console.print("Stopped.")
@@ -53,9 +56,7 @@ def main() -> None:
             raise
         option = getattr(error, "option_name", None)
         if option in _RENAMED_OPTIONS:
-            error_console.print(
-                f"[bold red]Error:[/] {option} is now {_RENAMED_OPTIONS[option]}.", highlight=False
-            )
+            print_problem("Error", f"{option} is now {_RENAMED_OPTIONS[option]}.", "bold red")
         else:
             show()
         sys.exit(getattr(error, "exit_code", 2))
@@ -85,3 +86,4 @@ def _quieten_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.showwarning = lambda message, *_, **__: print_problem("Warning", message, "bold")

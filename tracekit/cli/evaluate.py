@@ -26,7 +26,7 @@ from tracekit.cli.options import (
     PositionScope,
     build_tracer,
 )
-from tracekit.cli.output import console, print_tracer
+from tracekit.cli.output import check_file, console, print_tracer
 from tracekit.cli.parsing import read_masks
 
 
@@ -63,6 +63,8 @@ def evaluate(
 
     from tracekit.results import effect_interval
 
+    if output is not None:
+        check_file(output)
     tracer = build_tracer(
         model=model,
         dataset=dataset,

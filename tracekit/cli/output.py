@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from tracekit.errors import ConfigError, FigureExportError
+from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
     from tracekit.data.prompts import PromptPairs
     from tracekit.results.result import TraceCurve, TraceResult
     from tracekit.tracer import Tracer
 
-console = Console()
-error_console = Console(stderr=True)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that steer a terminal, but for tabs and line breaks."""
+
+
+class PlainConsole(Console):
+    """Prints every text as it is: names come from files, and are neither markup nor commands."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A text without markup or emoji codes, and with control characters shown as �."""
+        plain = {"markup": False, "emoji": False}
+        return super().render_str(printable(text), **{**options, **plain})
+
+
+def printable(text: str) -> str:
+    """A text with a mark in place of each control character."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+console = PlainConsole()
+error_console = PlainConsole(stderr=True)
+
+
+def print_problem(word: str, text: object, style: str) -> None:
+    """Prints an error or a warning to standard error, in one line."""
+    message = Text.assemble((f"{word}:", style), " ", printable(str(text)))
+    error_console.print(message, highlight=False, soft_wrap=True)
 
 
 def load(source: str, **options: Any) -> Any:
@@ -38,13 +66,52 @@ def progress_is_shown(quiet: bool) -> bool:
 
 
 def check_folder(output: Path) -> None:
-    """Refuses an output that is not a folder; commands call it before anything slow.
+    """Tries whether a folder can be written to; commands call it before anything slow.
 
     Raises:
-        ConfigError: It is a file.
+        OutputError: It is a file, or cannot be made or written to.
     """
-    if output.is_file():
-        raise ConfigError(f"The output {output} is a file. Give a folder.")
+    if os.path.isfile(output):
+        raise OutputError(f"The output {output} is a file. Give a folder.")
+    made: list[Path] = []
+    try:
+        made = [path for path in (output, *output.parents) if not os.path.exists(path)]
+        output.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise _not_writable(output, error, "folder") from error
+    finally:
+        # A command that fails early leaves no empty folder behind.
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def check_file(output: Path) -> None:
+    """Tries whether a file can be written; commands call it before anything slow.
+
+    Raises:
+        OutputError: It is a folder, or cannot be written.
+    """
+    if os.path.isdir(output):
+        raise OutputError(f"The output {output} is a folder. Give a file.")
+    check_folder(output.parent)
+    try:
+        with suppress(FileNotFoundError), output.open("ab"):
+            pass
+    except OSError as error:
+        raise _not_writable(output, error, "file") from error
+    with suppress(OSError):
+        if output.stat().st_size == 0:
+            output.unlink()
+
+
+def _not_writable(output: Path, error: OSError, noun: str) -> OutputError:
+    return OutputError(
+        f"The output {output} cannot be written to ({error.strerror or error}). "
+        f"Give a {noun} of yours."
+    )
 
 
 def print_skipped(pairs: PromptPairs) -> None:
@@ -91,7 +158,7 @@ def print_table(results: Sequence[TraceResult]) -> None:
             result.method,
             "-" if result.budget is None else str(result.budget),
             f"{result.n_selected} of {result.n_components}",
-            f"[bold]{result.effect:.4g}[/]" if is_best else f"{result.effect:.4g}",
+            Text(f"{result.effect:.4g}", style="bold" if is_best else ""),
             f"{low:.3g} to {high:.3g}",
             *(_held_out_cells(result) if has_held_out else []),
             f"{result.cost.forward_equivalents:.0f}",
@@ -140,5 +207,5 @@ def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
     try:
         figures.write_all(at_paths(".png"))
     except FigureExportError as error:
-        console.print(f"No PNG figures: {escape(str(error))}", style="dim", highlight=False)
-    console.print(f"Figures and results are in {escape(str(output))}/.", highlight=False)
+        console.print(f"No PNG figures: {error}", style="dim", highlight=False)
+    console.print(f"Figures and results are in {output}/.", highlight=False)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from tracekit.cli.app import app
 from tracekit.cli.options import Device, Dtype, MaxBatchSize, ModelOption, Quiet, Seed
-from tracekit.cli.output import check_folder, console, progress_is_shown
+from tracekit.cli.output import check_folder, console, printable, progress_is_shown
 from tracekit.cli.parsing import parse_loading, parse_options
 from tracekit.errors import UnknownMethodError
 
@@ -109,7 +109,7 @@ def reproduce(
     )
     total = len(paper.plan(paper.select_experiments(names), setting))
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -128,7 +128,7 @@ def reproduce(
                 state = "ran" if outcome.fresh else "kept"
             counts[state] += 1
             job = outcome.job
-            description = f"{job.model}, {job.dataset}, {job.label or job.work}"
+            description = printable(f"{job.model}, {job.dataset}, {job.label or job.work}")
             progress.update(task, advance=1, description=description)
             if not progress_is_shown(quiet):
                 console.print(f"{state}: {description}", style="dim", highlight=False)
@@ -149,7 +149,7 @@ def reproduce(
     ran = f"Ran {counts['ran']} of {total}"
     ran += f", {counts['failed']} failed" if counts["failed"] else ""
     console.print(
-        f"{ran}; the rest were cached. Tables, figures and runs are in {escape(str(output))}/.",
+        f"{ran}; the rest were cached. Tables, figures and runs are in {output}/.",
         highlight=False,
     )
     if counts["failed"] and model:
@@ -171,9 +171,10 @@ def _print_report(reproduction: Reproduction) -> None:
     from tracekit.paper.reproduction import slug
 
     experiment, report = reproduction.experiment, reproduction.report
-    console.print(f"\n[bold]{experiment.name}[/]: {experiment.about}", highlight=False)
+    heading = Text.assemble("\n", (experiment.name, "bold"), f": {experiment.about}")
+    console.print(heading, highlight=False)
     for reason in reproduction.reasons:
-        console.print(f"Skipped: {escape(reason)}", highlight=False)
+        console.print(f"Skipped: {reason}", highlight=False)
     if report is None:
         return
     for name, entry in report.tables.items():
@@ -196,4 +197,4 @@ def _format_cell(value: object) -> str:
     """Four significant digits of a number, `-` for a missing value, else the text."""
     if value is None or value != value:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from tracekit.cli.app import app
@@ -76,4 +75,4 @@ def validate(
             f"{'; '.join(validation.problems)}. It has other weights, another tokenizer or other "
             "data."
         )
-    console.print(f"[bold]{escape(model)} agrees with {published.model}.[/]", highlight=False)
+    console.print(f"{model} agrees with {published.model}.", style="bold", highlight=False)

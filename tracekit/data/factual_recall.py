@@ -56,7 +56,9 @@ def load(
     n: int | None = None,
     seed: int | None = 0,
     noise_std: float = NOISE_STD,
+    noise_seed: int = 42,
     leading_space: bool = True,
+    prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads facts, in the order of the file.
@@ -66,9 +68,12 @@ def load(
         model: Its tokenizer encodes the text; its width is the noise's.
         data_dir: Folder with the file.
         n: Number of facts. None: all.
-        seed: Draws the facts and the noise. None: the first facts, and noise of seed 0.
+        seed: Draws the facts. None: the first ones.
         noise_std: Standard deviation of the noise, in the units of the embeddings.
+        noise_seed: Seed of the noise; 42 is that of the published code, which also draws it prompt
+            by prompt in order.
         leading_space: Whether the attributes begin with a space.
+        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
@@ -90,8 +95,16 @@ def load(
         {key: text if key == "prompt" else space + text.strip() for key, text in row.items()}
         for row in rows
     ]
-    noise = GaussianNoise(std=noise_std, seed=seed or 0)
-    return PromptPairs.from_text(rows, model, noise=noise, name=dataset, on_mismatch=on_mismatch)
+    noise = GaussianNoise(std=noise_std, seed=noise_seed)
+    return PromptPairs.from_text(
+        rows,
+        model,
+        noise=noise,
+        name=dataset,
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )
 
 
 def _read_rows(source: FactSource, data_dir: Path | None) -> list[dict[str, str]]:

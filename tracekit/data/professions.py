@@ -41,7 +41,11 @@ _REASON = "169 occupations, of which the published files have 159"
 
 
 def load(
-    model: Any, *, data_dir: Path | None = None, on_mismatch: OnMismatch = "error"
+    model: Any,
+    *,
+    data_dir: Path | None = None,
+    prepend_bos: bool = False,
+    on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 17 templates x 159 occupations = 2703 examples.
 
@@ -53,6 +57,7 @@ def load(
         model: Its tokenizer encodes the text.
         data_dir: Folder with `templates.txt`, `male_occupations.txt`, `female_occupations.txt`.
             None: the cache, or a download.
+        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
@@ -77,4 +82,11 @@ def load(
             for occupation in occupations
         ]
     check_count("professions", len(rows), _N_PUBLISHED, _REASON)
-    return PromptPairs.from_text(rows, model, name="professions", on_mismatch=on_mismatch)
+    return PromptPairs.from_text(
+        rows,
+        model,
+        name="professions",
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )

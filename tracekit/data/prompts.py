@@ -25,7 +25,13 @@ from tracekit.data.counterfactual_sources import (
     as_ids,
     counterfactual_from_row,
 )
-from tracekit.data.tokenization import bos_of, encoder, tokenizer_of, width_of
+from tracekit.data.tokenization import (
+    bos_of,
+    encoder,
+    tokenizer_of,
+    warn_of_boundaries,
+    width_of,
+)
 from tracekit.errors import (
     ConfigError,
     EmptyContinuationError,
@@ -210,6 +216,7 @@ class PromptPairs(Sequence[PromptPair]):
         name: str = "pairs",
         on_mismatch: OnMismatch = "error",
         prepend_bos: bool = False,
+        warn: bool = True,
     ) -> PromptPairs:
         """Pairs from text.
 
@@ -225,7 +232,9 @@ class PromptPairs(Sequence[PromptPair]):
             name: Name of the data set.
             on_mismatch: As in `from_ids`.
             prepend_bos: Start prompts and counterfactuals with the tokenizer's
-                beginning-of-sequence token. The paper's numbers use none.
+                beginning-of-sequence token.
+            warn: Whether to warn where a prompt and its continuation are encoded otherwise than
+                they stand in one text, e.g. as the continuation lacks its leading space.
 
         Raises:
             UnsupportedModelError: The model has no tokenizer.
@@ -252,6 +261,8 @@ class PromptPairs(Sequence[PromptPair]):
             if row.get("y") == "":
                 entry["y_ids"] = []
             encoded.append(entry)
+        if warn:
+            warn_of_boundaries(tokenizer, encoded)
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
             draws = noise.draw(lengths, width_of(model))

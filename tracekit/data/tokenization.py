@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracekit.errors import PairsError, UnsupportedModelError
+from tracekit.errors import PairsError, TokenizationWarning, UnsupportedModelError
 
 
 def tokenizer_of(model: Any) -> Any:
@@ -52,6 +53,65 @@ def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
         return ids[len(prompt_ids) :]
 
     return encode_after
+
+
+def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warns where a continuation is scored as other tokens than it has in the text.
+
+    The prompt and the continuation are encoded apart. A tokenizer may encode the text that they
+    make together otherwise, above all where the continuation lacks its leading space: the model
+    never saw such tokens after such a prompt, and their probability says little.
+
+    Args:
+        tokenizer: The tokenizer.
+        rows: Texts (`prompt`, `x`, `y`) and their ids (`prompt_ids`, `x_ids`, `y_ids`).
+    """
+    problems: dict[str, list[str]] = {}
+    for number, row in enumerate(rows):
+        for part in ("x", "y"):
+            if not (row.get("prompt") and row.get(part)):
+                continue
+            problem = _boundary_problem(tokenizer, row, part)
+            if problem is not None:
+                reason, tokens = problem
+                problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
+    for reason, cases in problems.items():
+        more = f"; and {len(cases) - 2} more" if len(cases) > 2 else ""
+        warnings.warn(
+            f"{reason} ({'; '.join(cases[:2])}{more}).", TokenizationWarning, stacklevel=3
+        )
+
+
+def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:
+    """What is wrong at the end of a prompt, and its last tokens with those of the continuation."""
+    prompt, text, ids = row["prompt"], row[part], list(row[f"{part}_ids"])
+    shown = f"{_tokens(tokenizer, row['prompt_ids'][-2:])} + {_tokens(tokenizer, ids)}"
+    if _is_letter(prompt[-1]) and _is_letter(text[0]):
+        return "A continuation begins within a word; give it its leading space", shown
+    apart = list(tokenizer.encode(prompt, add_special_tokens=False)) + ids
+    together = list(tokenizer.encode(prompt + text, add_special_tokens=False))
+    if apart != together:
+        n_same = next(
+            (n for n, (a, b) in enumerate(zip(apart, together, strict=False)) if a != b), len(apart)
+        )
+        written = _tokens(tokenizer, together[max(n_same - 1, 0) :])
+        reason = "A continuation is encoded otherwise than it stands in the text"
+        return reason, f"{shown}, in the text {written}"
+    decode = getattr(tokenizer, "decode", None)
+    if decode is not None and any("\ufffd" in decode([token]) for token in ids):
+        return "A continuation is encoded in parts of characters (byte tokens)", shown
+    return None
+
+
+def _is_letter(character: str) -> bool:
+    """Whether it is a letter of a script that puts spaces between words."""
+    return character.lower() != character.upper()
+
+
+def _tokens(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Tokens as a message shows them."""
+    decode = getattr(tokenizer, "decode", None)
+    return str([token if decode is None else decode([token]) for token in ids])
 
 
 def bos_of(tokenizer: Any) -> list[int]:

@@ -58,6 +58,7 @@ def load(
     split: Literal["train", "test"] = "train",
     n: int = 50,
     seed: int = 0,
+    prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes examples up: the same ones for the same seed, others for the test split.
@@ -70,6 +71,7 @@ def load(
         split: `train` or `test`; they share no example.
         n: Examples of each desideratum.
         seed: Draws them.
+        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
@@ -97,7 +99,14 @@ def load(
         parts.append(both_splits[::2] if split == "train" else both_splits[1::2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
     name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
-    pairs = PromptPairs.from_text(rows, model, name=f"{name}-{split}", on_mismatch=on_mismatch)
+    pairs = PromptPairs.from_text(
+        rows,
+        model,
+        name=f"{name}-{split}",
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )
     return first_tokens(pairs)
 
 

@@ -56,6 +56,7 @@ def load(
     data_dir: Path | None = None,
     split: Literal["dev", "test"] = "dev",
     keep_case: bool = False,
+    prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 160 (`dev`) or 130 (`test`) examples.
@@ -66,6 +67,7 @@ def load(
             download.
         split: `dev` or `test`.
         keep_case: Whether possessive pronouns stay possessive in the prompts.
+        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
@@ -82,7 +84,14 @@ def load(
     pairs = zip(lines[::2], lines[1::2], strict=True)
     rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
     check_count(f"winobias {split}", len(rows), _N_PUBLISHED[split])
-    return PromptPairs.from_text(rows, model, name=f"winobias-{split}", on_mismatch=on_mismatch)
+    return PromptPairs.from_text(
+        rows,
+        model,
+        name=f"winobias-{split}",
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )
 
 
 def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:

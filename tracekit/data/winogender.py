@@ -53,6 +53,7 @@ def load(
     *,
     data_dir: Path | None = None,
     statistic: Literal["bergsma", "bls"] = "bergsma",
+    prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 44 examples.
@@ -62,6 +63,7 @@ def load(
         data_dir: Folder with the templates and the occupation statistics. None: the cache, or a
             download.
         statistic: Share of women by text counts (`bergsma`) or labour statistics (`bls`).
+        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
@@ -83,7 +85,9 @@ def load(
     ]
     check_count("winogender", len(rows), _N_PUBLISHED)
     name = f"winogender-{statistic}"
-    return PromptPairs.from_text(rows, model, name=name, on_mismatch=on_mismatch)
+    return PromptPairs.from_text(
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
+    )
 
 
 def _shares(lines: list[str], statistic: str) -> dict[str, float]:

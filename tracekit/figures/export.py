@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 
 from tracekit.errors import FigureExportError
+from tracekit.files import write_beside
 
 _PIXELS_PER_POINT = 2
 
@@ -45,12 +47,28 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".html":
+            _write_plotly(path.parent)
             figure.write_html(path, include_plotlyjs="directory")
         else:
             images[path] = figure
     if images:
         _write_images(images)
     return [Path(name) for name in figures]
+
+
+def _write_plotly(folder: Path) -> None:
+    """Writes plotly's script unless it is there and whole; plotly would take any file of its name.
+
+    A script that was cut short leaves every figure of the folder blank.
+    """
+    script = get_plotlyjs().encode()
+    path = folder / "plotly.min.js"
+    try:
+        is_there = path.read_bytes() == script
+    except OSError:
+        is_there = False
+    if not is_there:
+        write_beside(path, script)
 
 
 def _write_images(images: Mapping[Path, go.Figure]) -> None:

@@ -72,7 +72,7 @@ def _table(published: str) -> Callable[[Setting, list[Run]], Report]:
         frame = effects_frame(setting, runs, published)
         return Report(
             tables={"effects": _long(frame), "summary": _wide(frame)},
-            notes=notes_on_sameness(setting, frame),
+            notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
         )
 
     return report

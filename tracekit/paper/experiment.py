@@ -9,7 +9,7 @@ from typing import Any
 from tracekit.data.registry import describe
 from tracekit.paper.jobs import DEMO_DATASETS, Job, ModelAt
 from tracekit.paper.latex_table import Table
-from tracekit.paper.models import PAPER_MODELS
+from tracekit.paper.models import GPT2_FAMILY, PAPER_MODELS
 from tracekit.paper.published import paper_effects
 from tracekit.paper.run_store import Run
 from tracekit.results.result import TraceResult
@@ -21,7 +21,7 @@ _EPOCHS = {"professions": 30}
 _RATIO = {"counterfact", "known-facts", "demo-facts"}
 """Data sets whose published numbers are ratios of probabilities."""
 _AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "counterfact": {"seed": None, "leading_space": False},
+    "counterfact": {"seed": None, "noise_seed": 42, "leading_space": False},
     "variable-binding": {"form": "code"},
 }
 """Data set -> options that make it the one that the published code reads."""
@@ -162,7 +162,7 @@ def trace_job(
             "model": model.title,
             "dtype": setting.dtype,
             "dataset": dataset,
-            "data_options": data_options(setting, dataset, changes.pop("data_options", {})),
+            "data_options": data_options(setting, model, dataset, changes.pop("data_options", {})),
             "components": components,
             "metric": "probability-ratio" if dataset in _RATIO else usual.metric,
             "positions": usual.positions,
@@ -176,17 +176,23 @@ def trace_job(
     )
 
 
-def data_options(setting: Setting, dataset: str, further: Mapping[str, Any]) -> dict[str, Any]:
+def data_options(
+    setting: Setting, model: ModelAt, dataset: str, further: Mapping[str, Any]
+) -> dict[str, Any]:
     """Options of a data set.
 
     Args:
         setting: Its options come last; those that the data set lacks are left out.
+        model: The paper's Llamas read a beginning-of-sequence token first.
         dataset: Name of the data set; the options of the published code come first.
         further: The experiment's own options.
     """
     allowed = describe(dataset).options
     requested = {name: value for name, value in setting.data_options.items() if name in allowed}
-    return {**_AS_PUBLISHED.get(dataset, {}), **further, **requested}
+    published = dict(_AS_PUBLISHED.get(dataset, {}))
+    if model.paper is not None and model.paper.prepends_bos and "prepend_bos" in allowed:
+        published["prepend_bos"] = True
+    return {**published, **further, **requested}
 
 
 def usual_kind(dataset: str) -> str:
@@ -285,12 +291,13 @@ def _with_published(setting: Setting, frame: Any, table: str) -> Any:
     return merged.assign(difference=merged["effect"] - merged["published"])
 
 
-def notes_on_sameness(setting: Setting, frame: Any) -> list[str]:
+def notes_on_sameness(setting: Setting, frame: Any, *, has_heads: bool = False) -> list[str]:
     """Sentences on why the numbers are, or are not, a reproduction.
 
     Args:
         setting: The setting of the runs.
         frame: As from `effects_frame`.
+        has_heads: Whether the components are heads.
     """
     notes = []
     if setting.limit is not None:
@@ -308,7 +315,19 @@ def notes_on_sameness(setting: Setting, frame: Any) -> list[str]:
     if (compared["dataset"] == "counterfact").any():
         notes.append(
             "CounterFact as in the published code: the first 200 records, targets without their "
-            "leading space. The noise of the published numbers is not known; it is drawn anew."
+            "leading space, noise of seed 42 drawn prompt by prompt in order."
+        )
+    paper_models = [PAPER_MODELS[title] for title in compared["model"].unique()]
+    if any(model.prepends_bos for model in paper_models):
+        notes.append(
+            "Prompts of the Llamas begin with their beginning-of-sequence token, as in the "
+            "published scripts."
+        )
+    if has_heads and any(model.title not in GPT2_FAMILY for model in paper_models):
+        notes.append(
+            "The published scripts for heads of Llama and Qwen leave padding tokens between a "
+            "prompt and its continuation, so these published numbers depend on which prompts "
+            "shared a batch. Ours do not, and cannot equal them."
         )
     if (compared["method"] == "random").any() and setting.draws is not None:
         notes.append(f"Random is the best of {setting.draws} sets of each size.")

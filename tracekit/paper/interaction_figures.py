@@ -46,7 +46,7 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             model=model.title,
             dtype=setting.dtype,
             dataset=dataset,
-            data_options=data_options(setting, dataset, {}),
+            data_options=data_options(setting, model, dataset, {}),
             components="mlp-blocks" if has_blocks else "attention-patterns",
             metric=usual.metric,
             positions=usual.positions,
@@ -89,6 +89,14 @@ def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
 
 # ---- variable binding -----------------------------------------------------------------------
 
+_BINDING_NOTE = (
+    "The published objective differs: operation invariance is there the mean of the squared change "
+    "of a logit difference, so a change in either direction costs. Here it is the signed effect, "
+    "which rewards a push towards the clean answer. The published code takes two Adam steps an "
+    "iteration (values with penalties, then operations without), 100 iterations over all of 45 "
+    "examples of each desideratum, in float16."
+)
+
 
 def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     # Accuracy is measured on other examples than the sets were selected on, if there are any.
@@ -106,7 +114,7 @@ def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             data_options={"desideratum": "both"},
             accuracy_on={
                 intervention: data_options(
-                    setting, dataset, {"desideratum": intervention, **other_split}
+                    setting, model, dataset, {"desideratum": intervention, **other_split}
                 )
                 for intervention in ("value", "operation")
             },
@@ -166,7 +174,8 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
         notes=[
             "Value: the foil y is the answer for the counterfactual values. Operation: y is the "
             "clean answer. With the embedded model both are measured on the examples that the sets "
-            "were chosen on; variable-binding has a test split."
+            "were chosen on; variable-binding has a test split.",
+            *([_BINDING_NOTE] if any(r.job.dataset == "variable-binding" for r in runs) else []),
         ],
     )
 

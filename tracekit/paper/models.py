@@ -37,6 +37,11 @@ class PaperModel(ModelSizes):
     title: str
     """Name in the paper's tables."""
 
+    @property
+    def prepends_bos(self) -> bool:
+        """Whether the published scripts begin its prompts with a beginning-of-sequence token."""
+        return "llama" in self.title.lower()
+
 
 def _paper_model(hub: str, title: str, n_layers: int, n_heads: int, d_model: int) -> PaperModel:
     return PaperModel(hub=hub, title=title, n_layers=n_layers, n_heads=n_heads, d_model=d_model)
