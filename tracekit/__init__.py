@@ -48,11 +48,13 @@ if TYPE_CHECKING:
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
     from tracekit.models import load_model as load_model
+    from tracekit.results import Comparison as Comparison
     from tracekit.results import InteractionGrid as InteractionGrid
     from tracekit.results import ParetoFront as ParetoFront
     from tracekit.results import SizeStatistics as SizeStatistics
     from tracekit.results import TraceCurve as TraceCurve
     from tracekit.results import TraceResult as TraceResult
+    from tracekit.results import compare as compare
     from tracekit.search import DCM as DCM
     from tracekit.search import PGBCT as PGBCT
     from tracekit.search import Attribution as Attribution
@@ -74,7 +76,15 @@ _NAMES = {
     "errors": ("TracekitError",),
     "metrics": ("ContinuationLogProbs", "Metric"),
     "models": ("load_model",),
-    "results": ("InteractionGrid", "ParetoFront", "SizeStatistics", "TraceCurve", "TraceResult"),
+    "results": (
+        "Comparison",
+        "InteractionGrid",
+        "ParetoFront",
+        "SizeStatistics",
+        "TraceCurve",
+        "TraceResult",
+        "compare",
+    ),
     "search": (
         "Attribution",
         "DCM",

@@ -199,7 +199,7 @@ METRICS: Mapping[str, Metric] = {
             "odds-ratio",
             odds_ratio,
             lower_bound=-1.0,
-            axis_label="effect (odds ratio - 1)",
+            axis_label="effect (odds ratio \u2212 1)",
             linearization=_ODDS,
         ),
         Metric(
@@ -215,7 +215,7 @@ METRICS: Mapping[str, Metric] = {
             probability_ratio,
             needs_y=False,
             lower_bound=-1.0,
-            axis_label="effect (probability ratio - 1)",
+            axis_label="effect (probability ratio \u2212 1)",
             linearization=_RATIO,
         ),
         Metric("logit-difference", logit_difference, axis_label="effect (logit difference, nats)"),

@@ -42,6 +42,8 @@ from tracekit.search.base import config_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tracekit import figures
+
 _MAX_PAIRED = 256
 _T = TypeVar("_T")
 
@@ -402,7 +404,7 @@ class Tracer:
                 f"for instance by layers; there are components in layers "
                 f"{', '.join(map(str, self.registry.layers))}."
             )
-        title = f"{self.pairs.name}, {model_name(self.model)}"
+        title = f"{self.pairs.name} data, {model_name(self.model)} model"
         return measure_pairs(self.engine, paired, title=title)
 
     def _as_mask(self, mask: Any) -> Tensor:
@@ -418,15 +420,22 @@ class Tracer:
 
     # ---- drawing --------------------------------------------------------------------------
 
-    def heatmap(self, result: TraceResult | None = None) -> go.Figure:
+    def heatmap(
+        self, result: TraceResult | None = None, *, color: figures.Color = "selected"
+    ) -> go.Figure:
         """Per-layer selection heatmap of a result, by default the last.
+
+        Args:
+            result: The result.
+            color: What the colour of a cell says: `selected`, `soft`, `score`, `rank` or `none`
+                (see `figures.heatmap`).
 
         Raises:
             NoResultError: Nothing was run yet.
         """
         from tracekit import figures
 
-        return figures.heatmap(result or self._require_results()[-1])
+        return figures.heatmap(result or self._require_results()[-1], color=color)
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method, by default of all runs.

@@ -32,7 +32,6 @@ from tracekit.errors import (
 from tracekit.paper import reproduction, run_store
 from tracekit.paper.experiment import effects_frame, notes_on_sameness
 from tracekit.paper.jobs import RunEnvironment
-from tracekit.paper.latex_table import Table
 from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.reproduction import (
     EXPERIMENTS,
@@ -45,6 +44,7 @@ from tracekit.paper.reproduction import (
 )
 from tracekit.paper.run_store import folder_of, weights_hash
 from tracekit.paper.worker import Worker, do_all
+from tracekit.results.latex_table import Table
 from tracekit.results.storage import read_document, write_document
 
 DEMO = ModelAt.parse("demo")
@@ -522,15 +522,39 @@ class TestReports:
         lines = [line for line in text.splitlines() if line.endswith("\\\\")]
         assert lines == [
             "data & method & 10 \\% & none \\\\",
-            "a\\_b & x & 1 & -- \\\\",
-            "a\\_b & y & \\textbf{3} & \\textbf{2} \\\\",
-            "a\\_b & z & \\underline{2} & \\textbf{2} \\\\",
-            "c & x & 5 & -- \\\\",
+            "a\\_b & x & 1.00 & -- \\\\",
+            "a\\_b & y & \\textbf{3.00} & \\textbf{2.00} \\\\",
+            "a\\_b & z & \\underline{2.00} & \\textbf{2.00} \\\\",
+            "c & x & 5.00 & -- \\\\",
         ]
         assert "\\toprule" in text
         assert "\\caption{One.}" in text
+        assert "\\label" not in text
         paths = table.save(tmp_path, "one")
         assert [path.name for path in paths] == ["one.csv", "one.tex"]
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        # What prints alike is marked alike, though the numbers differ.
+        ([1.296, 1.2951, 1.1], ["\\textbf{1.30}", "\\textbf{1.30}", "1.10"]),
+        ([1.296, 1.249, 1.2486], ["\\textbf{1.30}", "\\underline{1.25}", "\\underline{1.25}"]),
+        # Fixed decimals: 1.3 does not stand beside 1.29.
+        ([1.3, 1.29, 0.946], ["\\textbf{1.30}", "\\underline{1.29}", "0.95"]),
+        ([123.4, 56.78, float("nan")], ["\\textbf{123}", "\\underline{57}", "--"]),
+        ([0.00123, -0.0004], ["\\textbf{0.00123}", "\\underline{-0.00040}"]),
+        # Three best ones: nobody is second.
+        ([2.0, 2.0, 2.0, 1.0], ["\\textbf{2.00}"] * 3 + ["1.00"]),
+    ],
+    ids=str,
+)
+def test_latex_ties_and_decimals(values, cells):
+    frame = pd.DataFrame({"value": values, "published": None})
+    text = Table(frame=frame, caption="One.", best=["value", "published"], label="tab:a").latex()
+    rows = [line.removesuffix(" \\\\") for line in text.splitlines() if line.endswith("\\\\")]
+    assert rows == ["value", *cells]
+    assert "\\label{tab:a}" in text
 
 
 def _as(run, **changes):

@@ -6,8 +6,15 @@ all of its numbers, which tests and readers compare instead of pixels. Nothing e
 
 from tracekit.figures.charts import Chart, bars, lines, similarities
 from tracekit.figures.curves import curve, curve_data, pareto_curve
-from tracekit.figures.export import write, write_all
-from tracekit.figures.heatmap import SelectionPanel, heatmap, selection_data
+from tracekit.figures.export import for_print, write, write_all
+from tracekit.figures.heatmap import (
+    Color,
+    SelectionPanel,
+    comparison_heatmap,
+    front_heatmap,
+    heatmap,
+    selection_data,
+)
 from tracekit.figures.interactions import interaction_heatmap
 from tracekit.figures.style import HEIGHT, WIDTH
 
@@ -15,10 +22,14 @@ __all__ = [
     "HEIGHT",
     "WIDTH",
     "Chart",
+    "Color",
     "SelectionPanel",
     "bars",
+    "comparison_heatmap",
     "curve",
     "curve_data",
+    "for_print",
+    "front_heatmap",
     "heatmap",
     "interaction_heatmap",
     "lines",

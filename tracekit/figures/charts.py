@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BELOW, finish, styles
+from tracekit.figures.style import TICK_SIZE, finish, styles
 from tracekit.search import title_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
     x_title, y_title = chart.axis_titles
     figure.update_xaxes(title_text=x_title)
     figure.update_yaxes(title_text=y_title, exponentformat="power")
-    figure.update_layout(legend=BELOW, showlegend=True)
+    figure.update_layout(showlegend=True)
     return finish(figure, chart.title, chart.subtitle)
 
 
@@ -149,7 +149,12 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             zmax=1,
             texttemplate="%{z:.2f}",
             hovertemplate="%{y} and %{x}<br>Jaccard similarity: %{z:.3f}<extra></extra>",
-            colorbar={"title": {"text": "Jaccard", "side": "top"}, "thickness": 14},
+            colorbar={
+                "title": {"text": "Jaccard<br> ", "side": "top", "font": {"size": TICK_SIZE}},
+                "tickfont": {"size": TICK_SIZE},
+                "thickness": 13,
+                "outlinewidth": 1,
+            },
         )
     )
     figure.update_xaxes(constrain="domain", showgrid=False)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.errors import ComparisonError
-from tracekit.figures.style import BELOW, CONTROL, STYLES, finish, styles
+from tracekit.figures.style import (
+    CONTROL,
+    STYLES,
+    TICK_SIZE,
+    data_and_model,
+    finish,
+    place_title,
+    styles,
+)
+from tracekit.results.comparison import check_comparable
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
@@ -46,38 +54,17 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     return groups.agg({"effect": "max"}).astype({"method": str})
 
 
-def check_comparable(results: Sequence[TraceResult]) -> None:
-    """Refuses results that answer different questions.
-
-    Raises:
-        ComparisonError: Names what differs.
-    """
-    for name, values in (
-        ("models", [result.model for result in results]),
-        ("data sets", [result.dataset for result in results]),
-        ("examples", [result.dataset_fingerprint for result in results]),
-        ("metrics", [result.metric for result in results]),
-        ("continuation means", [result.continuation_mean for result in results]),
-        ("positions", [result.positions for result in results]),
-        ("components", [result.registry for result in results]),
-    ):
-        others = [value for value in values if value != values[0]]
-        if others:
-            shown = ""
-            if name not in ("examples", "components"):
-                shown = f" ({values[0]} and {others[0]})"
-            raise ComparisonError(
-                f"The results are of different {name}{shown}, so one curve would mix numbers that "
-                "mean different things. Draw a curve for each."
-            )
-
-
-def curve(results: Sequence[TraceResult], *, log_y: bool = False) -> go.Figure:
+def curve(
+    results: Sequence[TraceResult], *, log_y: bool = False, intervals: bool = False
+) -> go.Figure:
     """Effect against number of components: a line per method, and one at the full effect.
+
+    Every line starts at no component and no effect, unless the axis is logarithmic.
 
     Args:
         results: Of one or several methods on the same data, components and metric.
         log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
+        intervals: Whether every result shows the 95 % bootstrap interval of its effect.
 
     Raises:
         ComparisonError: The results are of different data, models, components or metrics.
@@ -88,24 +75,37 @@ def curve(results: Sequence[TraceResult], *, log_y: bool = False) -> go.Figure:
     n = first.n_components
     figure = go.Figure()
     styles_by_method = styles(frame["method"])
-    titles = {result.method: result.method_title or result.method for result in results}
-    for method in dict.fromkeys(frame["method"]):
+    names = {result.method: _name(result) for result in results}
+    methods = list(dict.fromkeys(frame["method"]))
+    # The method of the paper is drawn last: where lines coincide it lies on top.
+    for method in sorted(methods, key=lambda method: method == "pgb-ct"):
         points = frame[frame["method"] == method]
         color, symbol, dash = styles_by_method[method]
+        sizes, effects = list(points["n_selected"]), list(points["effect"])
+        if not log_y:
+            _start_at_origin(figure, sizes[0], effects[0], color, dash)
         figure.add_scatter(
-            x=points["n_selected"],
-            y=points["effect"],
-            name=titles[method],
+            x=sizes,
+            y=effects,
+            name=names[method],
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
-            marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 12 else 5},
-            customdata=[[f"{100 * size / n:.1f} %"] for size in points["n_selected"]],
+            marker={
+                # Hollow: what lies below can be seen.
+                "color": "white",
+                "line": {"color": color, "width": 2},
+                "symbol": symbol,
+                "size": 9 if len(points) < 14 else 6,
+            },
+            error_y=_interval_bars(results, method, sizes, effects, color) if intervals else None,
+            customdata=[[f"{100 * size / n:.1f} %"] for size in sizes],
             hovertemplate=(
-                f"{titles[method]}<br>%{{x}} of {n} components (%{{customdata[0]}})"
+                f"{names[method]}<br>%{{x}} of {n} components (%{{customdata[0]}})"
                 f"<br>{first.axis_label}: %{{y:.4g}}<extra></extra>"
             ),
         )
-    figure = _finish_curve(figure, first)
+    figure.update_layout(legend_traceorder="reversed")
+    figure = _finish_curve(figure, first, largest=int(frame["n_selected"].max()))
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
         # Annotations of logarithmic axes are positioned by the logarithm.
@@ -113,19 +113,102 @@ def curve(results: Sequence[TraceResult], *, log_y: bool = False) -> go.Figure:
     return figure
 
 
-def _finish_curve(figure: go.Figure, first: TraceResult) -> go.Figure:
+def _start_at_origin(figure: go.Figure, size: int, effect: float, color: str, dash: str) -> None:
+    """A line from no component and no effect to the first point."""
+    figure.add_scatter(
+        x=[0, size],
+        y=[0, effect],
+        mode="lines",
+        line={"color": color, "dash": dash, "width": 2},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _name(result: TraceResult) -> str:
+    """What the legend calls a method."""
+    title = result.method_title or result.method
+    draws = result.config.get("draws") if result.method == "random" else None
+    return f"best of {draws} random sets" if draws else title
+
+
+def _interval_bars(
+    results: Sequence[TraceResult],
+    method: str,
+    sizes: Sequence[int],
+    effects: Sequence[float],
+    color: str,
+) -> dict[str, Any]:
+    """Bars from the effect of each point to the ends of its interval; none where it has none."""
+    ends = {(r.n_selected, r.effect): r.interval for r in results if r.method == method}
+    spans = [ends.get((s, e), (e, e)) for s, e in zip(sizes, effects, strict=True)]
+    return {
+        "array": [high - effect for (_, high), effect in zip(spans, effects, strict=True)],
+        "arrayminus": [effect - low for (low, _), effect in zip(spans, effects, strict=True)],
+        "color": color,
+        "thickness": 1.2,
+        "width": 4,
+    }
+
+
+def _finish_curve(figure: go.Figure, first: TraceResult, *, largest: int) -> go.Figure:
     """Adds axes, legend, title, and a line at the effect of all components."""
+    n = first.n_components
     figure.add_hline(
         y=first.full_effect,
         line={"color": "black", "width": 1.5, "dash": "dot"},
-        annotation_text=f"all {first.n_components} components",
-        annotation_position="top left",
-        annotation_font_size=13,
+        annotation_text=f"all {n} components",
+        # On the right: the curves begin on the left.
+        annotation_position="bottom right" if first.full_effect > 0 else "top right",
+        annotation_font_size=TICK_SIZE,
     )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=first.axis_label, exponentformat="power", rangemode="tozero")
-    figure.update_layout(legend=BELOW)
-    return finish(figure, f"{first.dataset}, {first.model}", first.registry.describe())
+    # A point without colour above the line keeps it off the upper axis.
+    figure.add_scatter(
+        x=[0],
+        y=[1.08 * first.full_effect],
+        mode="markers",
+        marker_opacity=0,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    figure = finish(figure, data_and_model(first), first.registry.describe())
+    return _add_share_axis(figure, n, largest)
+
+
+def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
+    """A second axis on top, with the share of all components."""
+    step = next((s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 25) if 100 * largest / n <= 6 * s), 20)
+    shares = [step * k for k in range(1, int(100 * largest / n / step + 1e-9) + 1)]
+    # An axis without a trace is not drawn.
+    figure.add_scatter(
+        x=[0],
+        y=[0],
+        xaxis="x2",
+        mode="markers",
+        marker_opacity=0,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    layout: Any = figure.layout
+    figure.update_layout(
+        xaxis2={
+            "overlaying": "x",
+            "matches": "x",
+            "side": "top",
+            "tickvals": [share * n / 100 for share in shares],
+            "ticktext": [f"{share:g} %" for share in shares],
+            "tickfont": {"size": TICK_SIZE},
+            "ticks": "outside",
+            "linecolor": "black",
+            "showgrid": False,
+            "zeroline": False,
+        },
+        margin_t=94,
+        height=layout.height + 24,
+    )
+    return place_title(figure)
 
 
 def pareto_curve(front: ParetoFront) -> go.Figure:
@@ -190,4 +273,4 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
                 "%{customdata[2]}<extra></extra>"
             ),
         )
-    return _finish_curve(figure, first)
+    return _finish_curve(figure, first, largest=front.largest)

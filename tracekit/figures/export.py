@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,113 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from tracekit.errors import FigureExportError
+from tracekit.errors import ConfigError, FigureExportError
+from tracekit.figures.style import add_legend, place_title
 from tracekit.files import write_beside
 
 _PIXELS_PER_POINT = 2
+_PER_INCH = 96
+"""Pixels of a figure that make an inch."""
+_DPI = 300
+"""Pixels of a PNG that make an inch, in print."""
+_UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72, "px": 1 / _PER_INCH}
+"""Unit of width -> inches."""
+_FONTS = ("font", "tickfont", "textfont", "title_font")
+_DISTANCES = ("standoff", "ticklen", "xshift", "yshift")
+_SMALLEST_PLOT = 60
+"""Pixels; a narrower plot shows nothing."""
+_WIDTH = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>in|cm|mm|pt|px)?")
 
 
-def write(figure: go.Figure, path: str | Path) -> Path:
+def write(
+    figure: go.Figure,
+    path: str | Path,
+    *,
+    width: str | float | None = None,
+    font_size: float | None = None,
+    font: str | None = None,
+    title: bool = True,
+) -> Path:
     """Writes a figure in the format that the suffix names.
 
     `.html` opens without a network: `plotly.min.js` is written beside it. `.png`, `.svg` and
-    `.pdf` need kaleido and Chrome or Chromium.
+    `.pdf` need kaleido and Chrome or Chromium, and have the size of the figure; a PNG has two
+    pixels for each, or 300 for each inch if a width is given.
+
+    Args:
+        figure: Is left as it is.
+        path: The file.
+        width: For print, e.g. `"3.3in"` (a column), `"85mm"`, or a number of inches. None: as it
+            is on the screen.
+        font_size: Of axis titles, in points of 1/72 inch; other texts keep their proportion to it.
+            None: with a width 8 points, else as on the screen.
+        font: Of all texts, e.g. `"Times"`.
+        title: Whether to write title and subtitle, which a caption may say instead.
 
     Returns:
         The path.
 
     Raises:
+        ConfigError: The width or the size of the font is no such measure.
         FigureExportError: Kaleido or a browser is missing.
     """
-    return write_all({path: figure})[0]
+    if width is None and font_size is None and font is None and title:
+        return write_all({path: figure})[0]
+    resized = for_print(figure, width=width, font_size=font_size, font=font, title=title)
+    _write({Path(path): resized}, scale=_PIXELS_PER_POINT if width is None else _DPI / _PER_INCH)
+    return Path(path)
+
+
+def for_print(
+    figure: go.Figure,
+    *,
+    width: str | float | None = None,
+    font_size: float | None = None,
+    font: str | None = None,
+    title: bool = True,
+) -> go.Figure:
+    """A copy of a figure in another size and font; arguments as in `write`.
+
+    The plot keeps its proportions; margins, which hold texts, grow and shrink with the font.
+    """
+    drawn = figure.to_dict()
+    layout = drawn["layout"]
+    old_size = layout["font"]["size"]
+    old_width, old_height, old_margin = layout["width"], layout["height"], layout["margin"]
+    new_width = old_width if width is None else _inches(width) * _PER_INCH
+    points = old_size * 72 / _PER_INCH if width is None else 8.0
+    points = points if font_size is None else font_size
+    if not 2 <= points <= 72:
+        raise ConfigError(f"font_size is {font_size}. Give points, from 2 to 72.")
+    texts = points * _PER_INCH / 72 / old_size
+    margin = {side: old_margin[side] * texts for side in "lrtb"}
+    # Room on the right that only the title needed.
+    margin["r"] = min(margin["r"], _right_of_plot(figure) * texts)
+    if not title:
+        margin["t"] = _above_plot(figure) * texts
+        layout["title"] = {"text": "", "font": layout["title"]["font"]}
+    plot = new_width - margin["l"] - margin["r"]
+    if plot < _SMALLEST_PLOT:
+        raise ConfigError(
+            f"The width {width} leaves {plot:.0f} pixels for the plot at {points:g} points. "
+            "Give a larger width or a smaller font_size."
+        )
+    scale = plot / (old_width - old_margin["l"] - old_margin["r"])
+    plot_height = (old_height - old_margin["t"] - old_margin["b"]) * scale
+    layout["width"] = new_width
+    _scale_texts(layout, texts)
+    for trace in drawn["data"]:
+        _scale_texts(trace, texts)
+        _scale_marks(trace, min(scale, texts))
+    if font is not None:
+        layout["font"]["family"] = font
+    resized = go.Figure(drawn)
+    if "legend" in layout:
+        margin["b"] = add_legend(resized, (plot, plot_height), texts)
+    resized.update_layout(
+        height=margin["t"] + plot_height + margin["b"], margin={**old_margin, **margin}
+    )
+    return place_title(resized)
 
 
 def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
@@ -42,9 +131,12 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
     Raises:
         FigureExportError: Kaleido or a browser is missing; `.html` files are written all the same.
     """
+    return _write({Path(name): figure for name, figure in figures.items()}, _PIXELS_PER_POINT)
+
+
+def _write(figures: Mapping[Path, go.Figure], scale: float) -> list[Path]:
     images: dict[Path, go.Figure] = {}
-    for name, figure in figures.items():
-        path = Path(name)
+    for path, figure in figures.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".html":
             _write_plotly(path.parent)
@@ -52,8 +144,8 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
         else:
             images[path] = figure
     if images:
-        _write_images(images)
-    return [Path(name) for name in figures]
+        _write_images(images, scale)
+    return list(figures)
 
 
 def _write_plotly(folder: Path) -> None:
@@ -71,7 +163,7 @@ def _write_plotly(folder: Path) -> None:
         write_beside(path, script)
 
 
-def _write_images(images: Mapping[Path, go.Figure]) -> None:
+def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
     from plotly.io import write_images
 
     try:
@@ -82,7 +174,7 @@ def _write_images(images: Mapping[Path, go.Figure]) -> None:
             list(images),
             width=[layout.width for layout in layouts],
             height=[layout.height for layout in layouts],
-            scale=[_PIXELS_PER_POINT if path.suffix == ".png" else 1 for path in images],
+            scale=[scale if path.suffix == ".png" else 1 for path in images],
         )
     except (ValueError, RuntimeError, ImportError) as error:
         first = str(error).strip().splitlines()[0].rstrip(" .,:;")
@@ -90,3 +182,64 @@ def _write_images(images: Mapping[Path, go.Figure]) -> None:
             f"Could not write {', '.join(path.name for path in images)}: {first}. "
             "Install tracekit[figures] and Chrome or Chromium, or write .html."
         ) from error
+
+
+def _inches(width: str | float) -> float:
+    """A width as inches."""
+    match = _WIDTH.fullmatch(str(width))
+    inches = float(match["number"]) * _UNITS[match["unit"] or "in"] if match else 0.0
+    if not 0.5 <= inches <= 50:
+        raise ConfigError(
+            f"The width is {width!r}. Give inches, or a number with a unit: 3.3in, 85mm, 8.5cm."
+        )
+    return inches
+
+
+def _right_of_plot(figure: go.Figure) -> float:
+    """Pixels that a figure needs on the right of its plot."""
+    traces: list[Any] = list(figure.data)
+    has_bar = any(trace.type == "heatmap" and trace.showscale is not False for trace in traces)
+    return 98.0 if has_bar else 20.0
+
+
+def _above_plot(figure: go.Figure) -> float:
+    """Pixels that a figure needs above its plot without a title."""
+    layout: Any = figure.layout
+    axes: list[Any] = list(figure.select_xaxes())
+    has_axis = any(axis.side == "top" for axis in axes)
+    has_panels = any(note["yanchor"] == "bottom" for note in layout["annotations"])
+    return 34.0 if has_axis else 24.0 if has_panels else 12.0
+
+
+def _scale_texts(part: Any, factor: float) -> None:
+    """Multiplies the sizes of fonts, and the distances of texts, in a part of a figure."""
+    if isinstance(part, (list, tuple)):
+        for entry in part:
+            _scale_texts(entry, factor)
+    if not isinstance(part, dict):
+        return
+    for name, value in part.items():
+        if (
+            name in _FONTS
+            and isinstance(value, dict)
+            and isinstance(value.get("size"), (int, float))
+        ):
+            value["size"] *= factor
+        elif name in _DISTANCES and isinstance(value, (int, float)):
+            part[name] = value * factor
+        elif name != "template":
+            _scale_texts(value, factor)
+
+
+def _scale_marks(trace: dict[str, Any], factor: float) -> None:
+    """Multiplies the widths of lines and the sizes of markers of a trace."""
+    marker = trace.get("marker", {})
+    for line in (trace.get("line", {}), marker.get("line", {}), trace.get("error_y", {})):
+        for name in ("width", "thickness"):
+            if isinstance(line.get(name), (int, float)):
+                line[name] *= factor
+    size = marker.get("size")
+    if isinstance(size, (int, float)):
+        marker["size"] = size * factor
+    elif size is not None:
+        marker["size"] = [one_size * factor for one_size in size]

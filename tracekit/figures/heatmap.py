@@ -1,159 +1,534 @@
-"""Selection heatmaps: which components, layer by layer."""
+"""Selection heatmaps: which components, layer by layer, of one result or of several side by side.
+
+A panel is a kind of component of one result: a cell per component, a row per layer, layer 0 on top.
+Where a layer has too many components to show, a panel holds a bar per layer instead: the share of
+the layer's components that is selected.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import plotly.graph_objects as go
 import torch
-from plotly.subplots import make_subplots
 
-from tracekit.components import ComponentRegistry, Site, kind_of
-from tracekit.figures.style import finish, tick_positions
+from tracekit.components import Site, kind_of
+from tracekit.errors import ConfigError
+from tracekit.figures.style import (
+    BOX,
+    TICK_SIZE,
+    WIDE,
+    WIDTH,
+    add_margins,
+    data_and_model,
+    set_titles,
+    styles,
+    subtitle_size,
+)
+from tracekit.masks import Mask, ranking
+from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
+if TYPE_CHECKING:
+    from tracekit.results.comparison import Comparison
+
+Color = Literal["selected", "soft", "score", "rank", "none"]
+"""What the colour of a cell says: whether the component is selected, its entry of the soft mask,
+its score (what the method ranked it by; its single effect for top-k), its rank by that, nothing."""
+
 _MAX_COLUMNS = 64
-"""Columns beyond which a cell stands for several components."""
+"""Components of a layer beyond which a panel shows shares."""
+_CELL = 27.0
+"""Largest size of a cell, in pixels."""
+_BARS = 130.0
+"""Width of a panel of bars, in pixels."""
+_GAP = 16.0
+"""Between panels, in pixels."""
+_WIDE_GAP = 48.0
+"""Beside a panel of one column, in pixels."""
+_TALLEST = 640.0
+"""Height of all rows, in pixels."""
+_UNSTUDIED = "#d0d0d0"
+"""Colour of cell borders, and of cells that are not studied."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SelectionPanel:
-    """One kind's part of a selection heatmap."""
+    """One kind of component of one result, as a selection heatmap shows it."""
 
+    title: str
+    """Above the panel: the method, where several are compared."""
     kind: str
     layers: tuple[int, ...]
     """Layer of each row."""
-    columns: tuple[str, ...]
-    """Name of each column: an index, or a range of indices where there are too many to show."""
-    soft: tuple[tuple[float | None, ...], ...]
-    """Mean soft mask of each cell, by row; None where the registry has no component."""
-    share: tuple[tuple[float | None, ...], ...]
-    """Share of the cell's components that are selected; 0 or 1 for single components."""
+    indices: tuple[int, ...]
+    """Index of the component in each column; empty where a row is a share."""
+    selected: tuple[tuple[bool | None, ...], ...]
+    """Whether the component of each cell is selected, by row; None where it is not studied."""
+    values: tuple[tuple[float | None, ...], ...]
+    """What the colour of each cell says; None where the component is not studied."""
+    shares: tuple[float, ...]
+    """Share of each layer's studied components that is selected, in [0, 1]."""
     hover: tuple[tuple[str, ...], ...]
-    """Text at the pointer, by cell."""
+    """Text at the pointer, by cell; one per row where a row is a share."""
+    color: str
+    """Colour of what is selected."""
 
     @property
-    def binned(self) -> bool:
-        """Whether a cell stands for several components."""
-        return any("-" in column for column in self.columns)
+    def is_share(self) -> bool:
+        """Whether a row is a share, since its components are too many to show."""
+        return not self.indices
 
 
-def selection_data(result: TraceResult) -> list[SelectionPanel]:
-    """The data behind a selection heatmap: one panel per kind, a row per layer."""
-    return [_panel(result, kind) for kind in result.registry.kinds]
+@dataclass(frozen=True)
+class _Scale:
+    """How values become colours."""
+
+    colors: Any
+    low: float
+    high: float
+    title: str
 
 
-def heatmap(result: TraceResult) -> go.Figure:
-    """Heatmap of a selection, a row per layer.
+def selection_data(
+    result: TraceResult, color: Color = "selected", *, title: str = ""
+) -> list[SelectionPanel]:
+    """The data behind a selection heatmap: one panel per kind, a row per layer.
 
-    Colour is the soft mask, and a dot marks a selected component. Where a cell stands for several
-    components, colour is the share of them that is selected.
+    Args:
+        result: The result.
+        color: What the colour of a cell says.
+        title: Above the panels.
+
+    Raises:
+        ConfigError: An unknown `color`, or scores of a result that has none.
     """
-    panels = selection_data(result)
-    widths = [max(2.0, float(len(panel.columns))) for panel in panels]
-    figure = make_subplots(cols=len(panels), column_widths=widths, horizontal_spacing=0.13)
-    binned = any(panel.binned for panel in panels)
-    for column, panel in enumerate(panels, start=1):
-        values = panel.share if binned else panel.soft
-        top = max((v for row in values for v in row if v is not None), default=1.0) or 1.0
-        figure.add_heatmap(
-            z=values,
-            x=list(range(len(panel.columns))),
-            y=[str(layer) for layer in panel.layers],
-            text=panel.hover,
-            hovertemplate="%{text}<extra></extra>",
-            colorscale="Blues",
-            zmin=0,
-            zmax=top if binned else 1,
-            xgap=1,
-            ygap=1,
-            showscale=column == len(panels),
-            colorbar={
-                "title": {
-                    "text": "share<br>selected<br> " if binned else "soft<br>mask<br> ",
-                    "side": "top",
-                },
-                "thickness": 14,
-            },
-            row=1,
-            col=column,
-        )
-        if not panel.binned:
-            _add_dots(figure, panel, column)
-        ticks = tick_positions(len(panel.columns), most=8 if panel.binned else 16)
-        figure.update_xaxes(
-            title_text=kind_of(panel.kind).noun,
-            showticklabels=kind_of(panel.kind).component_dim is not None,
-            tickvals=ticks,
-            ticktext=[panel.columns[i].split("-")[0] for i in ticks],
-            showgrid=False,
-            row=1,
-            col=column,
-        )
-        figure.update_yaxes(type="category", showgrid=False, row=1, col=column)
-    figure.update_yaxes(title_text="layer", row=1, col=1)
-    layers = max(len(panel.layers) for panel in panels)
-    return finish(
+    values = _values(result, color)
+    return [_panel(result, kind, values, color, title) for kind in result.registry.kinds]
+
+
+def heatmap(result: TraceResult, *, color: Color = "selected") -> go.Figure:
+    """Which components a result selects, a row per layer.
+
+    Args:
+        result: The result.
+        color: What the colour of a cell says: `selected` (in the colour of the method), `soft`
+            (entry of the soft mask), `score` (what the method ranked by; for top-k the effect of
+            the component alone), `rank` (by that), or `none`. Where colour says something else,
+            selected components have a dark frame.
+
+    Raises:
+        ConfigError: An unknown `color`, or scores of a result that has none.
+    """
+    panels = selection_data(result, color)
+    figure = _draw(panels, _scale([result], color), WIDTH, outlines=color != "selected")
+    title = f"{result.method_title or result.method}: {data_and_model(result)}"
+    return set_titles(figure, title, _subtitle(result))
+
+
+def comparison_heatmap(comparison: Comparison, *, color: Color = "selected") -> go.Figure:
+    """Which components each of several results selects: panels side by side.
+
+    Args:
+        comparison: The results.
+        color: As in `heatmap`.
+
+    Raises:
+        ConfigError: As in `heatmap`.
+    """
+    panels = [
+        panel
+        for result, label in zip(comparison, comparison.labels, strict=True)
+        for panel in selection_data(result, color, title=label)
+    ]
+    first = comparison[0]
+    figure = _draw(panels, _scale(list(comparison), color), WIDE, outlines=color != "selected")
+    sizes = dict.fromkeys(str(result.n_selected) for result in comparison)
+    subtitle = f"{' / '.join(sizes)} of {first.n_components} selected"
+    return set_titles(figure, data_and_model(first), subtitle)
+
+
+def front_heatmap(front: ParetoFront) -> go.Figure:
+    """From which size on each component is in the best sets of a Pareto front.
+
+    Colour is the smallest size whose best set holds the component; best sets are not nested, so it
+    may be missing again from larger ones, which the hover text says. Kinds with many components a
+    layer show the share of them in the largest set.
+    """
+    largest, n = front[-1], front[0].n_components
+    members = torch.stack([result.binary_mask for result in front])
+    sizes = torch.tensor(front.sizes)
+    enters = torch.where(members, sizes[:, None], torch.iinfo(torch.long).max).amin(0)
+    values = [
+        float(size) if held else None for size, held in zip(enters, members.any(0), strict=True)
+    ]
+    panels = []
+    for kind in largest.registry.kinds:
+        texts = [
+            f"in the best sets of {int(members[:, i].sum())} of {len(sizes)} sizes"
+            + (f", from {int(enters[i])} on" if members[:, i].any() else "")
+            for i in range(n)
+        ]
+        panels.append(_panel(largest, kind, values, "soft", "", texts))
+    scale = _Scale("Blues_r", float(sizes[0]), float(sizes[-1]) * 1.25, "enters<br>at size")
+    figure = _draw(panels, scale, WIDTH, outlines=False)
+    return set_titles(
         figure,
-        f"{result.method_title or result.method} on {result.dataset}, {result.model}",
-        f"{result.n_selected} of {result.n_components} selected, effect {result.effect:.3g} "
-        f"(all: {result.full_effect:.3g})",
-        height=max(300, min(900, 150 + 26 * layers)),
+        f"Pareto front: {data_and_model(largest)}",
+        f"sets of up to {front.largest} of {n} components; white: in none",
     )
 
 
-def _panel(result: TraceResult, kind: str) -> SelectionPanel:
+# ---- data -----------------------------------------------------------------------------------
+
+
+def _values(result: TraceResult, color: str) -> list[float | None]:
+    """What the colour of each component says."""
+    if color not in get_args(Color):
+        raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(Color))}.")
+    if color == "score" and result.component_scores is None:
+        raise ConfigError(
+            f"This result of {result.method} has no scores of components. Use color='selected', or "
+            "a result of top-k."
+        )
+    if color == "none":
+        return [0.0] * result.n_components
+    if color == "rank":
+        order = ranking(_ranked_by(result))
+        ranks = torch.empty(len(order))
+        ranks[order] = torch.arange(1.0, len(order) + 1)
+        return ranks.tolist()
+    scores = {
+        "selected": result.binary_mask.float(),
+        "soft": result.soft_mask,
+        "score": result.component_scores,
+    }[color]
+    assert scores is not None
+    return scores.tolist()
+
+
+def _ranked_by(result: TraceResult) -> Mask:
+    return result.soft_mask if result.component_scores is None else result.component_scores
+
+
+def _panel(
+    result: TraceResult,
+    kind: str,
+    values: Sequence[float | None],
+    color: str,
+    title: str,
+    texts: Sequence[str] | None = None,
+) -> SelectionPanel:
+    """A panel; `texts` are said of each component instead of what the result says."""
     registry = result.registry
     sites = [site for site in registry.sites if site.kind.name == kind]
     width = max(site.width for site in sites)
-    size = -(-width // _MAX_COLUMNS)
-    bins = [range(first, min(first + size, width)) for first in range(0, width, size)]
-    cells = [[_cell(result, registry, site, bin_) for bin_ in bins] for site in sites]
+    studied = sorted({index for site in sites for index in site.indices})
+    columns = tuple(range(width)) if width <= _MAX_COLUMNS else tuple(studied)
+    if len(columns) > _MAX_COLUMNS:
+        columns = ()
+    places = [{index: site.start + k for k, index in enumerate(site.indices)} for site in sites]
+    shares = [result.binary_mask[site.start : site.stop].float().mean().item() for site in sites]
+    rows = [[flat.get(index) for index in columns] for flat in places]
+    hover = [
+        [_hover(result, flat, site, texts) for flat in row]
+        for row, site in zip(rows, sites, strict=True)
+    ]
+    if not columns:
+        hover = [
+            [
+                f"layer {site.layer}: {round(share * len(site.indices))} of {len(site.indices)} "
+                f"selected ({100 * share:.3g} %)"
+            ]
+            for site, share in zip(sites, shares, strict=True)
+        ]
+    selected = result.binary_mask.tolist()
     return SelectionPanel(
+        title=title,
         kind=kind,
         layers=tuple(site.layer for site in sites),
-        columns=tuple(str(b[0]) if len(b) == 1 else f"{b[0]}-{b[-1]}" for b in bins),
-        soft=tuple(tuple(cell[0] for cell in row) for row in cells),
-        share=tuple(tuple(cell[1] for cell in row) for row in cells),
-        hover=tuple(tuple(cell[2] for cell in row) for row in cells),
+        indices=columns,
+        selected=tuple(tuple(None if i is None else selected[i] for i in row) for row in rows),
+        values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
+        shares=tuple(shares),
+        hover=tuple(map(tuple, hover)),
+        color=styles([result.method])[result.method][0] if color == "selected" else "#0072B2",
     )
 
 
-def _cell(
-    result: TraceResult, registry: ComponentRegistry, site: Site, bin_: range
-) -> tuple[float | None, float | None, str]:
-    """Soft mask, share selected and hover text of the components of a site in a bin."""
-    flat = [site.start + k for k, index in enumerate(site.indices) if index in bin_]
-    if not flat:
-        return None, None, f"layer {site.layer}: not studied"
-    indices = torch.tensor(flat)
-    soft = result.soft_mask[indices].mean().item()
-    share = result.binary_mask[indices].float().mean().item()
-    if len(flat) == 1:
-        state = "selected" if share else "not selected"
-        text = f"{registry.label(flat[0])}: {state}<br>soft mask {soft:.3f}"
-        if result.component_scores is not None:
-            text += f"<br>alone: {result.component_scores[flat[0]]:.4g}"
-        return soft, share, text
-    ends = f"{registry.label(flat[0])} to {registry.label(flat[-1])}"
-    count = int(result.binary_mask[indices].sum())
-    return soft, share, f"{ends}<br>{count} of {len(flat)} selected<br>mean soft mask {soft:.3f}"
+def _hover(result: TraceResult, flat: int | None, site: Site, texts: Sequence[str] | None) -> str:
+    if flat is None:
+        return f"layer {site.layer}: not studied"
+    label = result.registry.label(flat)
+    if texts is not None:
+        return f"{label}: {texts[flat]}"
+    text = f"{label}: {'selected' if result.binary_mask[flat] else 'not selected'}"
+    soft = result.soft_mask[flat].item()
+    if soft != result.binary_mask[flat].item():
+        text += f"<br>soft mask {soft:.3f}"
+    if result.component_scores is not None:
+        text += f"<br>score {result.component_scores[flat]:.4g}"
+    return text
 
 
-def _add_dots(figure: go.Figure, panel: SelectionPanel, column: int) -> None:
-    dots = [
-        (column_index, str(layer))
-        for layer, row in zip(panel.layers, panel.share, strict=True)
-        for column_index, share in enumerate(row)
-        if share
-    ]
-    figure.add_scatter(
-        x=[dot[0] for dot in dots],
-        y=[dot[1] for dot in dots],
-        mode="markers",
-        marker={"color": "#E69F00", "size": 9, "line": {"color": "black", "width": 1}},
+def _scale(results: Sequence[TraceResult], color: str) -> _Scale | None:
+    """The colours of values, the same for all results; None if each has a colour of its own."""
+    if color in ("selected", "none"):
+        return None
+    if color == "soft":
+        return _Scale("Blues", 0.0, 1.0, "soft<br>mask")
+    if color == "rank":
+        return _Scale("Blues_r", 1.0, 1.1 * results[0].n_components, "rank")
+    scores = [result.component_scores for result in results]
+    bound = max(s.abs().max().item() for s in scores if s is not None) or 1.0
+    return _Scale("RdBu_r", -bound, bound, "score")
+
+
+def _subtitle(result: TraceResult) -> str:
+    text = f"{result.n_selected} of {result.n_components} selected, effect {result.effect:.3g}"
+    return f"{text} (all: {result.full_effect:.3g})"
+
+
+# ---- drawing --------------------------------------------------------------------------------
+
+
+def _draw(
+    panels: Sequence[SelectionPanel],
+    scale: _Scale | None,
+    width: int,
+    *,
+    outlines: bool,
+) -> go.Figure:
+    """Panels side by side, with square cells of one size and rows that line up."""
+    layers = sorted({layer for panel in panels for layer in panel.layers})
+    has_titles = any(panel.title for panel in panels)
+    margins = {"l": 58.0, "r": 14.0, "t": 92.0 if has_titles else 70.0, "b": 56.0}
+    if scale is not None and any(not panel.is_share for panel in panels):
+        margins["r"] += 84.0
+    n_columns = sum(len(panel.indices) for panel in panels)
+    n_bars = sum(panel.is_share for panel in panels)
+    # The title of a single column is wider than the column.
+    is_single = [len(panel.indices) == 1 for panel in panels]
+    gaps = [_WIDE_GAP if any(pair) else _GAP for pair in pairwise(is_single)]
+    margins["r"] += _WIDE_GAP - _GAP if is_single[-1] else 0
+    fixed = margins["l"] + margins["r"] + sum(gaps) + _BARS * n_bars
+    cell = min(_CELL, (width - fixed) / n_columns) if n_columns else _CELL
+    cell = max(min(cell, _TALLEST / len(layers)), 4.0)
+    sizes = [_BARS if panel.is_share else cell * len(panel.indices) for panel in panels]
+    plot_width = sum(sizes) + sum(gaps)
+    plot_height = cell * len(layers)
+    figure = go.Figure()
+    left = 0.0
+    for number, (panel, size) in enumerate(zip(panels, sizes, strict=True), start=1):
+        axes = {"xaxis": _axis("x", number), "yaxis": _axis("y", number)}
+        rows = [layers.index(layer) for layer in panel.layers]
+        domain = [left / plot_width, min((left + size) / plot_width, 1.0)]
+        left += size + (gaps[number - 1] if number <= len(gaps) else 0)
+        if panel.is_share:
+            _add_bars(figure, panel, rows, axes)
+        else:
+            _add_cells(figure, panel, rows, axes, scale, 1.0 if cell >= 7 else 0.5)
+            if outlines:
+                _add_outlines(figure, panel, rows, axes)
+        ticks, texts, noun = _x_ticks(panel, cell)
+        figure.update_layout(
+            {
+                _axis("xaxis", number): {
+                    **BOX,
+                    "domain": domain,
+                    "anchor": _axis("y", number),
+                    "range": None if panel.is_share else [-0.5, len(panel.indices) - 0.5],
+                    "rangemode": "tozero",
+                    "tickvals": ticks,
+                    "ticktext": texts,
+                    "title": {"text": noun, "standoff": 6},
+                    "showgrid": False,
+                    **({} if panel.is_share else {"scaleanchor": "y", "constrain": "domain"}),
+                },
+                _axis("yaxis", number): {
+                    **BOX,
+                    "anchor": _axis("x", number),
+                    "range": [len(layers) - 0.5, -0.5],
+                    "matches": "y" if number > 1 else None,
+                    "tickvals": list(range(0, len(layers), _step(cell, 15.0))),
+                    "ticktext": [str(n) for n in layers[:: _step(cell, 15.0)]],
+                    "showticklabels": number == 1,
+                    "ticks": "outside" if number == 1 else "",
+                    "title": {"text": "layer" if number == 1 else "", "standoff": 6},
+                    "showgrid": False,
+                },
+            }
+        )
+        if panel.title and (number == 1 or panels[number - 2].title != panel.title):
+            _add_panel_title(figure, panel, number)
+    _mark_skipped_layers(figure, layers, len(panels))
+    figure.update_layout(plot_bgcolor=_UNSTUDIED, showlegend=False)
+    add_margins(figure, margins, plot_width, plot_height)
+    return figure
+
+
+def _add_cells(
+    figure: go.Figure,
+    panel: SelectionPanel,
+    rows: Sequence[int],
+    axes: dict[str, str],
+    scale: _Scale | None,
+    gap: float,
+) -> None:
+    """Cells of a panel, `gap` pixels apart."""
+    is_first_with_bar = scale is not None and not any(
+        trace.type == "heatmap" and trace.showscale for trace in figure.data
+    )
+    # White under the cells of studied components that have no value.
+    figure.add_heatmap(
+        z=[[None if cell is None else 0 for cell in row] for row in panel.selected],
+        x=list(range(len(panel.indices))),
+        y=list(rows),
+        colorscale=[[0, "white"], [1, "white"]],
+        showscale=False,
+        xgap=gap,
+        ygap=gap,
         hoverinfo="skip",
-        showlegend=False,
-        row=1,
-        col=column,
+        **axes,
     )
+    figure.add_heatmap(
+        z=panel.values,
+        x=list(range(len(panel.indices))),
+        y=list(rows),
+        text=panel.hover,
+        hovertemplate="%{text}<extra></extra>",
+        colorscale=[[0, "white"], [1, panel.color]] if scale is None else scale.colors,
+        zmin=0 if scale is None else scale.low,
+        zmax=1 if scale is None else scale.high,
+        xgap=gap,
+        ygap=gap,
+        showscale=is_first_with_bar,
+        colorbar=None
+        if scale is None
+        else {
+            "title": {"text": f"{scale.title}<br> ", "side": "top", "font": {"size": TICK_SIZE}},
+            "tickfont": {"size": TICK_SIZE},
+            "thickness": 13,
+            "outlinewidth": 1,
+            "nticks": 6,
+        },
+        **axes,
+    )
+
+
+def _add_outlines(
+    figure: go.Figure, panel: SelectionPanel, rows: Sequence[int], axes: dict[str, str]
+) -> None:
+    """A dark frame around every selected cell; it grows with the cells, unlike a marker."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for row, cells in zip(rows, panel.selected, strict=True):
+        for column, is_selected in enumerate(cells):
+            if is_selected:
+                x += [column - 0.5, column + 0.5, column + 0.5, column - 0.5, column - 0.5, None]
+                y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": "black", "width": 2},
+        hoverinfo="skip",
+        name="selected",
+        **axes,
+    )
+
+
+def _add_bars(
+    figure: go.Figure, panel: SelectionPanel, rows: Sequence[int], axes: dict[str, str]
+) -> None:
+    """The share of each layer, and a line at the share of all layers."""
+    figure.add_shape(
+        type="rect",
+        xref=f"{axes['xaxis']} domain",
+        yref=f"{axes['yaxis']} domain",
+        x0=0,
+        x1=1,
+        y0=0,
+        y1=1,
+        fillcolor="white",
+        line={"width": 0},
+        layer="below",
+    )
+    figure.add_bar(
+        x=[100 * share for share in panel.shares],
+        y=list(rows),
+        orientation="h",
+        width=0.8,
+        marker={"color": panel.color, "line": {"color": "black", "width": 0.5}},
+        text=[row[0] for row in panel.hover],
+        textposition="none",
+        hovertemplate="%{text}<extra></extra>",
+        **axes,
+    )
+    # Layers are of one width, so the mean of shares is the share of all.
+    uniform = 100 * sum(panel.shares) / len(panel.shares)
+    figure.add_scatter(
+        x=[uniform, uniform],
+        y=[min(rows) - 0.5, max(rows) + 0.5],
+        mode="lines",
+        line={"color": "black", "width": 1.2, "dash": "dot"},
+        hovertemplate=f"all layers: {uniform:.3g} %<extra></extra>",
+        **axes,
+    )
+
+
+def _add_panel_title(figure: go.Figure, panel: SelectionPanel, number: int) -> None:
+    figure.add_annotation(
+        text=panel.title,
+        xref=f"{_axis('x', number)} domain",
+        yref=f"{_axis('y', number)} domain",
+        x=0,
+        y=1,
+        yshift=3,
+        xanchor="left",
+        yanchor="bottom",
+        showarrow=False,
+        font={"size": subtitle_size()},
+    )
+
+
+def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int) -> None:
+    """A line between neighbouring rows whose layers are no neighbours."""
+    for row, (upper, lower) in enumerate(pairwise(layers)):
+        if lower != upper + 1:
+            for number in range(1, n_panels + 1):
+                figure.add_shape(
+                    type="line",
+                    xref=f"{_axis('x', number)} domain",
+                    yref=_axis("y", number),
+                    x0=0,
+                    x1=1,
+                    y0=row + 0.5,
+                    y1=row + 0.5,
+                    line={"color": "black", "width": 1, "dash": "dash"},
+                )
+
+
+def _x_ticks(panel: SelectionPanel, cell: float) -> tuple[list[int] | None, list[str] | None, str]:
+    """Positions and texts of ticks, and the title of the axis."""
+    kind = kind_of(panel.kind)
+    if panel.is_share:
+        return None, None, "% selected"
+    if kind.component_dim is None:
+        return [], [], kind.noun
+    step = _step(cell, 12.0 + 8.0 * len(str(panel.indices[-1])))
+    positions = list(range(0, len(panel.indices), step))
+    return positions, [str(panel.indices[i]) for i in positions], kind.noun
+
+
+def _step(cell: float, wanted: float) -> int:
+    """Every how many cells there is room for a label."""
+    return next(s for s in (1, 2, 4, 5, 8, 10, 20, 50, 100) if s * cell >= wanted or s == 100)
+
+
+def _axis(name: str, number: int) -> str:
+    """Plotly's name of an axis; the first has no number."""
+    return name if number == 1 else f"{name}{number}"

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from itertools import combinations, groupby
+
 import plotly.graph_objects as go
 
-from tracekit.figures.style import WIDTH, finish, tick_positions
+from tracekit.components import kind_of
+from tracekit.errors import ConfigError
+from tracekit.figures.style import BOX, TICK_SIZE, add_margins, set_titles
 from tracekit.results.interactions import InteractionGrid
 
+_PLOT = 360.0
+"""Width and height of the map, in pixels."""
+_MARKED = 5
+"""Largest interactions, whose signs are written into the map."""
 
-def interaction_heatmap(grid: InteractionGrid) -> go.Figure:
-    """Pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below."""
+
+def interaction_heatmap(grid: InteractionGrid, *, clip: float = 1.0) -> go.Figure:
+    """Pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below.
+
+    The signs of the five largest interactions stand in their cells, for print in grey.
+
+    Args:
+        grid: The measured pairs.
+        clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
+            change. Below 1 a single strong pair does not make all others pale; the ends of the
+            colour bar then say that values lie beyond.
+
+    Raises:
+        ConfigError: `clip` is not in (0, 1].
+    """
+    if not 0 < clip <= 1:
+        raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
     values = grid.interaction
-    bound = values.nan_to_num().abs().max().item() or 1.0
     n = len(grid.labels)
+    pairs = list(combinations(range(n), 2))
+    sizes = values[tuple(zip(*pairs, strict=True))].abs()
+    bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
     hover = [
         [
             f"{grid.labels[i]}<br>alone: {grid.singles[i]:.4g}"
@@ -27,37 +52,115 @@ def interaction_heatmap(grid: InteractionGrid) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             z=[[None if v != v else v for v in row] for row in values.tolist()],
+            x=list(range(n)),
+            y=list(range(n)),
             text=hover,
             hovertemplate="%{text}<extra></extra>",
             colorscale="RdBu_r",
             zmid=0,
             zmin=-bound,
             zmax=bound,
-            colorbar={
-                "title": {"text": "interaction", "side": "top", "font": {"size": 13}},
-                "thickness": 14,
-                "exponentformat": "power",
-            },
+            xgap=0.5 if n > 40 else 1,
+            ygap=0.5 if n > 40 else 1,
+            colorbar=_color_bar(bound, beyond=sizes.max().item() > bound * (1 + 1e-6)),
         )
     )
-    ticks = tick_positions(n, most=18)
-    names = [grid.labels[i] for i in ticks]
-    figure.update_xaxes(
-        tickvals=ticks, ticktext=names, tickangle=-90, showgrid=False, constrain="domain"
-    )
+    figure.update_layout(plot_bgcolor="#d0d0d0")
+    _mark_largest(figure, grid, bound)
+    _label_axes(figure, grid)
+    figure.update_xaxes(**BOX, range=[-0.5, n - 0.5], constrain="domain", showgrid=False)
     figure.update_yaxes(
-        tickvals=ticks,
-        ticktext=names,
-        autorange="reversed",
-        scaleanchor="x",
-        constrain="domain",
-        showgrid=False,
+        **BOX, range=[n - 0.5, -0.5], scaleanchor="x", constrain="domain", showgrid=False
     )
-    figure.update_layout(plot_bgcolor="#eeeeee")
-    finished = finish(
+    add_margins(figure, {"l": 78.0, "r": 92.0, "t": 70.0, "b": 72.0}, _PLOT, _PLOT)
+    return set_titles(
         figure,
-        grid.title or "Interactions",
-        f"together less each alone; {grid.axis_label}",
-        height=WIDTH - 20,
+        f"Interactions: {grid.title}" if grid.title else "Interactions",
+        f"l({{i, j}}) \u2212 l({{i}}) \u2212 l({{j}}), l: {grid.axis_label}",
     )
-    return finished.update_layout(font_size=15 if n <= 18 else 12)
+
+
+def _color_bar(bound: float, *, beyond: bool) -> dict[str, object]:
+    bar: dict[str, object] = {
+        "title": {"text": "interaction<br> ", "side": "top", "font": {"size": TICK_SIZE}},
+        "tickfont": {"size": TICK_SIZE},
+        "thickness": 13,
+        "outlinewidth": 1,
+        "exponentformat": "power",
+    }
+    if beyond:
+        ticks = [-bound, -bound / 2, 0, bound / 2, bound]
+        texts = [f"{tick:.2g}".replace("-", "\u2212") for tick in ticks]
+        bar |= {
+            "tickvals": ticks,
+            "ticktext": [f"\u25bc {texts[0]}", *texts[1:4], f"\u25b2 {texts[4]}"],
+        }
+    return bar
+
+
+def _mark_largest(figure: go.Figure, grid: InteractionGrid, bound: float) -> None:
+    """Writes + or a minus sign into the cells of the largest interactions."""
+    values = grid.interaction
+    pairs = combinations(range(len(grid.labels)), 2)
+    largest = sorted(pairs, key=lambda pair: -abs(values[pair].item()))[:_MARKED]
+    cells = [cell for i, j in largest if values[i, j] != 0 for cell in ((i, j), (j, i))]
+    figure.add_scatter(
+        x=[j for _, j in cells],
+        y=[i for i, _ in cells],
+        text=["+" if values[cell] > 0 else "\u2212" for cell in cells],
+        mode="text",
+        textfont={
+            "size": max(9, min(18, round(0.9 * _PLOT / len(grid.labels)))),
+            "color": ["white" if abs(values[cell]) > 0.6 * bound else "black" for cell in cells],
+        },
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _label_axes(figure: go.Figure, grid: InteractionGrid) -> None:
+    """Two levels of labels, index and layer, and lines between layers; or plain names."""
+    n = len(grid.labels)
+    step = max(1, round(17 * n / _PLOT + 0.5)) if n > 18 else 1
+    kinds = {component.kind for component in grid.components}
+    if len(kinds) != 1 or kind_of(grid.components[0].kind).component_dim is None:
+        ticks = list(range(0, n, step))
+        names = [grid.labels[i] for i in ticks]
+        figure.update_xaxes(tickvals=ticks, ticktext=names, tickangle=-90)
+        figure.update_yaxes(tickvals=ticks, ticktext=names)
+        return
+    indices = [str(component.index) for component in grid.components]
+    ticks = list(range(0, n, step))
+    figure.update_xaxes(tickvals=ticks, ticktext=[indices[i] for i in ticks], tickangle=0)
+    figure.update_yaxes(tickvals=ticks, ticktext=[indices[i] for i in ticks])
+    first = 0
+    for layer, members in groupby(component.layer for component in grid.components):
+        size = len(list(members))
+        middle = first + (size - 1) / 2
+        text = f"layer {layer}" if size * _PLOT / n > 50 else str(layer)
+        plain = {"showarrow": False, "font": {"size": TICK_SIZE}}
+        figure.add_annotation(
+            x=middle, xref="x", y=0, yref="y domain", yshift=-24, yanchor="top", text=text, **plain
+        )
+        figure.add_annotation(
+            y=middle,
+            yref="y",
+            x=0,
+            xref="x domain",
+            xshift=-28,
+            xanchor="right",
+            textangle=-90,
+            text=text,
+            **plain,
+        )
+        first += size
+        if first < n:
+            line = {"type": "line", "line": {"color": "black", "width": 1}}
+            figure.add_shape(
+                x0=first - 0.5, x1=first - 0.5, y0=0, y1=1, yref="y domain", xref="x", **line
+            )
+            figure.add_shape(
+                y0=first - 0.5, y1=first - 0.5, x0=0, x1=1, xref="x domain", yref="y", **line
+            )
+    noun = kind_of(grid.components[0].kind).noun
+    figure.update_xaxes(title_text=noun, title_standoff=22)

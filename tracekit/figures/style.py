@@ -6,20 +6,39 @@ the common colour-vision deficiencies and in grey; lines differ in marker and da
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+if TYPE_CHECKING:
+    from tracekit.results.result import TraceResult
+
 WIDTH = 520
 """Pixels."""
+WIDE = 648
+"""Pixels: the width of a page, 6.75 inches."""
 HEIGHT = 400
 """Pixels, where the content asks for no other height."""
 
 FONT = {"family": "Arial, Helvetica, sans-serif", "size": 15, "color": "black"}
 GRID = "#d9d9d9"
-BELOW = {"orientation": "h", "y": -0.28, "x": 0.5, "xanchor": "center"}
-"""Position of a legend."""
+BOX = {
+    "showline": True,
+    "mirror": True,
+    "linecolor": "black",
+    "linewidth": 1,
+    "ticks": "outside",
+    "zeroline": False,
+}
+"""Axes with a line on all four sides."""
+TICK_SIZE = 13
+"""Size of tick labels and legends, in pixels."""
+_BELOW_PLOT = 60.0
+"""Height of tick labels and the title of the axis, in pixels."""
+_TITLE_SIZE = 17
+_SUBTITLE_SIZE = 14
 # Okabe and Ito's palette, in an order that also differs in lightness.
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
@@ -65,6 +84,61 @@ def tick_positions(count: int, most: int = 16) -> list[int]:
     return list(range(0, count, -(-count // most)))
 
 
+def data_and_model(result: TraceResult) -> str:
+    """What a figure is about, for its title."""
+    return f"{result.dataset} data, {result.model} model"
+
+
+def subtitle_size() -> int:
+    """Size of subtitles and of the titles of panels, in pixels."""
+    return _SUBTITLE_SIZE
+
+
+def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
+    """Sets title, subtitle and the sizes of all texts, and returns the figure.
+
+    A figure that is too narrow for them gets a wider margin on the right.
+    """
+    for update in (figure.update_xaxes, figure.update_yaxes):
+        update(title_font_size=FONT["size"], tickfont_size=TICK_SIZE)
+    layout: Any = figure.layout
+    missing = max(8.5 * len(title), 7.2 * len(subtitle)) + 24 - (layout.width or WIDTH)
+    if layout.width and missing > 0:
+        figure.update_layout(width=layout.width + round(missing))
+        layout.margin.r += round(missing)
+    figure.update_layout(
+        template="none",
+        title={
+            "text": title,
+            "subtitle": {"text": subtitle, "font": {"size": _SUBTITLE_SIZE}},
+            "font": {"size": _TITLE_SIZE},
+            "x": 0.02,
+            "xanchor": "left",
+            "yanchor": "middle",
+        },
+        font=FONT,
+    )
+    return place_title(figure)
+
+
+def place_title(figure: go.Figure) -> go.Figure:
+    """Puts the title at the upper edge, whatever the height and the margin; returns the figure."""
+    layout: Any = figure.layout
+    layout.title.y = 1 - 1.4 * layout.title.font.size / (layout.height or HEIGHT)
+    return figure
+
+
+def add_margins(
+    figure: go.Figure, margins: Mapping[str, float], plot_width: float, plot_height: float
+) -> None:
+    """Sets margins, and the size of the figure so that the plot has the one given, in pixels."""
+    figure.update_layout(
+        width=round(margins["l"] + plot_width + margins["r"]),
+        height=round(margins["t"] + plot_height + margins["b"]),
+        margin={**margins, "pad": 0, "autoexpand": False},
+    )
+
+
 def finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
     """Sets frame, title and size of a figure, and returns it.
 
@@ -72,23 +146,50 @@ def finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT
         figure: Changed in place.
         title: Above the figure.
         subtitle: Below the title.
-        height: In pixels.
+        height: Of the figure without its legend, in pixels.
     """
     figure.update_xaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     figure.update_yaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     # Tick labels of large numbers push the title outwards.
-    figure.update_yaxes(automargin=True, title_standoff=12)
-    return figure.update_layout(
-        template="none",
-        title={
-            "text": title,
-            "subtitle": {"text": subtitle, "font": {"size": 13}},
-            "font": {"size": 16},
-            "x": 0.02,
-            "xanchor": "left",
-        },
-        font=FONT,
+    figure.update_yaxes(automargin=True, title_standoff=10)
+    figure.update_xaxes(title_standoff=8)
+    figure.update_layout(legend_font_size=TICK_SIZE)
+    plot = (WIDTH - 90.0, height - 70.0 - _BELOW_PLOT)
+    bottom = add_legend(figure, plot)
+    figure.update_layout(
         width=WIDTH,
-        height=height,
-        margin={"l": 70, "r": 20, "t": 70, "b": 60},
+        height=round(70 + plot[1] + bottom),
+        margin={"l": 70, "r": 20, "t": 70, "b": bottom},
     )
+    return set_titles(figure, title, subtitle)
+
+
+def add_legend(figure: go.Figure, plot: tuple[float, float], texts: float = 1.0) -> float:
+    """Puts the legend below the axis title; returns the margin that axis and legend need.
+
+    Left to itself, plotly lets a legend of several rows grow upwards, over the axis.
+
+    Args:
+        figure: Changed in place.
+        plot: Width and height of the plot, in pixels.
+        texts: Size of texts, over that on the screen.
+    """
+    shown = [trace for trace in figure.data if trace.name and trace.showlegend is not False]
+    names = [str(trace.name) for trace in shown]
+    layout: Any = figure.layout
+    if len(names) < 2 and not layout.showlegend:
+        return _BELOW_PLOT * texts
+    widest = 48 + 0.6 * TICK_SIZE * texts * max(map(len, names), default=0)
+    n_rows = -(-len(names) // max(1, int(plot[0] / widest)))
+    figure.update_layout(
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": -(_BELOW_PLOT - 2) * texts / plot[1],
+            "yanchor": "top",
+            "entrywidth": widest - 44,
+            "entrywidthmode": "pixels",
+        }
+    )
+    return _BELOW_PLOT * texts + 10 + max(20 * texts, 17) * n_rows

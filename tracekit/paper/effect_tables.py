@@ -21,11 +21,11 @@ from tracekit.paper.experiment import (
     with_held_out,
 )
 from tracekit.paper.jobs import Job, ModelAt
-from tracekit.paper.latex_table import Table
 from tracekit.paper.models import PAPER_MODELS, SEVEN_MODELS, SINGLE_HEAD_TABLES
 from tracekit.paper.published import paper_similarity, paper_singles, single_heads
 from tracekit.paper.run_store import Run
-from tracekit.results.pareto_statistics import jaccard
+from tracekit.results.comparison import compare
+from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 from tracekit.search import title_of
 
@@ -148,22 +148,15 @@ def _result_at(run: Run, share: float) -> TraceResult:
 
 
 def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
-    import pandas as pd
-
     figures_by_name, tables = _curves(runs), {}
     for case, case_runs in _cases(runs).items():
         results = {run.job.label: _result_at(run, 0.2) for run in case_runs}
-        for method, result in results.items():
-            figures_by_name[f"selected-{case}-{method}"] = figures.heatmap(result)
-        sets = {m: r.binary_mask.nonzero()[:, 0].tolist() for m, r in results.items()}
-        matrix = pd.DataFrame(
-            {b: {a: jaccard(sets[a], sets[b]) for a in sets} for b in sets},
-            columns=list(sets),
-            index=list(sets),
-        )
+        comparison = compare(results.values(), [title_of(method) for method in results])
+        figures_by_name[f"selected-{case}"] = comparison.heatmap()
+        matrix = comparison.jaccard.set_axis(list(results)).set_axis(list(results), axis="columns")
         job = case_runs[0].job
         figures_by_name[f"similarity-{case}"] = figures.similarities(
-            matrix, title=f"{job.dataset}, {job.model}", subtitle="20 % of the heads"
+            matrix, title=f"{job.dataset} data, {job.model} model", subtitle="20 % of the heads"
         )
         tables[f"similarity-{case}"] = Table(
             frame=_similarity_rows(setting, job, matrix),
@@ -231,10 +224,10 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
             y="share",
             series="method",
             axis_titles=("layer", "share of the selected neurons"),
-            title=f"{job.dataset}, {job.model}",
+            title=f"{job.dataset} data, {job.model} model",
             subtitle="5 % of the neurons",
         )
-        figures_by_name[f"layers-{case}"] = figures.lines(chart)
+        figures_by_name[f"layers-{case}"] = figures.bars(chart)
     table = Table(
         frame=pd.DataFrame(rows), caption="Share of the selected neurons that lie in each layer."
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 from tracekit.data.registry import describe
 from tracekit.paper.jobs import DEMO_DATASETS, Job, ModelAt
-from tracekit.paper.latex_table import Table
 from tracekit.paper.models import GPT2_FAMILY, PAPER_MODELS
 from tracekit.paper.published import paper_effects
 from tracekit.paper.run_store import Run
+from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 
 _HELD_OUT = 0.2

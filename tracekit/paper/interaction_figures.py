@@ -17,10 +17,10 @@ from tracekit.paper.experiment import (
     usual_kind,
 )
 from tracekit.paper.jobs import Job, ModelAt
-from tracekit.paper.latex_table import Table
 from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.published import paper_joint
 from tracekit.paper.run_store import Run
+from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 
 _RELATIVE_LAYERS = (1 / 2, 2 / 3, 3 / 4)
@@ -158,7 +158,7 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
             y="accuracy",
             series="intervention",
             axis_titles=("number of components", "accuracy"),
-            title=f"{job.dataset}, {job.model}",
+            title=f"{job.dataset} data, {job.model} model",
             subtitle="answers to the counterfactual values; answers kept under the other operation",
         )
         figures_by_name[f"accuracy-{case}"] = figures.lines(chart)

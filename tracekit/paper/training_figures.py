@@ -16,9 +16,9 @@ from tracekit.paper.experiment import (
     with_held_out,
 )
 from tracekit.paper.jobs import Job, ModelAt
-from tracekit.paper.latex_table import Table
 from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.run_store import Run
+from tracekit.results.latex_table import Table
 
 _LAMBDA = 1e-3
 """Of the ablation and of the curves over epochs."""

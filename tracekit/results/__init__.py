@@ -1,5 +1,6 @@
 """Results: what a search found and what it does, and how that is saved."""
 
+from tracekit.results.comparison import Comparison, compare
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import effect_interval
 from tracekit.results.pareto_front import ParetoFront
@@ -7,10 +8,12 @@ from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceCurve, TraceResult
 
 __all__ = [
+    "Comparison",
     "InteractionGrid",
     "ParetoFront",
     "SizeStatistics",
     "TraceCurve",
     "TraceResult",
+    "compare",
     "effect_interval",
 ]

@@ -8,7 +8,7 @@ quantity of the paper's pairwise non-linearity maps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit.components import Component
 from tracekit.engine.engine import Engine
 from tracekit.results.storage import damaged, read_document, write_document
 
@@ -30,6 +31,8 @@ class InteractionGrid:
 
     labels: tuple[str, ...]
     """Printed names, in the order of the axes."""
+    components: tuple[Component, ...] = ()
+    """The components, in that order; empty if unknown."""
     singles: Float[Tensor, " component"]
     """l({i})."""
     pairs: Float[Tensor, "component component"]
@@ -55,11 +58,16 @@ class InteractionGrid:
         frame = pd.DataFrame(rows, columns=["first", "second", "effect", "interaction"])
         return frame.sort_values("interaction", key=abs, ascending=False, ignore_index=True)
 
-    def heatmap(self) -> go.Figure:
-        """The pairwise map as a plotly figure."""
+    def heatmap(self, *, clip: float = 1.0) -> go.Figure:
+        """The pairwise map as a plotly figure.
+
+        Args:
+            clip: Quantile beyond which colours no longer change, as in
+                `figures.interaction_heatmap`.
+        """
         from tracekit import figures
 
-        return figures.interaction_heatmap(self)
+        return figures.interaction_heatmap(self, clip=clip)
 
     def save(self, path: str | Path) -> Path:
         """Writes all effects and returns the path.
@@ -72,6 +80,7 @@ class InteractionGrid:
         if path.suffix == ".json":
             entries = {
                 "labels": self.labels,
+                "components": [asdict(component) for component in self.components],
                 "singles": self.singles.tolist(),
                 "pairs": self.pairs.tolist(),
                 "axis_label": self.axis_label,
@@ -95,13 +104,18 @@ class InteractionGrid:
         try:
             grid = cls(
                 labels=tuple(document["labels"]),
+                components=tuple(Component(**entry) for entry in document["components"]),
                 singles=torch.tensor(document["singles"]),
                 pairs=torch.tensor(document["pairs"]),
                 axis_label=document["axis_label"],
                 title=document["title"],
             )
             n = len(grid.labels)
-            if grid.singles.shape != (n,) or grid.pairs.shape != (n, n):
+            if (
+                len(grid.components) not in (0, n)
+                or grid.singles.shape != (n,)
+                or grid.pairs.shape != (n, n)
+            ):
                 raise damaged(path.parent)
             is_symmetric = torch.equal(grid.pairs, grid.pairs.T)
             if not is_symmetric or not torch.equal(grid.pairs.diag(), grid.singles):
@@ -130,6 +144,7 @@ def measure_pairs(engine: Engine, components: Sequence[int], *, title: str = "")
     grid[upper[1], upper[0]] = effects[n:]
     return InteractionGrid(
         labels=tuple(engine.registry.label(i) for i in order),
+        components=tuple(engine.registry[i] for i in order),
         singles=effects[:n],
         pairs=grid,
         axis_label=engine.metric.axis_label,

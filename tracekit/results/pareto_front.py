@@ -102,6 +102,12 @@ class ParetoFront(Sequence[TraceResult]):
 
         return figures.pareto_curve(self)
 
+    def heatmap(self) -> go.Figure:
+        """From which size on each component is in the best sets."""
+        from tracekit import figures
+
+        return figures.front_heatmap(self)
+
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken."""
         import pandas as pd

@@ -126,8 +126,9 @@ def _search_halves(
 
 
 def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
-    """Size of the intersection of two sets over that of their union, in [0, 1]."""
-    return len({*first} & {*second}) / len({*first} | {*second})
+    """Size of the intersection of two sets over that of their union; 1 if both are empty."""
+    union = {*first} | {*second}
+    return len({*first} & {*second}) / len(union) if union else 1.0
 
 
 def _control_effects(

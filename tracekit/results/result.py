@@ -35,6 +35,8 @@ from tracekit.search.base import Record
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tracekit.figures import Color
+
 _CURVE = "curve.json"
 _RUN = "budget-"
 _TENSOR_FIELDS = (
@@ -133,6 +135,14 @@ class TraceResult:
         return effect_interval(self.held_out, weights=self.held_out_weights)
 
     @property
+    def share_of_full_effect(self) -> float:
+        """Effect of the selection over that of all components; it may exceed 1.
+
+        NaN if all components together have no effect.
+        """
+        return self.effect / self.full_effect if self.full_effect else float("nan")
+
+    @property
     def n_selected(self) -> int:
         """How many components are selected."""
         return int(self.binary_mask.sum())
@@ -172,11 +182,15 @@ class TraceResult:
             f"effect {self.effect:.4g} (all: {self.full_effect:.4g}); {names})"
         )
 
-    def heatmap(self) -> go.Figure:
-        """Which components are selected, layer by layer."""
+    def heatmap(self, *, color: Color = "selected") -> go.Figure:
+        """Which components are selected, layer by layer.
+
+        Args:
+            color: What the colour of a cell says, as in `figures.heatmap`.
+        """
         from tracekit import figures
 
-        return figures.heatmap(self)
+        return figures.heatmap(self, color=color)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder, which is made if need be; returns it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ class Table:
     """The pandas DataFrame; the CSV file holds all of it."""
     caption: str
     """In LaTeX."""
+    label: str = ""
+    """Name for `\\ref` in LaTeX, e.g. `tab:effects`. Empty: none."""
     columns: Sequence[str] = ()
     """Columns of the LaTeX table. Empty: all."""
     best: Sequence[str] = ()
-    """Columns in which, within each group, the largest value is bold and the second underlined."""
+    """Columns in which, within each group, the largest value is bold and the second underlined.
+    Values that print alike are marked alike."""
     groups: Sequence[str] = ()
     """Rows that agree in these columns are a group. Empty: all rows are one group."""
     brief: bool = True
@@ -33,21 +36,30 @@ class Table:
 
     def latex(self) -> str:
         """The LaTeX table, for a document that loads booktabs."""
-        frame = self.visible_frame
-        marks = self._marks(frame)
-        styler = frame.style.format(_format, na_rep="--", escape="latex").hide(axis="index")
+        frame = self.visible_frame.dropna(axis="columns", how="all")
+        printed = self._printed(frame)
+        marks = self._marks(frame, printed)
+        styler = printed.style.format(escape="latex").hide(axis="index")
         styler = styler.apply(lambda _: marks, axis=None)
         styler = styler.format_index(escape="latex", axis="columns")
         text = styler.to_latex(
             hrules=True,
             caption=self.caption,
+            label=self.label or None,
             position="t",
             position_float="centering",
             column_format="".join("l" if frame[c].dtype.kind in "OUT" else "r" for c in frame),
         )
         return str(text)
 
-    def _marks(self, frame: Any) -> Any:
+    def _printed(self, frame: Any) -> Any:
+        """The texts of all cells: in a column, numbers have the same decimals."""
+        import pandas as pd
+
+        columns = {column: _printed(frame[column]) for column in frame}
+        return pd.DataFrame(columns, index=frame.index)
+
+    def _marks(self, frame: Any, printed: Any) -> Any:
         """LaTeX commands for each cell, as a DataFrame of the same shape."""
         import pandas as pd
 
@@ -57,11 +69,15 @@ class Table:
         for _, part in groups:
             if len(part) < 2:
                 continue
-            for column in self.best:
-                ranked = sorted(part[column].dropna().unique(), reverse=True)
-                for value, command in zip(ranked, ("textbf", "underline"), strict=False):
-                    rows = part.index[part[column] == value]
-                    marks.loc[rows, column] = f"{command}:--rwrap;"
+            for column in set(self.best) & set(frame):
+                ranked = part[column].dropna().sort_values(ascending=False)
+                texts = printed.loc[ranked.index, column]
+                best = texts.index[texts == texts.iloc[0]] if len(texts) else []
+                marks.loc[best, column] = "textbf:--rwrap;"
+                # After several best ones there is no second.
+                if len(best) == 1 and len(texts) > 1:
+                    second = texts.index[texts == texts.iloc[1]]
+                    marks.loc[second, column] = "underline:--rwrap;"
         return marks
 
     def save(self, folder: Path, name: str) -> list[Path]:
@@ -73,10 +89,15 @@ class Table:
         return paths
 
 
-def _format(value: Any) -> str:
-    """Three significant digits of a number, else the text."""
-    if not isinstance(value, float):
-        return str(value)
-    if isnan(value):
+def _printed(values: Any) -> list[str]:
+    """The cells of a column: three significant digits of the largest number, `--` for none."""
+    numbers = [abs(v) for v in values if isinstance(v, float) and isfinite(v)]
+    largest = max(numbers, default=0.0)
+    decimals = 2 - floor(log10(largest)) if largest > 0 else 2
+    return [_cell(value, min(max(decimals, 0), 6)) for value in values]
+
+
+def _cell(value: Any, decimals: int) -> str:
+    if value is None or value != value:
         return "--"
-    return f"{value:.3g}"
+    return f"{value:.{decimals}f}" if isinstance(value, float) else str(value)

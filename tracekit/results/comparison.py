@@ -1,0 +1,210 @@
+"""Comparisons: results of several methods or sizes on the same data, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import ComparisonError, NoResultError
+from tracekit.results.latex_table import Table
+from tracekit.results.pareto_statistics import jaccard
+from tracekit.results.result import TraceResult
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tracekit.figures import Color
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Sequence[TraceResult]):
+    """Results that answer the same question; `compare` makes one."""
+
+    results: tuple[TraceResult, ...]
+    labels: tuple[str, ...]
+    """What figures and tables call each result."""
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.results[item]
+
+    def heatmap(self, *, color: Color = "selected") -> go.Figure:
+        """Which components each of them selects: a panel per result, layer by layer.
+
+        Args:
+            color: As in `figures.heatmap`.
+        """
+        from tracekit import figures
+
+        return figures.comparison_heatmap(self, color=color)
+
+    def curve(self) -> go.Figure:
+        """Effect against number of components, with a 95 % interval at every result."""
+        from tracekit import figures
+
+        return figures.curve(self.results, intervals=True)
+
+    def similarities(self) -> go.Figure:
+        """The table of `jaccard` as a figure."""
+        from tracekit import figures
+
+        first = self.results[0]
+        return figures.similarities(
+            self.jaccard, title=f"{first.dataset} data, {first.model} model", subtitle="Jaccard"
+        )
+
+    @property
+    def jaccard(self) -> Any:
+        """Jaccard similarities of the selected sets, in [0, 1], as a square pandas DataFrame."""
+        import pandas as pd
+
+        sets = [result.binary_mask.nonzero()[:, 0].tolist() for result in self.results]
+        rows = [[jaccard(first, second) for second in sets] for first in sets]
+        return pd.DataFrame(rows, index=list(self.labels), columns=list(self.labels))
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row per result.
+
+        Columns: `result` (its label), `method`, `budget`, `selected` (number of components),
+        `effect`, `low` and `high` (95 % interval), `share` (of the effect of all components, which
+        may exceed 1), `held_out`, `passes`, `components`.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "result": list(self.labels),
+                "method": [result.method for result in self.results],
+                "budget": [result.budget for result in self.results],
+                "selected": [result.n_selected for result in self.results],
+                "effect": [result.effect for result in self.results],
+                "low": [result.interval[0] for result in self.results],
+                "high": [result.interval[1] for result in self.results],
+                "share": [result.share_of_full_effect for result in self.results],
+                "held_out": [result.held_out_effect for result in self.results],
+                "passes": [result.cost.forward_equivalents for result in self.results],
+                "components": [" ".join(result.labels) for result in self.results],
+            }
+        )
+
+    def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
+        r"""A LaTeX table (booktabs): the best effect of each size is bold, the second underlined.
+
+        Args:
+            caption: Above the table. None: says data, model and metric.
+            label: For `\ref`.
+        """
+        return Table(
+            frame=self._printable_frame(),
+            caption=self._caption() if caption is None else caption,
+            label=label,
+            best=["effect"],
+            groups=["selected"],
+        ).latex()
+
+    def to_markdown(self) -> str:
+        """The same columns as a Markdown table."""
+        frame = self._printable_frame()
+        rows = [list(frame.columns), ["---"] * len(frame.columns)]
+        rows += [[_text(value) for value in row] for row in frame.itertuples(index=False)]
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+    def _printable_frame(self) -> Any:
+        frame = self.to_frame()
+        frame["95 % interval"] = [
+            f"{low:.3g} to {high:.3g}"
+            for low, high in zip(frame["low"], frame["high"], strict=True)
+        ]
+        columns = ["result", "selected", "effect", "95 % interval", "share", "held_out", "passes"]
+        frame = frame[columns].dropna(axis="columns", how="all")
+        return frame.astype({"passes": int}).rename(columns={"held_out": "held out"})
+
+    def _caption(self) -> str:
+        first = self.results[0]
+        return (
+            f"{first.axis_label[0].upper()}{first.axis_label[1:]} on {first.dataset}, "
+            f"{first.model}: {first.registry.describe()}. Intervals are bootstrapped over "
+            f"{len(first.per_example)} examples; share is of the effect of all components."
+        )
+
+    def __repr__(self) -> str:
+        named = ", ".join(
+            f"{label} {result.effect:.4g}"
+            for label, result in zip(self.labels, self.results, strict=True)
+        )
+        return f"Comparison({named})"
+
+
+def compare(
+    results: Iterable[TraceResult | Sequence[TraceResult]], labels: Sequence[str] | None = None
+) -> Comparison:
+    """Puts results side by side: figures, similarities and tables of several methods or sizes.
+
+    Args:
+        results: Results, curves or fronts of searches on the same examples, model, components and
+            metric.
+        labels: What to call each result. None: its method, and its size where methods repeat.
+
+    Raises:
+        NoResultError: There are none.
+        ComparisonError: They answer different questions, or there are not as many labels.
+    """
+    flat: list[TraceResult] = []
+    for result in results:
+        flat += [result] if isinstance(result, TraceResult) else result
+    if not flat:
+        raise NoResultError("There is no result to compare. Give at least one.")
+    check_comparable(flat)
+    if labels is not None and len(labels) != len(flat):
+        raise ComparisonError(
+            f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
+        )
+    return Comparison(tuple(flat), tuple(labels or _labels(flat)))
+
+
+def check_comparable(results: Sequence[TraceResult]) -> None:
+    """Refuses results that answer different questions.
+
+    Raises:
+        ComparisonError: Names what differs.
+    """
+    for name, values in (
+        ("models", [result.model for result in results]),
+        ("data sets", [result.dataset for result in results]),
+        ("examples", [result.dataset_fingerprint for result in results]),
+        ("metrics", [result.metric for result in results]),
+        ("continuation means", [result.continuation_mean for result in results]),
+        ("positions", [result.positions for result in results]),
+        ("components", [result.registry for result in results]),
+    ):
+        others = [value for value in values if value != values[0]]
+        if others:
+            shown = ""
+            if name not in ("examples", "components"):
+                shown = f" ({values[0]} and {others[0]})"
+            raise ComparisonError(
+                f"The results are of different {name}{shown}, so one figure or table would mix "
+                "numbers that mean different things. Make one for each."
+            )
+
+
+def _labels(results: Sequence[TraceResult]) -> list[str]:
+    """Methods; with sizes where a method repeats, and numbers where these repeat too."""
+    titles = [result.method_title or result.method for result in results]
+    if len(set(titles)) < len(titles):
+        titles = [f"{t}, {r.n_selected}" for t, r in zip(titles, results, strict=True)]
+    counts = {title: titles.count(title) for title in titles}
+    seen: dict[str, int] = {}
+    labels = []
+    for title in titles:
+        seen[title] = seen.get(title, 0) + 1
+        labels.append(title if counts[title] == 1 else f"{title} ({seen[title]})")
+    return labels
+
+
+def _text(value: Any) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|")
