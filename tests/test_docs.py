@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
 import textwrap
@@ -213,3 +214,25 @@ def test_plain_names_of_values():
                 names = [node.arg]
             offenders += [f"{path.name}:{node.lineno} {n}" for n in names if n in vague]
     assert not offenders
+
+
+def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
+    """As `docs/images/make.py` reads the page: a block, then its picture."""
+    spec = importlib.util.spec_from_file_location("make", ROOT / "docs/images/make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    text = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
+    blocks = list(make._BLOCK.finditer(text))
+    drawn = [block["file"] for block in blocks if block["file"]]
+    assert text.count("](images/") == len(drawn) == len(set(drawn)) > 5
+    assert len(blocks) == text.count("```python")
+    for name in drawn:
+        assert (ROOT / "docs/images" / name).read_bytes().startswith(b"\x89PNG"), name
+    named = re.findall(r"images/([\w-]+\.png)", "".join(p.read_text() for p in PAGES))
+    # Speed has a picture of its own command.
+    assert set(named) - set(drawn) == {"scaling.png"}
+    assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == set(named)
+    assert make.run_block("a = 2\na + 1", {}) == 3
+    assert make.run_block("a = 2", {}) is None

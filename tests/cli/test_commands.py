@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ from tracekit import cli
 from tracekit.cli.output import console, error_console
 from tracekit.cli.parsing import parse_layers
 from tracekit.errors import ConfigError
+from tracekit.figures.page import Section, write_page
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -260,24 +263,71 @@ def test_help_is_light():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
-def test_the_demo(tmp_path):
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory):
+    """Output and folder of `tracekit demo`, in a process and a terminal of its own."""
+    folder = tmp_path_factory.mktemp("demo") / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "tracekit", "demo", "--output", str(tmp_path)],
+        [sys.executable, "-m", "tracekit", "demo", "--output", str(folder)],
         capture_output=True,
         text=True,
-        timeout=280,
+        env={**os.environ, "COLUMNS": "80", "HF_HUB_OFFLINE": "1"},
+        timeout=300,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
-    for name in ("heatmap.html", "curve.html", "pairs.html", "pairs.csv"):
-        assert (tmp_path / name).exists()
-    results = {
-        (r.method, r.budget): r.effect
-        for r in (tk.TraceResult.load(p.parent) for p in tmp_path.glob("*/result.json"))
+    return done.stdout, folder
+
+
+def test_the_demo_tells_the_story_with_its_numbers(demo_run):
+    out, folder = demo_run
+    story = (
+        "L1H4 alone 0.138, L1H7 alone 0.007, together 0.293. Top-k takes L0H1 and L1H4 "
+        "instead: 0.148. It is below the best random sets at 2 and 6 heads."
+    )
+    assert story in " ".join(out.split())
+    rows = {
+        line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in out.splitlines()
+        if line.startswith("│ ") and line[2] != " "
     }
-    assert {method for method, _ in results} == {"pgb-ct", "top-k", "greedy", "random"}
-    for budget in (3, 6, 9, 12):
-        assert results["pgb-ct", budget] >= results["top-k", budget] - 1e-6
+    assert list(rows) == ["PGB-CT", "greedy", "top-k", "random"]
+    for name, method in (("PGB-CT", "pgb-ct"), ("top-k", "top-k")):
+        effects = [tk.TraceResult.load(folder / f"{method}-{k}").effect for k in (2, 3, 4, 6, 9)]
+        assert rows[name][:5] == [f"{effect:.3f}" for effect in effects]
+    assert max(map(len, out.splitlines()[:-1])) <= 96
+    assert out.splitlines()[-1].endswith((folder / "index.html").as_uri())
+
+
+def test_the_page_of_the_demo_needs_no_network(demo_run):
+    _, folder = demo_run
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    body = text[text.index("</script></head>") :]
+    assert "together 0.293" in body
+    assert body.count('class="plotly-graph-div"') == 5
+    for heading in ("Which heads each method selects", "Who acts together", "What to do next"):
+        assert heading in body
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", body)
+    for member in tk.TraceResult.load(folder / "pgb-ct-6").labels:
+        assert f"<td>{member}</td>" in body
+    assert len(tk.ParetoFront.load(folder / "pareto")) >= 5
+
+
+def test_pages_escape_every_text(tmp_path):
+    bad = '<script>alert(1)</script> & "quotes"'
+    sections = [
+        Section(
+            heading=bad,
+            lead=bad,
+            paragraphs=[bad],
+            table=pd.DataFrame({bad: [bad]}),
+            note=bad,
+            code=bad,
+        )
+    ]
+    text = write_page(tmp_path / "deep" / "page.html", bad, sections).read_text(encoding="utf-8")
+    after = text[text.rindex("</script></head>") :]
+    assert "<script>alert" not in after
+    assert after.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;") == 8
 
 
 def test_masks_are_evaluated(command, tmp_path, demo_model):

@@ -88,6 +88,7 @@ def curve(
             x=sizes,
             y=effects,
             name=names[method],
+            legendrank=1000 + methods.index(method),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={
@@ -104,7 +105,6 @@ def curve(
                 f"<br>{first.axis_label}: %{{y:.4g}}<extra></extra>"
             ),
         )
-    figure.update_layout(legend_traceorder="reversed")
     figure = _finish_curve(figure, first, largest=int(frame["n_selected"].max()))
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")

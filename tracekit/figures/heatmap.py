@@ -330,7 +330,7 @@ def _draw(
         if panel.is_share:
             _add_bars(figure, panel, rows, axes)
         else:
-            _add_cells(figure, panel, rows, axes, scale, 1.0 if cell >= 7 else 0.5)
+            _add_cells(figure, panel, rows, axes, scale, cell, max(2, int(plot_height / 28)))
             if outlines:
                 _add_outlines(figure, panel, rows, axes)
         ticks, texts, noun = _x_ticks(panel, cell)
@@ -376,9 +376,11 @@ def _add_cells(
     rows: Sequence[int],
     axes: dict[str, str],
     scale: _Scale | None,
-    gap: float,
+    cell: float,
+    n_ticks: int,
 ) -> None:
-    """Cells of a panel, `gap` pixels apart."""
+    """Cells of a panel, each `cell` pixels wide, and at the first one a colour bar."""
+    gap = 1.0 if cell >= 7 else 0.5
     is_first_with_bar = scale is not None and not any(
         trace.type == "heatmap" and trace.showscale for trace in figure.data
     )
@@ -413,7 +415,7 @@ def _add_cells(
             "tickfont": {"size": TICK_SIZE},
             "thickness": 13,
             "outlinewidth": 1,
-            "nticks": 6,
+            "nticks": n_ticks,
         },
         **axes,
     )

@@ -179,7 +179,7 @@ def add_legend(figure: go.Figure, plot: tuple[float, float], texts: float = 1.0)
     layout: Any = figure.layout
     if len(names) < 2 and not layout.showlegend:
         return _BELOW_PLOT * texts
-    widest = 48 + 0.6 * TICK_SIZE * texts * max(map(len, names), default=0)
+    widest = 48 + 0.5 * TICK_SIZE * texts * max(map(len, names), default=0)
     n_rows = -(-len(names) // max(1, int(plot[0] / widest)))
     figure.update_layout(
         legend={
