@@ -518,7 +518,7 @@ def _x_ticks(panel: SelectionPanel, cell: float) -> tuple[list[int] | None, list
     """Positions and texts of ticks, and the title of the axis."""
     kind = kind_of(panel.kind)
     if panel.is_share:
-        return None, None, "% selected"
+        return None, None, f"% of {panel.kind}"
     if kind.component_dim is None:
         return [], [], kind.noun
     step = _step(cell, 12.0 + 8.0 * len(str(panel.indices[-1])))
