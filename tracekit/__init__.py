@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tracekit.engine import Engine as Engine
     from tracekit.engine import EngineConfig as EngineConfig
     from tracekit.engine import MaskedPatch as MaskedPatch
+    from tracekit.engine import Mean as Mean
     from tracekit.errors import TracekitError as TracekitError
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "components": ("Component", "ComponentRegistry", "Kind"),
     "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
-    "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "MaskedPatch"),
+    "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "MaskedPatch", "Mean"),
     "errors": ("TracekitError",),
     "metrics": ("ContinuationLogProbs", "Metric"),
     "models": ("load_model",),

@@ -197,6 +197,10 @@ class PairsError(TracekitError, ValueError):
     """Prompt pairs that are empty, incomplete or contradictory."""
 
 
+class SourceError(TracekitError, ValueError):
+    """A source of values that is unknown, or does not suit the data or the components."""
+
+
 class MissingContinuationError(TracekitError, ValueError):
     """The metric compares x with y, and an example has no y."""
 

@@ -19,7 +19,7 @@ code) or their arithmetic mean (the paper's formula); for one token they agree, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -38,6 +38,9 @@ from tracekit.errors import (
 
 Effects = Float[Tensor, " example"]
 ContinuationMean = Literal["geometric", "arithmetic"]
+Direction = Literal["noising", "denoising"]
+"""`noising`: counterfactual values into the clean run; `denoising`: clean values into the
+counterfactual run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,9 @@ class Linearization:
     to_effect: Callable[[ContinuationLogProbs, Tensor], Tensor]
     """Effects from the log-probabilities of the clean run and values of the quantity, whose first
     axis is the example."""
+    to_restored: Callable[[ContinuationLogProbs, Tensor], Tensor] | None = None
+    """The same when clean values are put back: `to_effect` with the two runs exchanged. None: not
+    known, and the effect itself is taken to be linear."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,30 @@ class Metric:
     """Axis title in figures, with the unit."""
     linearization: Linearization | None = None
     """How to look ahead from a gradient; None: the effect itself is taken to be linear."""
+    direction: Direction = "noising"
+    """Whether effects are of counterfactual values put in, or of clean values put back."""
+
+    def denoising(self) -> Metric:
+        """The metric of clean values that are put back into the counterfactual run.
+
+        Its first argument is the run that is started from, the counterfactual one. With m the
+        metric, the effect is m(restored, counterfactual): how much of the way back from the
+        counterfactual to the clean run one comes. If all of the clean run is restored, it is the
+        effect of the whole counterfactual run against the clean one.
+        """
+        if self.direction == "denoising":
+            return self
+        function, curve = self.function, self.linearization
+        restored = None if curve is None else curve.to_restored
+        return replace(
+            self,
+            function=lambda base, restored: function(restored, base),
+            linearization=None
+            if curve is None or restored is None
+            else Linearization(curve.to_linear, restored, curve.to_effect),
+            direction="denoising",
+            axis_label=self.axis_label.replace("effect", "restored effect", 1),
+        )
 
     def __call__(self, clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
         """One effect per example.
@@ -184,12 +214,20 @@ def _like(clean: Tensor, values: Tensor) -> Tensor:
 
 
 _CERTAIN = -1e-7
-_ODDS = Linearization(_log_odds, lambda clean, u: torch.expm1(u - _like(_log_odds(clean), u)))
+_ODDS = Linearization(
+    _log_odds,
+    lambda clean, u: torch.expm1(u - _like(_log_odds(clean), u)),
+    lambda base, u: torch.expm1(_like(_log_odds(base), u) - u),
+)
 _DROP = Linearization(
-    _log_odds_against_x, lambda clean, u: _like(clean.x.exp(), u) - torch.sigmoid(-u)
+    _log_odds_against_x,
+    lambda clean, u: _like(clean.x.exp(), u) - torch.sigmoid(-u),
+    lambda base, u: torch.sigmoid(-u) - _like(base.x.exp(), u),
 )
 _RATIO = Linearization(
-    _log_odds_against_x, lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u))
+    _log_odds_against_x,
+    lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u)),
+    lambda base, u: torch.expm1(-functional.softplus(u) - _like(base.x, u)),
 )
 
 METRICS: Mapping[str, Metric] = {

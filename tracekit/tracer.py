@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args, overload
 
 import torch
 from jaxtyping import Float
@@ -21,14 +21,16 @@ from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.layout import Positions
+from tracekit.engine.sources import Source, name_of, resolve_source
 from tracekit.errors import (
     ComponentError,
+    ConfigError,
     MaskShapeError,
     NoResultError,
     NothingMeasuredError,
     SearchStoppedWarning,
 )
-from tracekit.metrics import ContinuationMean, Metric, MetricFunction
+from tracekit.metrics import ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.interactions import InteractionGrid, measure_pairs
@@ -40,6 +42,7 @@ from tracekit.search import Goal, LocalSearch, Search, Selection, make
 from tracekit.search.base import config_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
 
     from tracekit import figures
@@ -53,6 +56,17 @@ class _Spent(NamedTuple):
 
     cost: Cost
     seconds: float
+
+
+class _Question(NamedTuple):
+    """What is asked of the model in one direction."""
+
+    pairs: PromptPairs
+    metric: Metric
+
+    def reversed(self) -> _Question:
+        """The same in the other direction: from the counterfactual run back to the clean one."""
+        return _Question(self.pairs.reversed(), self.metric.denoising())
 
 
 class Tracer:
@@ -79,6 +93,9 @@ class Tracer:
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
         positions: Positions = "prompt",
+        source: Source = "counterfactual",
+        direction: Direction = "noising",
+        source_seed: int = 0,
         continuation_mean: ContinuationMean = "geometric",
         max_batch_size: int = 64,
         max_memory: int | None = None,
@@ -98,6 +115,13 @@ class Tracer:
             layers: Layers to study; all by default.
             indices: Heads, coordinates or neurons to study in every layer, or by layer.
             positions: Where to intervene: `prompt`, `last`, `all`, or prompt positions.
+            source: Where the values come from that are put in: `counterfactual` (each pair's own
+                prompt or noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Mean`
+                over other pairs, or tensors by hook point (see `tracekit.engine.sources`).
+            direction: `noising` puts counterfactual values into the clean run. `denoising` starts
+                from the counterfactual run and puts clean values back; the effect is then how
+                much of the way back one comes.
+            source_seed: Draws the noise of `noise` and the examples of `resample`.
             continuation_mean: Probability of a continuation of several tokens: `geometric` or
                 `arithmetic` mean of its token probabilities.
             max_batch_size: Examples per pass; bounds memory, changes no result.
@@ -112,7 +136,11 @@ class Tracer:
         Raises:
             HookPointError: A component cannot be intervened on in this model.
             IdentityCheckError: The empty mask has an effect, or the full mask has none.
+            SourceError: The source is unknown, or does not suit the data or the components.
+            PairsError: Denoising from a source that is no run of the model.
         """
+        if direction not in get_args(Direction):
+            raise ConfigError(f"Unknown direction {direction!r}. Use noising or denoising.")
         self.model = model if isinstance(model, HookedModel) else load_model(model)
         if not isinstance(components, ComponentRegistry):
             components = ComponentRegistry.build(
@@ -131,10 +159,28 @@ class Tracer:
             progress=progress,
             capabilities=capabilities,
         )
-        self.engine = Engine(self.model, pairs, components, resolve_metric(metric), config)
+        to_pairs = resolve_source(
+            source,
+            self.model,
+            pairs,
+            components,
+            positions=positions,
+            seed=source_seed,
+            max_batch_size=max_batch_size,
+        )
+        self.source = name_of(source)
+        """Where the values come from that are put in."""
+        self._noising = _Question(to_pairs(pairs), resolve_metric(metric))
+        self._engines: dict[str, Engine] = {}
+        asked = self._noising if direction == "noising" else self._noising.reversed()
+        self.engine = Engine(self.model, asked.pairs, components, asked.metric, config)
         checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
-        self._held_out = None if held_out is None else self.engine.with_pairs(held_out)
+        self._held_out = None
+        if held_out is not None:
+            held_out = to_pairs(held_out)
+            held_out = held_out if direction == "noising" else held_out.reversed()
+            self._held_out = self.engine.with_pairs(held_out)
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
 
@@ -154,6 +200,11 @@ class Tracer:
     def pairs(self) -> PromptPairs:
         """The data set."""
         return self.engine.pairs
+
+    @property
+    def direction(self) -> Direction:
+        """Whether counterfactual values are put in (`noising`) or clean ones back."""
+        return self.engine.metric.direction
 
     @property
     def full_effect(self) -> float:
@@ -326,6 +377,8 @@ class Tracer:
             seconds=spent.seconds,
             stopped=selection.stopped,
             metric=engine.metric.name,
+            source=self.source,
+            direction=self.direction,
             axis_label=engine.metric.axis_label,
             continuation_mean=config.continuation_mean,
             positions=positions if isinstance(positions, str) else tuple(positions),
@@ -370,6 +423,51 @@ class Tracer:
             )
         effects = self.engine.effects(entries)
         return effects if per_example else effects.mean().item()
+
+    def both(self, members: Any) -> pd.DataFrame:
+        """What a set does in both directions: is it necessary, is it sufficient?
+
+        Noising: the set takes counterfactual values, everything else stays clean. Denoising: the
+        set takes clean values, everything else stays counterfactual.
+
+        Args:
+            members: A result, a list of components or a mask, as in `evaluate`.
+
+        Returns:
+            A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`,
+            `low` and `high` (95 % interval), `full_effect` (all components), `share` of it.
+
+        Raises:
+            PairsError: The source is no run of the model that denoising could start from.
+            MaskShapeError, MaskRangeError, ComponentError: About the set.
+        """
+        import pandas as pd
+
+        from tracekit.results.intervals import effect_interval
+
+        checks.check_unchanged(self.engine)
+        entries = self._as_mask(members)
+        rows = []
+        for direction in get_args(Direction):
+            engine = self._engine_in(direction)
+            effects = engine.effects(entries)
+            low, high = effect_interval(effects, weights=engine.pairs.weights)
+            effect, full = effects.mean().item(), engine.full_effects.mean().item()
+            rows.append((effect, low, high, full, effect / full if full else float("nan")))
+        columns = ["effect", "low", "high", "full_effect", "share"]
+        return pd.DataFrame(rows, columns=columns, index=list(get_args(Direction)))
+
+    def _engine_in(self, direction: str) -> Engine:
+        """This tracer's engine, or one that asks in the other direction; made once."""
+        if direction == self.direction:
+            return self.engine
+        if direction not in self._engines:
+            asked = self._noising if direction == "noising" else self._noising.reversed()
+            engine = self.engine
+            self._engines[direction] = Engine(
+                engine.model, asked.pairs, engine.registry, asked.metric, engine.config
+            )
+        return self._engines[direction]
 
     def interactions(
         self,

@@ -577,3 +577,26 @@ def test_a_plotly_script_that_was_cut_short_is_written_again(command, tmp_path):
     )
     assert code == 0, err
     assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_sources_and_directions(command, tmp_path):
+    base = ("trace", "--dataset", "demo-facts", "--limit", 6, "--components", "head-outputs")
+    rest = ("--method", "top-k", "--budget", 2, "--quiet", "--output")
+    code, _, err = command(*base, "--source", "mean", *rest, tmp_path / "mean")
+    assert code == 0, err
+    assert tk.TraceResult.load(tmp_path / "mean" / "top-k-2").source == "mean"
+    code, _, err = command(*base, "--direction", "denoising", *rest, tmp_path / "back")
+    assert code == 0, err
+    result = tk.TraceResult.load(tmp_path / "back" / "top-k-2")
+    assert (result.source, result.direction) == ("counterfactual", "denoising")
+    code, out, err = command("show", tmp_path)
+    assert code == 0, err
+    assert "source mean" in out
+    assert "denoising" in out
+    code, _, err = command(*base, "--source", "zero", "--direction", "denoising", *rest, tmp_path)
+    assert code == 1
+    assert "cannot be reversed" in err
+    code, _, err = command(*base, "--source", "nothing", *rest, tmp_path)
+    assert code == 1
+    assert "Unknown source 'nothing'" in err

@@ -66,14 +66,9 @@ def test_mismatched_lengths_are_listed_or_skipped():
         ({"y_ids": []}, EmptyContinuationError, "The y of example 0 encodes to no token."),
         ({"prompt_ids": []}, EmptyContinuationError, "The prompt of example 0 encodes"),
         (
-            {"counterfactual_ids": None},
-            PairsError,
-            "Example 0 has no counterfactual. Give it exactly one of counterfactual_ids, noise.",
-        ),
-        (
             {"noise": torch.zeros(2, 3)},
             PairsError,
-            "Example 0 has several counterfactuals. Give it exactly one of counterfactual_ids, no",
+            "Example 0 has several counterfactuals. Give it one of counterfactual_ids, noise",
         ),
         (
             {"counterfactual_ids": None, "noise": torch.zeros(2)},
@@ -344,3 +339,17 @@ class TestBoundaries:
 
     def test_it_can_be_switched_off(self, gpt2_tokenizer):
         assert self.warnings_of(gpt2_tokenizer, "It is", "so", warn=False) == []
+
+
+def test_pairs_print_briefly(demo_model):
+    facts = tk.load_dataset("demo-facts", demo_model)
+    assert repr(facts) == (
+        "PromptPairs(demo-facts: 60 pairs, prompts of 7 to 9 tokens, NoiseCounterfactual)"
+    )
+    assert repr(facts[0]) == (
+        "PromptPair(prompt='the tower of velm lies in the land of', x=' vando', y=' teshk'; "
+        "NoiseCounterfactual)"
+    )
+    by_ids = tk.PromptPairs.from_ids([row()])
+    assert repr(by_ids) == "PromptPairs(pairs: 1 pairs, prompts of 2 tokens, PromptCounterfactual)"
+    assert repr(by_ids[0]) == "PromptPair([1 2], x=[4]; PromptCounterfactual)"

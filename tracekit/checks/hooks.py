@@ -65,11 +65,7 @@ def check_engine(engine: Engine) -> None:
     Raises:
         IdentityCheckError: The empty mask has an effect, or the full mask has none.
     """
-    differing = [
-        number
-        for number, pair in enumerate(engine.pairs)
-        if pair.counterfactual.differs_from(pair.prompt_ids)
-    ]
+    differing = [number for number, pair in enumerate(engine.pairs) if pair.differs]
     if not differing:
         raise IdentityCheckError(
             "Every counterfactual equals its prompt, so no intervention can have an effect. "

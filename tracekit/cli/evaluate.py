@@ -15,6 +15,7 @@ from tracekit.cli.options import (
     DataOption,
     DatasetName,
     Device,
+    DirectionOption,
     Dtype,
     Layers,
     Limit,
@@ -24,6 +25,7 @@ from tracekit.cli.options import (
     Model,
     ModelOption,
     PositionScope,
+    SourceOption,
     build_tracer,
 )
 from tracekit.cli.output import check_file, console, print_tracer
@@ -47,6 +49,8 @@ def evaluate(
     metric: MetricName = None,
     layers: Layers = None,
     positions: PositionScope = None,
+    source: SourceOption = "counterfactual",
+    direction: DirectionOption = "noising",
     continuation_mean: MeanOfTokens = "geometric",
     limit: Limit = None,
     model_option: ModelOption = None,
@@ -75,6 +79,8 @@ def evaluate(
         metric=metric,
         layers=layers,
         positions=positions,
+        source=source,
+        direction=direction,
         continuation_mean=continuation_mean,
         model_option=model_option,
         device=device,

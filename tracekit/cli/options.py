@@ -71,6 +71,19 @@ Layers = Annotated[str | None, typer.Option(help="Layers to study, e.g. 0-5,8. D
 PositionScope = Annotated[
     str | None, typer.Option(help="prompt, last, all, or prompt positions such as 0,3,-1.")
 ]
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        help="Where the values come from that are put in: counterfactual, noise, zero, mean, "
+        "mean-positional or resample."
+    ),
+]
+DirectionOption = Annotated[
+    str,
+    typer.Option(
+        help="noising: counterfactual values into the clean run. denoising: clean values back."
+    ),
+]
 MeanOfTokens = Annotated[
     str, typer.Option(help="Mean over continuation tokens: geometric or arithmetic.")
 ]
@@ -100,6 +113,8 @@ def build_tracer(
     metric: str | None = None,
     layers: str | None = None,
     positions: str | None = None,
+    source: str = "counterfactual",
+    direction: str = "noising",
     continuation_mean: str = "geometric",
     model_option: list[str] | None = None,
     device: str | None = None,
@@ -138,6 +153,9 @@ def build_tracer(
         metric=metric or usual.metric,
         layers=layer_list,
         positions=parse_positions(positions or usual.positions),
+        source=source,  # type: ignore[arg-type]
+        direction=direction,  # type: ignore[arg-type]
+        source_seed=seed,
         continuation_mean=continuation_mean,  # type: ignore[arg-type]
         max_batch_size=max_batch_size,
         max_memory=None if max_memory is None else max_memory * 2**20,

@@ -134,6 +134,7 @@ def print_table(results: Sequence[TraceResult]) -> None:
         return (
             *(result.model, result.dataset_fingerprint, result.registry.describe()),
             *(result.positions, result.metric, result.continuation_mean),
+            *(result.source, result.direction),
         )
 
     has_several_setups = len({setup(result) for result in results}) > 1
@@ -147,6 +148,8 @@ def print_table(results: Sequence[TraceResult]) -> None:
     for result in results:
         low, high = result.interval
         traced = f"{result.registry.describe()}; {result.positions}; {result.metric}"
+        traced += "" if result.source == "counterfactual" else f"; source {result.source}"
+        traced += "" if result.direction == "noising" else f"; {result.direction}"
         comparable = [
             rival.effect
             for rival in results

@@ -43,6 +43,7 @@ def _print_details(result: TraceResult, all_components: bool) -> None:
         ("data", f"{result.dataset}, {len(result.per_example)} examples"),
         ("metric", f"{result.metric}, {result.continuation_mean} mean"),
         ("positions", result.positions),
+        ("source", f"{result.source}, {result.direction}"),
         ("seed", result.seed),
         ("options", ", ".join(f"{option}={value}" for option, value in options.items())),
         ("versions", ", ".join(f"{package} {v}" for package, v in result.versions.items())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -52,7 +52,10 @@ def validate(
         pairs_name = SINGLE_HEAD_TABLES.get(dataset, dataset)
         published = single_heads(table_of or Path(model).name, pairs_name)
     loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
-    options = {} if data_dir is None else {"data_dir": data_dir}
+    options: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    if dataset == "winogender":
+        # Unlike those of the paper, the published single-head effects keep the case of pronouns.
+        options["keep_case"] = True
     pairs = tk.load_dataset(dataset, loaded, **options)
     tracer = tk.Tracer(
         loaded, pairs, max_batch_size=max_batch_size, progress=progress_is_shown(quiet)

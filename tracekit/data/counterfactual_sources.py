@@ -6,8 +6,10 @@ of rows, the cache of activations, the checks and the file loader ask it; none o
 kinds of counterfactual there are. A new ablation source is a class in this file, and an entry in
 `COUNTERFACTUALS` if rows of data can describe it.
 
-    PromptCounterfactual   another prompt of as many tokens (resample ablation, activation patching)
-    NoiseCounterfactual    the prompt itself with fixed noise on its embeddings (as in ROME)
+    PromptCounterfactual     another prompt of as many tokens (resample ablation, patching)
+    NoiseCounterfactual      the prompt itself with fixed noise on its embeddings (as in ROME)
+    ConstantCounterfactual   the same values everywhere (zero and mean ablation); needs no run
+    NoCounterfactual         none; `Tracer(..., source="zero")` and others bring one
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._options import check_seed, shortened, whole_numbers
+from tracekit.components import Kind
 from tracekit.errors import ConfigError, EmptyContinuationError, PairsError
 
 Ids = tuple[int, ...]
@@ -207,6 +210,124 @@ class NoiseCounterfactual(Counterfactual):
         return cls(noise)
 
 
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """Values that do not depend on the example: zeros, means, or a user's tensors."""
+
+    name: str
+    """What they are, e.g. `mean`."""
+    values: Mapping[str, Float[Tensor, ...]]
+    """By hook point, an activation without the axes of the row and of the position; with
+    `positional` the axis of the position is there. For attention patterns the axes are head and
+    key."""
+    positional: bool = False
+    """Whether every position of the prompt has values of its own."""
+
+    def activation(self, hook_name: str, kind: Kind, span: int) -> Float[Tensor, ...]:
+        """The values at positions 0 to `span` - 1, as an activation without its row axis.
+
+        For attention patterns every query gets the same row, cut to the keys it can see and, if
+        anything is left, divided by its sum: a distribution stays one. A row of zeros stays zero.
+        """
+        values = self.values[hook_name]
+        if kind.key_dim is not None:
+            padded = torch.nn.functional.pad(values, (0, max(0, span - values.shape[-1])))
+            rows = padded[:, None, :span].expand(-1, span, -1).tril()
+            total = rows.sum(-1, keepdim=True)
+            return torch.where(total != 0, rows / torch.where(total != 0, total, 1.0), rows)
+        at = kind.position_dim - 1
+        if self.positional:
+            return values.narrow(at, 0, span)
+        shape = list(values.shape)
+        return values.unsqueeze(at).expand(*shape[:at], span, *shape[at:])
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantCounterfactual(Counterfactual):
+    """The same values at every example; nothing is run for them."""
+
+    row_key: ClassVar[str] = ""
+
+    constants: Constants
+    """The values."""
+
+    @property
+    def n_tokens(self) -> None:
+        """Fits any prompt."""
+        return None
+
+    def reads(self, prompt_ids: Ids) -> Ids:
+        """The prompt, if anything were run."""
+        return prompt_ids
+
+    def differs_from(self, prompt_ids: Ids) -> bool:
+        """Always."""
+        return True
+
+    def content(self) -> bytes:
+        """Name and values."""
+        parts = [self.constants.name.encode()]
+        for hook_name in sorted(self.constants.values):
+            parts += [hook_name.encode(), self.constants.values[hook_name].numpy().tobytes()]
+        return b"".join(parts)
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """One for all."""
+        return id(self.constants)
+
+    @classmethod
+    def from_row(cls, value: Any, example: int) -> ConstantCounterfactual:
+        """Rows do not describe constants."""
+        raise PairsError(f"Example {example} cannot describe constants. Use Tracer(source=...).")
+
+
+def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
+    """The constants that all of some counterfactuals are; None if none is constant.
+
+    Raises:
+        PairsError: Some are constant and others are not, or they are of different constants.
+    """
+    constants = [c.constants for c in counterfactuals if isinstance(c, ConstantCounterfactual)]
+    if not constants:
+        return None
+    is_same = all(values is constants[0] for values in constants)
+    if len(constants) < len(counterfactuals) or not is_same:
+        raise PairsError(
+            "Some examples take constant values and others do not. Use one source for all."
+        )
+    return constants[0]
+
+
+@dataclass(frozen=True, eq=False)
+class NoCounterfactual(Counterfactual):
+    """No counterfactual: only a source that needs none can be traced."""
+
+    row_key: ClassVar[str] = ""
+
+    @property
+    def n_tokens(self) -> None:
+        """Fits any prompt."""
+        return None
+
+    def reads(self, prompt_ids: Ids) -> Ids:
+        """The prompt."""
+        return prompt_ids
+
+    def differs_from(self, prompt_ids: Ids) -> bool:
+        """Never."""
+        return False
+
+    def content(self) -> bytes:
+        """Nothing."""
+        return b"none"
+
+    @classmethod
+    def from_row(cls, value: Any, example: int) -> NoCounterfactual:
+        """From a row without any."""
+        return cls()
+
+
 COUNTERFACTUALS: tuple[type[Counterfactual], ...] = (PromptCounterfactual, NoiseCounterfactual)
 """What a row of data can describe."""
 
@@ -215,17 +336,23 @@ def counterfactual_from_row(row: Mapping[str, Any], example: int) -> Counterfact
     """The counterfactual that a row of token ids describes.
 
     Args:
-        row: With exactly one of the keys of `COUNTERFACTUALS`.
+        row: With at most one of the keys of `COUNTERFACTUALS`.
         example: Number of the example, for messages.
 
+    Returns:
+        The counterfactual; `NoCounterfactual` if the row has none of the keys.
+
     Raises:
-        PairsError: None of the keys, or several of them.
+        PairsError: Several of the keys.
     """
     described = [kind for kind in COUNTERFACTUALS if row.get(kind.row_key) is not None]
-    if len(described) != 1:
+    if len(described) > 1:
         keys = [kind.row_key for kind in COUNTERFACTUALS]
-        has = "no counterfactual" if not described else "several counterfactuals"
-        raise PairsError(f"Example {example} has {has}. Give it exactly one of {', '.join(keys)}.")
+        raise PairsError(
+            f"Example {example} has several counterfactuals. Give it one of {', '.join(keys)}."
+        )
+    if not described:
+        return NoCounterfactual()
     return described[0].from_row(row[described[0].row_key], example)
 
 

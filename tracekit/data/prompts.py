@@ -22,6 +22,8 @@ from tracekit.data.counterfactual_sources import (
     Counterfactual,
     GaussianNoise,
     Ids,
+    NoiseCounterfactual,
+    PromptCounterfactual,
     as_ids,
     counterfactual_from_row,
 )
@@ -49,7 +51,7 @@ _MOST_NAMED = 5
 """Examples that an error names at most."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptPair:
     """One example."""
 
@@ -61,10 +63,19 @@ class PromptPair:
     """Tokens of the foil continuation y, if the example has one."""
     counterfactual: Counterfactual
     """Where the values come from that an intervention puts in."""
+    prompt_noise: Float[Tensor, "pos d_model"] | None = None
+    """Noise on the embeddings of the prompt: what a reversed pair with noise starts from."""
     texts: Mapping[str, str] | None = None
     """The texts that the ids were made from, for messages and tables."""
     weight: float = 1.0
     """Weight of its effect in the mean, relative to the other examples'."""
+
+    def __repr__(self) -> str:
+        sides = [f"{key}={text!r}" for key, text in (self.texts or {}).items()]
+        if not sides:
+            sides = [f"{self.describe()}", f"x={list(self.x_ids)}"]
+            sides += [] if self.y_ids is None else [f"y={list(self.y_ids)}"]
+        return f"PromptPair({', '.join(sides)}; {type(self.counterfactual).__name__})"
 
     @property
     def source_ids(self) -> Ids:
@@ -77,6 +88,40 @@ class PromptPair:
         fits = self.counterfactual.n_tokens in (None, len(self.prompt_ids))
         return fits and len(self.source_ids) == len(self.prompt_ids)
 
+    @property
+    def differs(self) -> bool:
+        """Whether the counterfactual run can differ from the clean one."""
+        return self.prompt_noise is not None or self.counterfactual.differs_from(self.prompt_ids)
+
+    def reversed(self) -> PromptPair:
+        """The pair with prompt and counterfactual exchanged.
+
+        With noise, the prompt has it and the counterfactual is the prompt without.
+
+        Raises:
+            PairsError: The counterfactual is no run of the model that could be started from.
+        """
+        counterfactual = self.counterfactual
+        if isinstance(counterfactual, NoiseCounterfactual):
+            clean = PromptCounterfactual(self.prompt_ids)
+            return replace(self, counterfactual=clean, prompt_noise=counterfactual.noise)
+        if not isinstance(counterfactual, PromptCounterfactual):
+            raise PairsError(
+                "Pairs whose values come from no other run (zero, mean, constants) cannot be "
+                "reversed. Use counterfactual prompts, noise or resample."
+            )
+        if self.prompt_noise is not None:
+            noisy = NoiseCounterfactual(self.prompt_noise)
+            return replace(self, counterfactual=noisy, prompt_noise=None)
+        texts = dict(self.texts or {})
+        exchanged = {"prompt": "counterfactual", "counterfactual": "prompt"}
+        return replace(
+            self,
+            prompt_ids=counterfactual.ids,
+            counterfactual=PromptCounterfactual(self.prompt_ids),
+            texts={exchanged.get(key, key): text for key, text in texts.items()} or None,
+        )
+
     def describe(self) -> str:
         """The prompt as text if there is one, else its first ids."""
         if self.texts and self.texts.get("prompt"):
@@ -85,7 +130,7 @@ class PromptPair:
         return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptPairs(Sequence[PromptPair]):
     """A data set of pairs, ready to trace. Make one with `from_text` or `from_ids`."""
 
@@ -106,6 +151,17 @@ class PromptPairs(Sequence[PromptPair]):
                 "nothing. Leave out what is to count for nothing."
             )
 
+    def __repr__(self) -> str:
+        # Not that of a dataclass, which would print all noise.
+        lengths = sorted({len(pair.prompt_ids) for pair in self.pairs})
+        tokens = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
+        kinds = sorted({type(pair.counterfactual).__name__ for pair in self.pairs})
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return (
+            f"PromptPairs({self.name}: {len(self)} pairs, prompts of {tokens} tokens, "
+            f"{', '.join(kinds)}{skipped})"
+        )
+
     def __len__(self) -> int:
         return len(self.pairs)
 
@@ -120,6 +176,14 @@ class PromptPairs(Sequence[PromptPair]):
     def subset(self, indices: Sequence[int]) -> PromptPairs:
         """The pairs at `indices`, in that order."""
         return replace(self, pairs=tuple(self.pairs[i] for i in indices))
+
+    def reversed(self) -> PromptPairs:
+        """The pairs with prompts and counterfactuals exchanged: what denoising starts from.
+
+        Raises:
+            PairsError: A counterfactual is no run of the model that could be started from.
+        """
+        return replace(self, pairs=tuple(pair.reversed() for pair in self.pairs))
 
     def split(self, share: float, *, seed: int = 0) -> tuple[PromptPairs, PromptPairs]:
         """Two disjoint random parts; the first holds `share` of the pairs, rounded.
@@ -148,6 +212,8 @@ class PromptPairs(Sequence[PromptPair]):
         for pair in self.pairs:
             digest.update(repr((pair.prompt_ids, pair.x_ids, pair.y_ids)).encode())
             digest.update(pair.counterfactual.content())
+            if pair.prompt_noise is not None:
+                digest.update(pair.prompt_noise.contiguous().numpy().tobytes())
         if self.weights is not None:
             digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()
@@ -172,8 +238,9 @@ class PromptPairs(Sequence[PromptPair]):
         """Pairs from token ids.
 
         Args:
-            rows: Mappings with `prompt_ids`, `x_ids`, one of `counterfactual_ids` and `noise`
-                (a list or tensor of shape `pos d_model`), and optionally `y_ids` and `weight`.
+            rows: Mappings with `prompt_ids`, `x_ids`, and optionally `y_ids`, `weight` and one of
+                `counterfactual_ids` and `noise` (a list or tensor of shape `pos d_model`); without
+                one, only sources that need none can be traced (`Tracer(..., source="zero")`).
                 Other keys are ignored, but `prompt`, `counterfactual`, `x` and `y` are kept as
                 texts.
             name: Name of the data set.
@@ -184,7 +251,7 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another value of `on_mismatch`.
             LengthMismatchError: A counterfactual of another length than its prompt, under `error`.
             EmptyContinuationError: A prompt or continuation without a token.
-            PairsError: A missing key, no counterfactual or several, or no example at all.
+            PairsError: A missing key, several counterfactuals, or no example at all.
         """
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
@@ -226,7 +293,7 @@ class PromptPairs(Sequence[PromptPair]):
 
         Args:
             rows: Mappings with `prompt`, `x`, optionally `y` and `weight`, and `counterfactual`
-                unless `noise` is given.
+                unless `noise` is given or the source of the Tracer needs none.
             model: The model to be traced, for its tokenizer and width; or a tokenizer.
             noise: Draws the counterfactual of every row as noise on the embeddings.
             name: Name of the data set.
@@ -307,7 +374,7 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
 def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
     _require_keys(row, number, ("prompt_ids", "x_ids"), ID_KEYS, optional="y_ids")
-    ids = {
+    ids: dict[str, Any] = {
         key: as_ids(row[key], key.removesuffix("_ids"), number)
         for key in ("prompt_ids", "x_ids", "y_ids")
         if row.get(key) is not None

@@ -80,7 +80,7 @@ DATASETS: Mapping[str, Dataset] = {
         load=winogender.load,
         components="attention-patterns",
         metric="odds-ratio",
-        options=("data_dir", "statistic", "prepend_bos"),
+        options=("data_dir", "statistic", "keep_case", "prepend_bos"),
         about="WinoGender (Rudinger et al. 2018), structure-filtered: 44 examples",
     ),
     "professions": Dataset(

@@ -1,8 +1,9 @@
 """WinoGender (Rudinger et al. 2018), the structure-filtered list of Vig et al. 2020.
 
 Rows come in pairs: in one the pronoun refers to the occupation, in the other to the other
-participant. The text before the pronoun, with the female pronoun, is the prompt, with the male
-one the counterfactual. The target continuation x is the stereotypically female one: it resolves to
+participant. The text before the pronoun, with `she`, is the prompt, with `he` the counterfactual:
+as in the published training, also where the sentence has `her` (5 of 44); `keep_case` keeps the
+case. The target continuation x is the stereotypically female one: it resolves to
 the occupation if more than half of those in the occupation are women, else to the participant. The
 foil y is the other continuation.
 """
@@ -53,6 +54,7 @@ def load(
     *,
     data_dir: Path | None = None,
     statistic: Literal["bergsma", "bls"] = "bergsma",
+    keep_case: bool = False,
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
@@ -63,6 +65,8 @@ def load(
         data_dir: Folder with the templates and the occupation statistics. None: the cache, or a
             download.
         statistic: Share of women by text counts (`bergsma`) or labour statistics (`bls`).
+        keep_case: Whether possessive and object pronouns keep their case in the prompts, as in the
+            published single-head effects.
         prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
 
@@ -80,7 +84,7 @@ def load(
             f"{_TEMPLATES} does not hold pairs of rows with four columns. Get it again."
         )
     rows = [
-        _example(first, second, shares)
+        _example(first, second, shares, keep_case=keep_case)
         for first, second in zip(lines[::2], lines[1::2], strict=True)
     ]
     check_count("winogender", len(rows), _N_PUBLISHED)
@@ -97,7 +101,9 @@ def _shares(lines: list[str], statistic: str) -> dict[str, float]:
     return {cells[0]: float(cells[column]) for cells in (line.split("\t") for line in lines[1:])}
 
 
-def _example(first: list[str], second: list[str], shares: dict[str, float]) -> dict[str, str]:
+def _example(
+    first: list[str], second: list[str], shares: dict[str, float], *, keep_case: bool
+) -> dict[str, str]:
     """The example that two rows make."""
     occupation, participant = first[0], first[1]
     continuations = {}
@@ -107,7 +113,7 @@ def _example(first: list[str], second: list[str], shares: dict[str, float]) -> d
         match = _PRONOUN.search(filled)
         if match is None:
             raise DataFormatError(f"The template {sentence!r} has no pronoun. Get the file again.")
-        female, male = _PRONOUNS[match.group()]
+        female, male = _PRONOUNS[match.group() if keep_case else "$NOM_PRONOUN"]
         prompts.add((filled[: match.start()] + female, filled[: match.start()] + male))
         continuations[answer] = filled[match.end() :]
     if len(prompts) != 1 or set(continuations) != {"0", "1"}:

@@ -44,6 +44,8 @@ class Batch:
     """Which tokens of x (side 0) and y (side 1) exist."""
     all_have_y: bool
     """Whether every example of the data set has a y."""
+    noise: Float[Tensor, "row pos d_model"] | None = None
+    """Added to the input of the first block, if anything is."""
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device, but for `sources`."""
@@ -79,6 +81,7 @@ class Batch:
             scored_token=self.scored_token.repeat(copies),
             slot=(self.slot + shift * self.valid.numel()).flatten(),
             valid=self.valid.repeat(copies, 1, 1),
+            noise=None if self.noise is None else self.noise.repeat(copies, 1, 1),
         )
 
     @property

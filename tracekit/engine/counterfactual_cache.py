@@ -17,6 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Kind
+from tracekit.data.counterfactual_sources import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.layout import Layout
 from tracekit.models.hooked import (
@@ -81,6 +82,7 @@ class CounterfactualCache:
         self._slots = torch.where(is_used, torch.arange(width), width).sort(1).values
         self._slots = self._slots[:, : int(self._counts.max())]
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
+        self._constants = constants_of(layout.counterfactuals)
         self._chunks: list[_Chunk] | None = None
         self.storage: Storage | None = None
         """Where the activations are; decided when a batch first asks for them."""
@@ -91,6 +93,14 @@ class CounterfactualCache:
         They cover positions 0 to `batch.span - 1`; where nothing is intervened on, their values
         mean nothing.
         """
+        if self._constants is not None:
+            n_rows = len(batch.sources)
+            return {
+                name: self._constants.activation(name, kind, batch.span)[None].expand(
+                    n_rows, *[-1] * (len(kind.axes) - 1)
+                )
+                for name, kind in self._kinds.items()
+            }
         if self.storage is None:
             self._fill()
         chunks = self._chunks or [self._run(batch.sources.unique())]

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from tracekit import masks as masks_module
 from tracekit._options import is_whole
 from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.data.counterfactual_sources import NoCounterfactual
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
@@ -519,6 +520,12 @@ def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> 
             raise PairsError(
                 f"Example {number} ({pair.describe()}) needs {longest} positions. "
                 f"The model has {context}; shorten it."
+            )
+        if isinstance(pair.counterfactual, NoCounterfactual):
+            raise PairsError(
+                f"Example {number} ({pair.describe()}) has no counterfactual. Give it one "
+                "(counterfactual, counterfactual_ids or noise), or trace with source='zero', "
+                "'mean', 'resample' or 'noise'."
             )
         refusal = pair.counterfactual.refusal(int(model.cfg.d_model))
         if refusal is not None:

@@ -16,7 +16,14 @@ from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean
-from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, scored_hook
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    device_of,
+    dtype_of,
+    residual_hook,
+    scored_hook,
+)
 
 
 class ForwardPass:
@@ -68,7 +75,8 @@ class ForwardPass:
             return activation[row, pos][None]
 
         with self._only_blocks(start, None, residual):
-            logits = self._run(batch, [*hooks, (self._scored_hook, gather)])
+            noise = [] if start else _noise_hooks(batch)
+            logits = self._run(batch, [*noise, *hooks, (self._scored_hook, gather)])
         return batch.read(logits[0].to(self.device), self._mean, needs_argmax=self._needs_argmax)
 
     def residual_at(
@@ -83,7 +91,7 @@ class ForwardPass:
         """What block `stop` reads under hooks; runs blocks `start` to `stop - 1`."""
         try:
             with self._only_blocks(start, stop, residual):
-                self._run(batch, hooks)
+                self._run(batch, [*([] if start else _noise_hooks(batch)), *hooks])
         except StopPassError as stopped:
             return stopped.residual
         raise AssertionError(f"The pass did not stop at block {stop}.")
@@ -102,3 +110,15 @@ class ForwardPass:
     def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
         inputs = batch.sequences.inputs(self._dtype)
         return self._model.run_with_hooks(batch.sequences.tokens, fwd_hooks=list(hooks), **inputs)
+
+
+def _noise_hooks(batch: Batch) -> list[Hook]:
+    """A hook that adds the noise of the rows to the input of the first block, if they have any."""
+    noise = batch.noise
+    if noise is None:
+        return []
+
+    def add(activation: Tensor, hook: Any = None) -> Tensor:
+        return activation + noise.to(activation.device, activation.dtype)
+
+    return [(residual_hook(0), add)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit._options import shortened, whole_numbers
@@ -66,6 +66,8 @@ class Layout:
     """Which sources do."""
     counterfactuals: tuple[Counterfactual, ...]
     """What each source is the run of."""
+    row_noise: tuple[Tensor | None, ...]
+    """Noise on the embeddings of each row's prompt, if it has any."""
     all_have_y: bool
 
     @classmethod
@@ -95,7 +97,8 @@ class Layout:
         limit = long_rope_limit or float("inf")
         _check_same_side(pairs, limit)
         scope = _check_positions(positions, pairs)
-        rows: dict[tuple[Ids, tuple[Ids, ...], int, int], int] = {}
+        rows: dict[tuple[Ids, tuple[Ids, ...], int, int, int], int] = {}
+        row_noise: list[Tensor | None] = []
         sources: dict[tuple[Ids, tuple[Ids, ...], Hashable], int] = {}
         counterfactuals: list[Counterfactual] = []
         rows_of_examples: list[list[int]] = []
@@ -110,7 +113,11 @@ class Layout:
                     sources[source_key] = len(sources)
                     counterfactuals.append(pair.counterfactual)
                 source = sources[source_key]
-                row_key = (pair.prompt_ids, branches, source, 0 if shared else number)
+                noise = pair.prompt_noise
+                noise_key = 0 if noise is None else id(noise)
+                row_key = (pair.prompt_ids, branches, source, 0 if shared else number, noise_key)
+                if row_key not in rows:
+                    row_noise.append(noise)
                 rows_of_sides.append(rows.setdefault(row_key, len(rows)))
                 before = branches[: branches.index(own_branch)] if own_branch else ()
                 starts_of_sides.append(len(pair.prompt_ids) + sum(map(len, before)))
@@ -138,6 +145,7 @@ class Layout:
             beyond_limit=_n_positions(rows) > limit,
             sources_beyond_limit=_n_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
+            row_noise=tuple(row_noise),
             all_have_y=all(pair.y_ids is not None for pair in pairs),
         )
 
@@ -182,7 +190,20 @@ class Layout:
             slot=valid.flatten().nonzero()[:, 0],
             valid=valid,
             all_have_y=self.all_have_y,
+            noise=self._noise_of(rows.tolist(), longest),
         )
+
+    def _noise_of(self, rows: list[int], longest: int) -> Float[Tensor, "row pos d_model"] | None:
+        """What is added to the embeddings of some rows; None if nothing is."""
+        given = [self.row_noise[row] for row in rows]
+        widths = [noise.shape[1] for noise in given if noise is not None]
+        if not widths:
+            return None
+        added = torch.zeros(len(rows), longest, widths[0])
+        for number, noise in enumerate(given):
+            if noise is not None:
+                added[number, : len(noise)] = noise
+        return added
 
     def batches(
         self,

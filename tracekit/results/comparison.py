@@ -174,6 +174,8 @@ def check_comparable(results: Sequence[TraceResult]) -> None:
     for name, values in (
         ("models", [result.model for result in results]),
         ("data sets", [result.dataset for result in results]),
+        ("sources", [result.source for result in results]),
+        ("directions", [result.direction for result in results]),
         ("examples", [result.dataset_fingerprint for result in results]),
         ("metrics", [result.metric for result in results]),
         ("continuation means", [result.continuation_mean for result in results]),

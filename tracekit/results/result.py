@@ -96,6 +96,10 @@ class TraceResult:
     """Wall time of the run."""
     stopped: str | None = None
     """What cut the search short, if anything: `max_passes`, `max_seconds` or `interrupted`."""
+    source: str = "counterfactual"
+    """Where the values came from that were put in."""
+    direction: str = "noising"
+    """`noising`: counterfactual values into the clean run; `denoising`: clean values back."""
     metric: str
     axis_label: str = "effect"
     """Axis title for the effect, with its unit."""

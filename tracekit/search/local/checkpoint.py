@@ -159,6 +159,7 @@ def _key(engine: Engine, config: Mapping[str, Any]) -> str:
             "data": engine.pairs.fingerprint,
             "components": engine.registry.spec(),
             "metric": engine.metric.name,
+            "direction": engine.metric.direction,
             "positions": engine.config.positions,
             "continuation_mean": engine.config.continuation_mean,
             "config": dict(config),

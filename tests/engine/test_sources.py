@@ -1,0 +1,581 @@
+"""Sources and directions against plain Hugging Face models with torch hooks.
+
+The reference runs one example and one continuation at a time, shares nothing, and knows neither
+TransformerLens nor the engine.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import ConfigError, PairsError, SourceError
+
+MODULES = {
+    "gpt2": ("transformer.h.{}", "transformer.h.{}.mlp", "transformer.h.{}.attn.c_proj"),
+    "llama": ("model.layers.{}", "model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "qwen3": ("model.layers.{}", "model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
+    "gemma2": (
+        "model.layers.{}",
+        "model.layers.{}.post_feedforward_layernorm",
+        "model.layers.{}.self_attn.o_proj",
+    ),
+    "gpt_neox": (
+        "gpt_neox.layers.{}",
+        "gpt_neox.layers.{}.mlp",
+        "gpt_neox.layers.{}.attention.dense",
+    ),
+}
+"""Block, what the MLP adds to the residual stream, and what reads the outputs of the heads."""
+
+
+class Plain:
+    """A Hugging Face model, and interventions on what its MLPs add or its heads give out."""
+
+    def __init__(self, architecture, kind):
+        self.model = tiny.hf_model(architecture)
+        self.kind = kind
+        named = dict(self.model.named_modules())
+        block, mlp, heads = MODULES[architecture]
+        self.first_block = named[block.format(0)]
+        name = mlp if kind == "mlp-outputs" else heads
+        n_layers = self.model.config.num_hidden_layers
+        self.modules = [named[name.format(layer)] for layer in range(n_layers)]
+        self.n_heads = self.model.config.num_attention_heads
+
+    @contextmanager
+    def hooked(self, change):
+        """`change(layer, value)` is seen or replaces the activation, if it returns something."""
+        with ExitStack() as stack:
+            for layer, module in enumerate(self.modules):
+                if self.kind == "mlp-outputs":
+                    handle = module.register_forward_hook(
+                        lambda m, given, out, layer=layer: change(layer, out)
+                    )
+                else:
+
+                    def before(m, given, layer=layer):
+                        value = change(layer, given[0])
+                        return None if value is None else (value,)
+
+                    handle = module.register_forward_pre_hook(before)
+                stack.callback(handle.remove)
+            yield
+
+    @contextmanager
+    def noisy(self, noise):
+        def add(module, args, kwargs):
+            hidden = (args[0] if args else kwargs["hidden_states"]).clone()
+            hidden[0, : len(noise)] += noise
+            if args:
+                return (hidden, *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": hidden}
+
+        if noise is None:
+            yield
+            return
+        handle = self.first_block.register_forward_pre_hook(add, with_kwargs=True)
+        yield
+        handle.remove()
+
+    def run(self, ids, change, noise=None):
+        with torch.no_grad(), self.hooked(change), self.noisy(noise):
+            return self.model(torch.tensor([list(ids)])).logits[0].log_softmax(-1)
+
+    def activations(self, ids, noise=None):
+        seen = {}
+        self.run(ids, lambda layer, value: seen.update({layer: value[0].clone()}), noise)
+        return seen
+
+    def score(self, prompt, ids, change, noise=None):
+        tokens = [*prompt, *ids[:-1]]
+        logs = self.run(tokens, change, noise)
+        at = range(len(prompt) - 1, len(tokens))
+        return torch.stack([logs[p, t] for p, t in zip(at, ids, strict=True)]).mean()
+
+    def mixed(self, mask, source, length):
+        """Mixes `source[layer]` (positions first) into the first `length` positions."""
+
+        def change(layer, value):
+            weight = mask[layer]
+            if self.kind == "head-outputs":
+                weight = weight.repeat_interleave(value.shape[-1] // self.n_heads)
+            value = value.clone()
+            value[0, :length] = (1 - weight) * value[0, :length] + weight * source[layer][:length]
+            return value
+
+        return change
+
+
+def plain_effects(plain, rows, mask, source_of, *, denoising=False):
+    """Logit differences: of the intervention, against the run that is started from."""
+    effects = []
+    for row in rows:
+        prompt, base_noise, source = source_of(row)
+        nothing = plain.mixed(torch.zeros_like(mask), source, len(prompt))
+        act = plain.mixed(mask, source, len(prompt))
+        odds = []
+        for change in (nothing, act):
+            x, y = (plain.score(prompt, row[key], change, base_noise) for key in ("x_ids", "y_ids"))
+            odds.append(y - x)
+        effects.append((odds[0] - odds[1]) if denoising else (odds[1] - odds[0]))
+    return torch.stack(effects)
+
+
+def mean_of(plain, rows):
+    """One vector a layer, over every prompt position of every example."""
+    by_layer = {}
+    for row in rows:
+        for layer, value in plain.activations(row["prompt_ids"]).items():
+            by_layer.setdefault(layer, []).append(value)
+    return {layer: torch.cat(values).mean(0) for layer, values in by_layer.items()}
+
+
+def everywhere(vectors):
+    return {layer: vector.expand(64, -1) for layer, vector in vectors.items()}
+
+
+@pytest.fixture(scope="module", params=MODULES)
+def architecture(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def bridge(architecture):
+    return tk.load_model(tiny.hf_model(architecture))
+
+
+@pytest.fixture(scope="module", params=["mlp-outputs", "head-outputs"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def plain(architecture, kind):
+    return Plain(architecture, kind)
+
+
+@pytest.fixture(scope="module", params=["soft", pytest.param("binary", marks=pytest.mark.slow)])
+def mask_of(request):
+    def make(tracer):
+        draw = torch.Generator().manual_seed(7)
+        values = torch.rand(tracer.registry.grid_shape, generator=draw)
+        return values if request.param == "soft" else (values > 0.5).float()
+
+    return make
+
+
+ROWS = tiny.rows(5, seed=3)
+
+
+def compare(tracer, plain, mask_of, source_of, **options):
+    mask = mask_of(tracer)
+    found = tracer.evaluate(mask, per_example=True)
+    expected = plain_effects(plain, ROWS, mask, source_of, **options)
+    assert expected.abs().max() > 1e-2
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def tracer_of(bridge, kind, rows=ROWS, **options):
+    return tk.Tracer(bridge, tk.PromptPairs.from_ids(rows), kind, "logit-difference", **options)
+
+
+def without_counterfactuals(rows=ROWS):
+    return [{k: v for k, v in row.items() if k != "counterfactual_ids"} for row in rows]
+
+
+class TestAgainstHuggingFace:
+    def test_zero(self, bridge, kind, plain, mask_of):
+        zeros = {n: torch.zeros(64, 24) for n in range(len(plain.modules))}
+        tracer = tracer_of(bridge, kind, without_counterfactuals(), source="zero")
+        compare(tracer, plain, mask_of, lambda row: (row["prompt_ids"], None, zeros))
+
+    def test_mean(self, bridge, kind, plain, mask_of):
+        means = everywhere(mean_of(plain, ROWS))
+        tracer = tracer_of(bridge, kind, without_counterfactuals(), source="mean", max_batch_size=2)
+        compare(tracer, plain, mask_of, lambda row: (row["prompt_ids"], None, means))
+
+    def test_mean_of_other_pairs(self, bridge, kind, plain, mask_of):
+        others = tiny.rows(4, seed=9)
+        means = everywhere(mean_of(plain, others))
+        source = tk.Mean(pairs=tk.PromptPairs.from_ids(others))
+        tracer = tracer_of(bridge, kind, source=source)
+        compare(tracer, plain, mask_of, lambda row: (row["prompt_ids"], None, means))
+
+    def test_own_tensors(self, bridge, kind, plain, mask_of):
+        draw = torch.Generator().manual_seed(2)
+        n = len(plain.modules)
+        vectors = {layer: torch.randn(24, generator=draw) for layer in range(n)}
+        hook = "hook_mlp_out" if kind == "mlp-outputs" else "attn.hook_z"
+        shape = (24,) if kind == "mlp-outputs" else (4, 6)
+        tensors = {f"blocks.{layer}.{hook}": vectors[layer].reshape(shape) for layer in range(n)}
+        tracer = tracer_of(bridge, kind, source=tensors)
+        values = everywhere(vectors)
+        compare(tracer, plain, mask_of, lambda row: (row["prompt_ids"], None, values))
+
+    def test_resample(self, bridge, kind, plain, mask_of):
+        # Every length occurs twice.
+        rows = [row for row in ROWS for _ in range(2)]
+        shuffled = [
+            {**row, "prompt_ids": row["prompt_ids"][::-1] if n % 2 else row["prompt_ids"]}
+            for n, row in enumerate(rows)
+        ]
+        tracer = tracer_of(bridge, kind, without_counterfactuals(shuffled), source="resample")
+        chosen = [pair.counterfactual.ids for pair in tracer.pairs]
+        mask = mask_of(tracer)
+        for row, ids in zip(shuffled, chosen, strict=True):
+            assert len(ids) == len(row["prompt_ids"])
+            assert list(ids) != list(row["prompt_ids"])
+        sources = {id(r): plain.activations(c) for r, c in zip(shuffled, chosen, strict=True)}
+        expected = plain_effects(
+            plain, shuffled, mask, lambda row: (row["prompt_ids"], None, sources[id(row)])
+        )
+        found = tracer.evaluate(mask, per_example=True)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    def test_denoising_from_a_prompt(self, bridge, kind, plain, mask_of):
+        tracer = tracer_of(bridge, kind, direction="denoising")
+        compare(
+            tracer,
+            plain,
+            mask_of,
+            lambda row: (row["counterfactual_ids"], None, plain.activations(row["prompt_ids"])),
+            denoising=True,
+        )
+
+    def test_denoising_from_noise(self, bridge, kind, plain, mask_of):
+        """The setting of causal tracing in ROME: a noisy run, and clean values put back."""
+        tracer = tracer_of(
+            bridge, kind, without_counterfactuals(), source="noise", direction="denoising"
+        )
+        noises = {id(row): pair.prompt_noise for row, pair in zip(ROWS, tracer.pairs, strict=True)}
+        compare(
+            tracer,
+            plain,
+            mask_of,
+            lambda row: (row["prompt_ids"], noises[id(row)], plain.activations(row["prompt_ids"])),
+            denoising=True,
+        )
+
+
+OPTIONS = [
+    {"source": "zero"},
+    {"source": "mean"},
+    {"source": "resample"},
+    {"source": "noise"},
+    {"direction": "denoising"},
+    {"source": "noise", "direction": "denoising"},
+    {"source": "resample", "direction": "denoising"},
+]
+
+
+@pytest.fixture(scope="module")
+def even_pairs():
+    """Several prompts of each length, as `resample` needs."""
+    draw = torch.Generator().manual_seed(1)
+
+    def ids(length):
+        return torch.randint(tiny.VOCABULARY, (length,), generator=draw).tolist()
+
+    rows = [
+        {
+            "prompt_ids": ids(n),
+            "counterfactual_ids": ids(n),
+            "x_ids": ids(2),
+            "y_ids": ids(1 + n % 3),
+        }
+        for n in (3, 3, 5, 5, 5, 4, 4)
+    ]
+    return tk.PromptPairs.from_ids(rows)
+
+
+KINDS = ["attention-patterns", "head-outputs+mlp-blocks", "mlp-neurons"]
+SCOPES = ["prompt", "last", [0, -1]]
+
+
+def _cells():
+    """Every option with every kind and scope; by default a ninth of them, all of them as slow."""
+    for number, options in enumerate(OPTIONS):
+        for i, kinds in enumerate(KINDS):
+            for j, positions in enumerate(SCOPES):
+                is_quick = (i, j) == (number % 3, number // 3)
+                marks = () if is_quick else pytest.mark.slow
+                yield pytest.param(options, kinds, positions, marks=marks)
+
+
+@pytest.mark.parametrize(("options", "kinds", "positions"), _cells(), ids=str)
+def test_fast_paths_equal_the_plain_way(any_model, even_pairs, options, kinds, positions):
+    def tracer(**further):
+        return tk.Tracer(any_model, even_pairs, kinds, positions=positions, **options, **further)
+
+    fast, slow = tracer(), tracer(capabilities=tk.Capabilities.none(), max_batch_size=2)
+    n = len(fast.registry)
+    mask = torch.rand(n, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        fast.evaluate(mask, per_example=True),
+        slow.evaluate(mask, per_example=True),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+    # Many that begin alike, so that they share layers.
+    sets = [(), (0,), (0, n - 1), (0, n - 2), (n // 2, n - 1), (n - 2, n - 1), (n - 1,)]
+    sets += [tuple(range(n)), tuple(range(n - 1))]
+    found = fast.engine.set_effects(sets)
+    for members, row in zip(sets, found, strict=True):
+        binary = torch.zeros(n)
+        binary[list(members)] = 1
+        torch.testing.assert_close(row, slow.engine.effects(binary), rtol=1e-3, atol=1e-4)
+    assert torch.equal(fast.engine.effects(torch.zeros(n)), torch.zeros(len(even_pairs)))
+
+
+@pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "probability-ratio"])
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
+    """For small changes the prediction is the measured change."""
+    tracer = tk.Tracer(model, even_pairs, metric=metric, direction=direction)
+    prediction = tracer.engine.predict_changes((1, 5))
+    step, base = 1e-3, torch.zeros(12)
+    base[[1, 5]] = 1
+    for index in (0, 1, 7):
+        nudged = base.clone()
+        nudged[index] += -step if base[index] else step
+        slope = (tracer.evaluate(nudged) - tracer.evaluate(base)) / (nudged - base)[index].item()
+        assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.05, abs=2e-3)
+    linear, restored = tracer.engine.metric.linearization, tracer.engine.metric
+    log_probs = tracer.engine.log_probs(base)
+    values = linear.to_effect(tracer.engine.clean, linear.to_linear(log_probs))
+    torch.testing.assert_close(
+        values, restored(tracer.engine.clean, log_probs), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("method", ["pgb-ct", "top-k", "local-search", "greedy", "random", "dcm"])
+@pytest.mark.parametrize(
+    "options", [{"source": "mean"}, {"source": "noise", "direction": "denoising"}], ids=str
+)
+def test_every_search_runs(model, even_pairs, method, options, tmp_path):
+    tracer = tk.Tracer(model, even_pairs, metric="logit-difference", **options)
+    result = tracer.run(method, budget=3, **{"pgb-ct": {"epochs": 2, "trials": 2}}.get(method, {}))
+    assert result.effect == pytest.approx(tracer.evaluate(result), rel=1e-4, abs=1e-6)
+    assert (result.source, result.direction) == (tracer.source, tracer.direction)
+    loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
+    assert (loaded.source, loaded.direction) == (result.source, result.direction)
+
+
+def test_results_of_different_questions_do_not_mix(model, even_pairs):
+    base = tk.Tracer(model, even_pairs).run("top-k", budget=2)
+    for options, text in (
+        ({"source": "zero"}, "different sources \\(counterfactual and zero\\)"),
+        ({"direction": "denoising"}, "different directions \\(noising and denoising\\)"),
+    ):
+        other = tk.Tracer(model, even_pairs, **options).run("top-k", budget=2)
+        with pytest.raises(tk.errors.ComparisonError, match=text):
+            tk.compare([base, other])
+
+
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_equal_prompts_with_other_noise_share_nothing(model, direction):
+    draw = torch.Generator().manual_seed(0)
+    row = {"prompt_ids": [5, 9, 2], "x_ids": [1, 2], "y_ids": [3]}
+    rows = [{**row, "noise": torch.randn(3, 24, generator=draw)} for _ in range(3)]
+    pairs = tk.PromptPairs.from_ids(rows)
+    mask = torch.rand(12, generator=draw)
+    together = tk.Tracer(model, pairs, direction=direction).evaluate(mask, per_example=True)
+    for number, value in enumerate(together.tolist()):
+        alone = tk.Tracer(model, pairs[number : number + 1], direction=direction)
+        assert alone.evaluate(mask) == pytest.approx(value, rel=1e-4)
+    assert together.unique().numel() == 3
+
+
+class TestMeaning:
+    def test_attention_patterns_stay_distributions_under_means(self, any_model, even_pairs):
+        tracer = tk.Tracer(any_model, even_pairs, "attention-patterns", source="mean")
+        batch = tracer.engine.batches[0]
+        for pattern in tracer.engine.counterfactual_cache.activations_for(batch).values():
+            assert (pattern >= 0).all()
+            torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
+            assert torch.equal(pattern, pattern.tril())
+
+    def test_mean_positional(self, model):
+        rows = [dict(row) for row in tiny.rows(4, seed=5)]
+        for row in rows:
+            row["prompt_ids"] = (row["prompt_ids"] * 4)[:4]
+        del row["counterfactual_ids"]
+        for row in rows:
+            row.pop("counterfactual_ids", None)
+        pairs = tk.PromptPairs.from_ids(rows)
+        tracer = tk.Tracer(model, pairs, "mlp-outputs", source="mean-positional")
+        seen = []
+        for pair in pairs:
+            hook = ("blocks.1.hook_mlp_out", lambda value, hook: seen.append(value[0].clone()))
+            with torch.no_grad():
+                model.run_with_hooks(torch.tensor([pair.prompt_ids]), fwd_hooks=[hook])
+        constants = tracer.pairs[0].counterfactual.constants
+        torch.testing.assert_close(
+            constants.values["blocks.1.hook_mlp_out"],
+            torch.stack(seen).mean(0),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        binary = torch.ones(len(tracer.registry))
+        plain = tk.Tracer(
+            model,
+            pairs,
+            "mlp-outputs",
+            source="mean-positional",
+            capabilities=tk.Capabilities.none(),
+        )
+        assert tracer.evaluate(binary) == pytest.approx(plain.evaluate(binary), rel=1e-3)
+
+    def test_restoring_the_first_blocks_input_would_restore_everything(self, model, even_pairs):
+        """Both directions have the same whole: the counterfactual run against the clean one."""
+        noising = tk.Tracer(model, even_pairs, metric="logit-difference")
+        denoising = tk.Tracer(model, even_pairs, metric="logit-difference", direction="denoising")
+        clean, base = noising.engine.clean, denoising.engine.clean
+        whole = (base.y - base.x) - (clean.y - clean.x)
+        metric = denoising.engine.metric
+        torch.testing.assert_close(metric(base, clean), whole)
+        torch.testing.assert_close(noising.engine.metric(clean, base), whole)
+
+    @pytest.mark.parametrize("noise", [False, True])
+    def test_reversing_twice_changes_nothing(self, noise):
+        pairs = tiny.pairs(5, noise=noise)
+        once = pairs.reversed()
+        assert once.fingerprint != pairs.fingerprint == once.reversed().fingerprint
+        for pair, back in zip(pairs, once, strict=True):
+            if noise:
+                assert back.prompt_noise is pair.counterfactual.noise
+                assert back.counterfactual.ids == pair.prompt_ids == back.prompt_ids
+            else:
+                assert back.prompt_ids == pair.counterfactual.ids
+                assert back.counterfactual.ids == pair.prompt_ids
+
+    def test_reversed_texts(self, demo_model):
+        pairs = tk.load_dataset("demo-bias", demo_model)[:2]
+        pair, back = pairs[0], pairs.reversed()[0]
+        assert back.texts["prompt"] == pair.texts["counterfactual"]
+        assert back.texts["counterfactual"] == pair.texts["prompt"]
+        assert back.texts["x"] == pair.texts["x"]
+
+    def test_both_directions_of_a_set(self, model, even_pairs):
+        noising = tk.Tracer(model, even_pairs)
+        denoising = tk.Tracer(model, even_pairs, direction="denoising")
+        members = [noising.registry[2], noising.registry[9]]
+        frame = noising.both(members)
+        assert frame.index.tolist() == ["noising", "denoising"]
+        assert frame.loc["noising", "effect"] == pytest.approx(noising.evaluate(members))
+        assert frame.loc["denoising", "effect"] == pytest.approx(denoising.evaluate(members))
+        assert frame.loc["denoising", "full_effect"] == pytest.approx(denoising.full_effect)
+        share = frame["effect"] / frame["full_effect"]
+        assert frame["share"].tolist() == pytest.approx(share.tolist())
+        assert (frame["low"] <= frame["effect"]).all()
+        assert denoising.both(members).equals(frame) or torch.allclose(
+            torch.tensor(denoising.both(members).to_numpy()), torch.tensor(frame.to_numpy())
+        )
+
+    def test_constants_run_no_counterfactual(self, model, even_pairs, monkeypatch):
+        tracer = tk.Tracer(model, even_pairs, source="zero")
+        calls = []
+        original = model.run_with_hooks
+        monkeypatch.setattr(
+            model, "run_with_hooks", lambda *a, **k: calls.append(a) or original(*a, **k)
+        )
+        tracer.engine.effects(torch.ones(12))
+        n_batches = len(tracer.engine.batches)
+        assert len(calls) == 2 * n_batches  # The clean run and the intervened one.
+        assert tracer.engine.counterfactual_cache.storage is None
+
+    def test_the_seed_draws(self, model, even_pairs):
+        def chosen(source, seed):
+            return tk.Tracer(model, even_pairs, source=source, source_seed=seed).pairs.fingerprint
+
+        for source in ("resample", "noise"):
+            assert chosen(source, 0) == chosen(source, 0)
+            assert len({chosen(source, seed) for seed in range(3)}) > 1
+
+    def test_held_out_pairs_get_the_means_of_the_searched_ones(self, model, even_pairs):
+        main, held_out = even_pairs[:4], even_pairs[4:]
+        tracer = tk.Tracer(model, main, source="mean", held_out=held_out)
+        result = tracer.run("top-k", budget=2)
+        over = tk.Tracer(model, held_out, source=tk.Mean(pairs=main))
+        expected = over.evaluate(result, per_example=True)
+        torch.testing.assert_close(result.held_out, expected)
+
+
+class TestRefusals:
+    def test_no_counterfactual(self, model):
+        pairs = tk.PromptPairs.from_ids(without_counterfactuals())
+        with pytest.raises(PairsError, match="Example 0 .* has no counterfactual. Give it one"):
+            tk.Tracer(model, pairs)
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize("source", ["nought", 3, None, ["zero"]], ids=str)
+    def test_unknown_sources(self, model, even_pairs, source):
+        with pytest.raises(SourceError, match="Unknown source|The source is a"):
+            tk.Tracer(model, even_pairs, source=source)
+
+    @pytest.mark.usefixtures("unchecked")
+    def test_unknown_directions(self, model, even_pairs):
+        with pytest.raises(ConfigError, match="Unknown direction 'up'. Use noising or denoising"):
+            tk.Tracer(model, even_pairs, direction="up")
+
+    @pytest.mark.parametrize("source", ["zero", "mean"])
+    def test_denoising_from_constants(self, model, even_pairs, source):
+        with pytest.raises(PairsError, match="cannot be reversed. Use counterfactual prompts"):
+            tk.Tracer(model, even_pairs, source=source, direction="denoising")
+        tracer = tk.Tracer(model, even_pairs, source=source)
+        with pytest.raises(PairsError, match="cannot be reversed"):
+            tracer.both(tracer.registry[0:2])
+
+    def test_positional_means_of_ragged_prompts(self, model, even_pairs):
+        with pytest.raises(SourceError, match="needs prompts of one length; these have 3 to 5 tok"):
+            tk.Tracer(model, even_pairs, "mlp-outputs", source="mean-positional")
+
+    def test_positional_means_of_patterns_and_continuations(self, model, even_pairs):
+        same = even_pairs[:2]
+        with pytest.raises(SourceError, match="of attention patterns averages rows over different"):
+            tk.Tracer(model, same, source="mean-positional")
+        with pytest.raises(SourceError, match="covers the prompt, and positions='all' intervenes"):
+            tk.Tracer(model, same, "mlp-outputs", source="mean-positional", positions="all")
+
+    def test_resampling_a_prompt_without_fellows(self, model):
+        pairs = tiny.pairs(3, seed=11)
+        lengths = [len(pair.prompt_ids) for pair in pairs]
+        assert len(set(lengths)) > 1
+        with pytest.raises(SourceError, match="and there is none for example"):
+            tk.Tracer(model, pairs, source="resample")
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            (lambda t: t.pop("blocks.1.hook_mlp_out"), "has no tensor for the hook point blocks.1"),
+            (
+                lambda t: t.update({"blocks.1.hook_mlp_out": torch.zeros(3)}),
+                "has shape \\(3,\\)",
+            ),
+            (
+                lambda t: t.update({"blocks.1.hook_mlp_out": torch.full((24,), torch.nan)}),
+                "is not finite",
+            ),
+        ],
+    )
+    def test_own_tensors_that_do_not_fit(self, model, even_pairs, change, text):
+        tensors = {f"blocks.{n}.hook_mlp_out": torch.zeros(24) for n in range(3)}
+        change(tensors)
+        with pytest.raises(SourceError, match=text):
+            tk.Tracer(model, even_pairs, "mlp-outputs", source=tensors)
+
+    def test_own_tensors_for_patterns(self, model, even_pairs):
+        tensors = {f"blocks.{n}.attn.hook_pattern": torch.zeros(4, 8) for n in range(3)}
+        with pytest.raises(SourceError, match="Attention patterns take no tensor of one's own"):
+            tk.Tracer(model, even_pairs, source=tensors)
+
+    def test_pairs_that_mix_constants_and_prompts(self, model, even_pairs):
+        zero = tk.Tracer(model, even_pairs, source="zero").pairs
+        mixed = tk.PromptPairs(pairs=(*zero[:2], *even_pairs[2:]))
+        with pytest.raises(PairsError, match="Some examples take constant values and others do"):
+            tk.Tracer(model, mixed)

@@ -1,0 +1,286 @@
+"""Sources: where the values come from that an intervention puts in, for a whole data set.
+
+A source turns the pairs of a data set into pairs with the counterfactuals that it stands for.
+`counterfactual` leaves them as they are. The others need no counterfactual prompt:
+
+    noise             fixed noise on the embeddings of the prompt, three times as large as these
+    zero              zeros
+    mean              one vector a component: the mean over every prompt position of every example
+    mean-positional   the mean over examples at each prompt position
+    resample          the activations of another example with as many tokens, drawn once
+    a mapping         tensors of one's own, by hook point
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from tracekit._options import check_seed
+from tracekit.components import ComponentRegistry, Kind
+from tracekit.data.counterfactual_sources import (
+    ConstantCounterfactual,
+    Constants,
+    Counterfactual,
+    GaussianNoise,
+    NoiseCounterfactual,
+    PromptCounterfactual,
+)
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.layout import Positions
+from tracekit.engine.packing import pad
+from tracekit.errors import SourceError
+from tracekit.models.hooked import Hook, HookedModel, device_of, embedding_std, frozen
+
+SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
+_NOISE_FACTOR = 3.0
+"""Standard deviation of the noise over that of the embeddings, as in the paper and in ROME."""
+ToPairs = Callable[[PromptPairs], PromptPairs]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mean:
+    """Means over the prompts of other pairs than those that are traced."""
+
+    pairs: PromptPairs
+    """Whose prompts are run; their counterfactuals and continuations do not matter."""
+    positional: bool = False
+    """Whether every prompt position has a mean of its own."""
+
+
+Source = SourceName | Mean | Mapping[str, Tensor]
+
+
+def name_of(source: Source) -> str:
+    """What results call a source."""
+    if isinstance(source, str):
+        return source
+    if isinstance(source, Mean):
+        return f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
+    return "own tensors"
+
+
+def resolve_source(
+    source: Source,
+    model: HookedModel,
+    pairs: PromptPairs,
+    registry: ComponentRegistry,
+    *,
+    positions: Positions = "prompt",
+    seed: int = 0,
+    max_batch_size: int = 64,
+) -> ToPairs:
+    """A function that gives pairs the counterfactuals of a source.
+
+    Args:
+        source: The source.
+        model: The model.
+        pairs: The data set; `mean` is taken over its prompts.
+        registry: The components; only their hook points get values.
+        positions: Where is intervened.
+        seed: Draws noise and other examples.
+        max_batch_size: Prompts per pass.
+
+    Raises:
+        SourceError: An unknown source, or one that does not suit the data or the components.
+    """
+    check_seed(seed)
+    kinds = {site.hook_name: site.kind for site in registry.sites}
+    if isinstance(source, str):
+        if source not in get_args(SourceName):
+            raise SourceError(
+                f"Unknown source {source!r}. Use one of {', '.join(get_args(SourceName))}, a Mean, "
+                "or a mapping from hook point to tensor."
+            )
+        if source == "counterfactual":
+            return lambda given: given
+        if source == "noise":
+            return _noise(model, seed)
+        if source == "resample":
+            return lambda given: _resampled(given, seed)
+    if isinstance(source, (str, Mean)):
+        if source == "zero":
+            values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}
+            return _constant(Constants("zero", values))
+        over = source.pairs if isinstance(source, Mean) else pairs
+        positional = source.positional if isinstance(source, Mean) else source != "mean"
+        if positional:
+            _check_positional(over, pairs, kinds, positions)
+        means = _means(model, over, kinds, positional, max_batch_size)
+        return _constant(Constants(name_of(source), means, positional))
+    return _constant(Constants("own tensors", _checked(source, model, kinds)))
+
+
+def _constant(constants: Constants) -> ToPairs:
+    counterfactual = ConstantCounterfactual(constants)
+    return lambda pairs: _with(pairs, [counterfactual] * len(pairs))
+
+
+def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPairs:
+    changed = [
+        replace(pair, counterfactual=counterfactual)
+        for pair, counterfactual in zip(pairs, counterfactuals, strict=True)
+    ]
+    return replace(pairs, pairs=tuple(changed))
+
+
+def _noise(model: HookedModel, seed: int) -> ToPairs:
+    noise = GaussianNoise(std=_NOISE_FACTOR * embedding_std(model), seed=seed)
+    width = int(model.cfg.d_model)
+
+    def apply(pairs: PromptPairs) -> PromptPairs:
+        draws = noise.draw([len(pair.prompt_ids) for pair in pairs], width)
+        return _with(pairs, [NoiseCounterfactual(draw) for draw in draws])
+
+    return apply
+
+
+def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
+    """Every prompt gets another one of as many tokens as its counterfactual, drawn once."""
+    prompts = dict.fromkeys(pair.prompt_ids for pair in pairs)
+    generator = torch.Generator().manual_seed(seed)
+    counterfactuals: list[Counterfactual] = []
+    alone = []
+    for number, pair in enumerate(pairs):
+        others = [p for p in prompts if len(p) == len(pair.prompt_ids) and p != pair.prompt_ids]
+        if not others:
+            alone.append(f"example {number} ({pair.describe()}, {len(pair.prompt_ids)} tokens)")
+            continue
+        drawn = int(torch.randint(len(others), (1,), generator=generator))
+        counterfactuals.append(PromptCounterfactual(others[drawn]))
+    if alone:
+        more = f"; and {len(alone) - 3} more" if len(alone) > 3 else ""
+        raise SourceError(
+            f"source='resample' takes the activations of another prompt with as many tokens, and "
+            f"there is none for {'; '.join(alone[:3])}{more}. Leave these examples out, or use "
+            "source='mean'."
+        )
+    return _with(pairs, counterfactuals)
+
+
+def _check_positional(
+    over: PromptPairs, pairs: PromptPairs, kinds: Mapping[str, Kind], positions: Positions
+) -> None:
+    lengths = {len(pair.prompt_ids) for pair in (*over, *pairs)}
+    if len(lengths) > 1:
+        raise SourceError(
+            f"A mean at each position needs prompts of one length; these have {min(lengths)} to "
+            f"{max(lengths)} tokens, so that a position means something else in each. "
+            "Use source='mean'."
+        )
+    if any(kind.key_dim is not None for kind in kinds.values()):
+        raise SourceError(
+            "A mean at each position of attention patterns averages rows over different numbers "
+            "of keys. Use source='mean', or head-outputs."
+        )
+    if positions == "all":
+        raise SourceError(
+            "A mean at each position covers the prompt, and positions='all' intervenes on the "
+            "continuations too. Use positions='prompt' or source='mean'."
+        )
+
+
+def _means(
+    model: HookedModel,
+    pairs: PromptPairs,
+    kinds: Mapping[str, Kind],
+    positional: bool,
+    max_batch_size: int,
+) -> dict[str, Tensor]:
+    """Mean activations over prompt positions and examples, by hook point, without a row axis."""
+    prompts = sorted((pair.prompt_ids for pair in pairs), key=len)
+    longest = len(prompts[-1])
+    sums: dict[str, Tensor] = {}
+    device = device_of(model)
+    with frozen(model), torch.no_grad():
+        for first in range(0, len(prompts), max_batch_size):
+            part = prompts[first : first + max_batch_size]
+            lengths = torch.tensor([len(prompt) for prompt in part])
+            is_token = torch.arange(int(lengths.max())) < lengths[:, None]
+            hooks = [
+                _summing(name, kind, is_token, positional, longest, sums)
+                for name, kind in kinds.items()
+            ]
+            model.run_with_hooks(pad(part).to(device), fwd_hooks=hooks)
+    count = len(prompts) if positional else sum(map(len, prompts))
+    return {name: (total / count).float() for name, total in sums.items()}
+
+
+def _summing(
+    name: str,
+    kind: Kind,
+    is_token: Tensor,
+    positional: bool,
+    longest: int,
+    sums: dict[str, Tensor],
+) -> Hook:
+    """A hook that adds an activation, at the positions that hold tokens, to a sum."""
+
+    def add(activation: Tensor, hook: Any = None) -> Tensor:
+        values = activation.detach().double().cpu()
+        shape = [1] * values.ndim
+        shape[0], shape[kind.position_dim] = is_token.shape
+        values = torch.where(is_token.reshape(shape), values, 0.0)
+        if kind.key_dim is not None:
+            # Rows of attention over different numbers of keys: the missing keys get none.
+            values = torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
+        total = values.sum(0) if positional else values.sum((0, kind.position_dim))
+        sums[name] = sums[name] + total if name in sums else total
+        return activation
+
+    return name, add
+
+
+def _shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
+    """Sizes of an activation without the axes of row and position, by hook point."""
+    shapes: dict[str, list[int]] = {}
+
+    def hook_at(name: str, kind: Kind) -> Hook:
+        def look(activation: Tensor, hook: Any = None) -> Tensor:
+            axes = range(1, activation.ndim)
+            shapes[name] = [activation.shape[a] for a in axes if a != kind.position_dim]
+            return activation
+
+        return name, look
+
+    tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
+    with frozen(model), torch.no_grad():
+        hooks = [hook_at(name, kind) for name, kind in kinds.items()]
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    return shapes
+
+
+def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:
+    """A user's tensors, one for each hook point, of the shape that is needed there."""
+    if not isinstance(tensors, Mapping):
+        raise SourceError(
+            f"The source is a {type(tensors).__name__}. Use one of "
+            f"{', '.join(get_args(SourceName))}, a Mean, or a mapping from hook point to tensor."
+        )
+    missing = sorted(set(kinds) - set(tensors))
+    if missing:
+        raise SourceError(
+            f"The source has no tensor for the hook point {missing[0]}. It needs one for each of "
+            f"{', '.join(sorted(kinds))}."
+        )
+    values: dict[str, Tensor] = {}
+    for name, shape in _shapes(model, kinds).items():
+        if kinds[name].key_dim is not None:
+            raise SourceError(
+                "Attention patterns take no tensor of one's own: a row depends on the number of "
+                "keys. Use source='zero', 'mean' or 'resample', or head-outputs."
+            )
+        value = torch.as_tensor(tensors[name]).detach().float().cpu()
+        if list(value.shape) != shape:
+            raise SourceError(
+                f"The tensor of the source at {name} has shape {tuple(value.shape)}. It needs "
+                f"{tuple(shape)}: an activation without the axes of row and position."
+            )
+        if not torch.isfinite(value).all():
+            raise SourceError(f"The tensor of the source at {name} is not finite.")
+        values[name] = value
+    return values
