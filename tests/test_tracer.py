@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -23,6 +24,7 @@ from tracekit.errors import (
     UnknownMethodError,
     UnknownMetricError,
     UnknownOptionError,
+    WeakEffectWarning,
 )
 
 
@@ -363,3 +365,47 @@ def test_a_metric_of_whole_numbers_is_taken(model, pairs):
     values = tracer.evaluate(torch.ones(12), per_example=True)
     assert values.dtype == torch.float32
     assert set(values.tolist()) <= {0.0, 1.0}
+
+
+class TestWeakEffects:
+    def warnings_of(self, tracer):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                tracer.run("top-k", budget=1)
+        return [str(w.message) for w in caught if issubclass(w.category, WeakEffectWarning)]
+
+    def test_a_full_effect_near_zero(self, model, pairs):
+        registry = tk.ComponentRegistry.build(model.cfg, indices={2: [0]})
+        tracer = tk.Tracer(model, pairs, registry, "probability-drop", positions=[0, -1])
+        assert abs(tracer.full_effect) < 0.01
+        (text,) = self.warnings_of(tracer)
+        assert text.startswith("All components together have an effect of only ")
+        assert "Either the model does not do this task" in text
+
+    def test_one_example_that_carries_the_mean(self, model, pairs):
+        def one(clean, intervened):
+            effects = clean.x - intervened.x
+            return torch.where(torch.arange(len(effects)) == 3, 100 * effects, effects)
+
+        metric = tk.Metric("one", one, needs_y=False)
+        tracer = tk.Tracer(model, pairs, metric=metric, max_batch_size=64)
+        effects = tracer.engine.full_effects.abs()
+        share = effects.max() / effects.sum()
+        assert share > 0.5
+        (text,) = self.warnings_of(tracer)
+        assert text.startswith(f"Example {int(effects.argmax())} (")
+        assert f"carries {100 * share:.0f} % of the effect of all 8 examples" in text
+
+    def test_usual_effects_are_silent(self, demo_model):
+        tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
+        assert self.warnings_of(tracer) == []
+        assert tracer.n_prefers_x == sum(
+            x > y for x, y in zip(tracer.engine.clean.x, tracer.engine.clean.y, strict=True)
+        )
+        assert tracer.n_prefers_x >= 14
+
+    def test_without_y_nothing_is_preferred(self, model):
+        rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows(3)]
+        tracer = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
+        assert tracer.n_prefers_x is None

@@ -45,6 +45,10 @@ class TokenizationWarning(UserWarning):
     """A continuation that is scored as other tokens than it has in the text."""
 
 
+class WeakEffectWarning(UserWarning):
+    """The effect of all components is near zero, or is that of a single example."""
+
+
 class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 

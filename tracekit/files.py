@@ -11,7 +11,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of what a spreadsheet takes as a formula."""
 
 
 def write_beside(path: Path, content: bytes) -> None:
@@ -37,6 +43,21 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Writes a table as CSV; texts that a spreadsheet would run as formulas get a quote in front.
+
+    Names come from files, and `=HYPERLINK(...)` may be one.
+    """
+    texts = frame.select_dtypes(include=["object", "string", "category"]).columns
+    safe = frame.assign(**{str(column): frame[column].map(_without_formula) for column in texts})
+    safe.to_csv(path, index=False)
+
+
+def _without_formula(cell: object) -> object:
+    is_formula = isinstance(cell, str) and cell[:1] in _FORMULA
+    return f"'{cell}" if is_formula else cell
 
 
 def digest_of(entries: Mapping[str, Any]) -> str:

@@ -29,8 +29,9 @@ from tracekit.errors import (
     NoResultError,
     NothingMeasuredError,
     SearchStoppedWarning,
+    WeakEffectWarning,
 )
-from tracekit.metrics import ContinuationMean, Direction, Metric, MetricFunction
+from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.interactions import InteractionGrid, measure_pairs
@@ -181,6 +182,7 @@ class Tracer:
             held_out = to_pairs(held_out)
             held_out = held_out if direction == "noising" else held_out.reversed()
             self._held_out = self.engine.with_pairs(held_out)
+        self._has_looked = False
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
 
@@ -210,6 +212,16 @@ class Tracer:
     def full_effect(self) -> float:
         """Mean effect of all components together."""
         return self.engine.full_effects.mean().item()
+
+    @property
+    def n_prefers_x(self) -> int | None:
+        """Examples on which the run that is started from finds x more probable than y.
+
+        None if not every example has a y. Where the clean model does not prefer x, it does not
+        show the behaviour that is traced.
+        """
+        clean = self.engine.clean
+        return None if clean.y is None else int((clean.x > clean.y).sum())
 
     def __repr__(self) -> str:
         return (
@@ -341,6 +353,9 @@ class Tracer:
     def _accounted(self, work: Callable[[], _T]) -> tuple[_T, _Spent]:
         """Searches on an unchanged model, and says what that took."""
         _ = self.full_effect  # Shared by all methods, so it counts for none.
+        if not self._has_looked:
+            self._has_looked = True
+            _warn_of_effects(self.engine)
         checks.check_unchanged(self.engine)
         cost, start = self.engine.cost, time.perf_counter()
         outcome = work()
@@ -550,6 +565,35 @@ class Tracer:
         if not self.results:
             raise NoResultError("There is no result to draw yet. Call run() first.")
         return self.results
+
+
+_NEAR_ZERO = 0.01
+"""Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
+_FEWEST_TO_SHARE = 8
+"""Examples below which one may well carry half of the mean."""
+
+
+def _warn_of_effects(engine: Engine) -> None:
+    """Warns where the effect of all components says little about the data set."""
+    effects = engine.full_effects
+    mean, n = effects.mean().item(), len(effects)
+    if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
+        warnings.warn(
+            f"All components together have an effect of only {mean:.3g}. Either the model does not "
+            "do this task, or these components and positions have no part in it.",
+            WeakEffectWarning,
+            stacklevel=5,
+        )
+    largest = int(effects.abs().argmax())
+    share = effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
+    if n >= _FEWEST_TO_SHARE and share > 0.5:
+        warnings.warn(
+            f"Example {largest} ({engine.pairs[largest].describe()}) carries "
+            f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
+            "one; use a bounded metric such as logit-difference, or leave the example out.",
+            WeakEffectWarning,
+            stacklevel=5,
+        )
 
 
 def _warn(text: str) -> None:

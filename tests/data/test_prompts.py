@@ -344,7 +344,7 @@ class TestBoundaries:
 def test_pairs_print_briefly(demo_model):
     facts = tk.load_dataset("demo-facts", demo_model)
     assert repr(facts) == (
-        "PromptPairs(demo-facts: 60 pairs, prompts of 7 to 9 tokens, NoiseCounterfactual)"
+        "PromptPairs(demo-facts: 60 pairs, prompts of 5 to 9 tokens, NoiseCounterfactual)"
     )
     assert repr(facts[0]) == (
         "PromptPair(prompt='the tower of velm lies in the land of', x=' vando', y=' teshk'; "

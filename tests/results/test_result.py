@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from tracekit.errors import (
     ResultFormatError,
     ResultNotFoundError,
 )
+from tracekit.files import write_csv
 from tracekit.results.result import effect_interval
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
 from tracekit.search.learned.schedules import Exponential
@@ -207,3 +209,17 @@ class TestCurves:
         write_document(tmp_path / "curve.json", {"runs": runs})
         with pytest.raises(ResultFormatError, match=_DAMAGED):
             tk.TraceCurve.load(tmp_path)
+
+
+def test_csv_files_hold_no_formulas(tmp_path):
+    frame = pd.DataFrame({"name": ["=HYPERLINK(1)", "+1", "@x", "plain", "-"], "value": [-1.5] * 5})
+    write_csv(frame, tmp_path / "table.csv")
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    assert lines == [
+        "name,value",
+        "'=HYPERLINK(1),-1.5",
+        "'+1,-1.5",
+        "'@x,-1.5",
+        "plain,-1.5",
+        "'-,-1.5",
+    ]

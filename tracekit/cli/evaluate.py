@@ -65,6 +65,7 @@ def evaluate(
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
     import pandas as pd
 
+    from tracekit.files import write_csv
     from tracekit.results import effect_interval
 
     if output is not None:
@@ -110,4 +111,4 @@ def evaluate(
     console.print(table)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(rows).to_csv(output, index=False)
+        write_csv(pd.DataFrame(rows), output)

@@ -124,6 +124,12 @@ def print_tracer(tracer: Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
     console.print(f"{tracer}", highlight=False, soft_wrap=True)
     console.print(f"Effect of all components together: {tracer.full_effect:.4g}")
+    if tracer.n_prefers_x is not None:
+        run = "clean" if tracer.direction == "noising" else "counterfactual"
+        console.print(
+            f"The {run} model prefers x to y on {tracer.n_prefers_x} of {len(tracer.pairs)} "
+            "examples."
+        )
 
 
 def print_table(results: Sequence[TraceResult]) -> None:

@@ -16,7 +16,7 @@ from tracekit.figures.heatmap import (
     selection_data,
 )
 from tracekit.figures.interactions import interaction_heatmap
-from tracekit.figures.style import HEIGHT, WIDTH
+from tracekit.figures.style import HEIGHT, WIDTH, data_and_model
 
 __all__ = [
     "HEIGHT",
@@ -28,6 +28,7 @@ __all__ = [
     "comparison_heatmap",
     "curve",
     "curve_data",
+    "data_and_model",
     "for_print",
     "front_heatmap",
     "heatmap",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import TICK_SIZE, finish, styles
+from tracekit.figures.style import TICK_SIZE, finish, plain, styles
 from tracekit.search import title_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def lines(
         figure.add_scatter(
             x=points[chart.x],
             y=points[chart.y],
-            name=title_of(label),
+            name=plain(title_of(label)),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 14 else 5},
@@ -98,7 +98,7 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
         figure.add_bar(
             x=rows[chart.x],
             y=rows[chart.y],
-            name=title_of(label),
+            name=plain(title_of(label)),
             marker={
                 "color": color,
                 "line": {"color": "black", "width": 1},
@@ -138,7 +138,7 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
         title: Above the figure.
         subtitle: Below the title.
     """
-    labels = [title_of(label) for label in frame.columns]
+    labels = [plain(title_of(label)) for label in frame.columns]
     figure = go.Figure(
         go.Heatmap(
             z=frame.to_numpy(),

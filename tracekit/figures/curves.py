@@ -15,6 +15,7 @@ from tracekit.figures.style import (
     data_and_model,
     finish,
     place_title,
+    plain,
     styles,
 )
 from tracekit.results.comparison import check_comparable
@@ -127,7 +128,7 @@ def _start_at_origin(figure: go.Figure, size: int, effect: float, color: str, da
 
 def _name(result: TraceResult) -> str:
     """What the legend calls a method."""
-    title = result.method_title or result.method
+    title = plain(result.method_title or result.method)
     draws = result.config.get("draws") if result.method == "random" else None
     return f"best of {draws} random sets" if draws else title
 

@@ -24,6 +24,7 @@ from tracekit.figures.style import (
     WIDTH,
     add_margins,
     data_and_model,
+    plain,
     set_titles,
     styles,
     subtitle_size,
@@ -125,7 +126,7 @@ def heatmap(result: TraceResult, *, color: Color = "selected") -> go.Figure:
     """
     panels = selection_data(result, color)
     figure = _draw(panels, _scale([result], color), WIDTH, outlines=color != "selected")
-    title = f"{result.method_title or result.method}: {data_and_model(result)}"
+    title = f"{plain(result.method_title or result.method)}: {data_and_model(result)}"
     return set_titles(figure, title, _subtitle(result))
 
 
@@ -142,7 +143,7 @@ def comparison_heatmap(comparison: Comparison, *, color: Color = "selected") -> 
     panels = [
         panel
         for result, label in zip(comparison, comparison.labels, strict=True)
-        for panel in selection_data(result, color, title=label)
+        for panel in selection_data(result, color, title=plain(label))
     ]
     first = comparison[0]
     figure = _draw(panels, _scale(list(comparison), color), WIDE, outlines=color != "selected")

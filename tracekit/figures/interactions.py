@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from tracekit.components import kind_of
 from tracekit.errors import ConfigError
-from tracekit.figures.style import BOX, TICK_SIZE, add_margins, set_titles
+from tracekit.figures.style import BOX, TICK_SIZE, add_margins, plain, set_titles
 from tracekit.results.interactions import InteractionGrid
 
 _PLOT = 360.0
@@ -75,7 +75,7 @@ def interaction_heatmap(grid: InteractionGrid, *, clip: float = 1.0) -> go.Figur
     add_margins(figure, {"l": 78.0, "r": 92.0, "t": 70.0, "b": 72.0}, _PLOT, _PLOT)
     return set_titles(
         figure,
-        f"Interactions: {grid.title}" if grid.title else "Interactions",
+        f"Interactions: {plain(grid.title)}" if grid.title else "Interactions",
         f"l({{i, j}}) \u2212 l({{i}}) \u2212 l({{j}}), l: {grid.axis_label}",
     )
 

@@ -7,6 +7,7 @@ the common colour-vision deficiencies and in grey; lines differ in marker and da
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,12 @@ def tick_positions(count: int, most: int = 16) -> list[int]:
 
 def data_and_model(result: TraceResult) -> str:
     """What a figure is about, for its title."""
-    return f"{result.dataset} data, {result.model} model"
+    return f"{plain(result.dataset)} data, {plain(result.model)} model"
+
+
+def plain(text: str) -> str:
+    """A name as plotly shows it letter by letter, which else takes `<b>` or `<a href>` as HTML."""
+    return escape(text, quote=False)
 
 
 def subtitle_size() -> int:

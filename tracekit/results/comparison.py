@@ -53,7 +53,7 @@ class Comparison(Sequence[TraceResult]):
 
         first = self.results[0]
         return figures.similarities(
-            self.jaccard, title=f"{first.dataset} data, {first.model} model", subtitle="Jaccard"
+            self.jaccard, title=figures.data_and_model(first), subtitle="Jaccard similarity"
         )
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tracekit.components import Component
 from tracekit.engine.engine import Engine
+from tracekit.files import write_csv
 from tracekit.results.storage import damaged, read_document, write_document
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class InteractionGrid:
             }
             write_document(path, entries)
         else:
-            self.to_frame().to_csv(path, index=False)
+            write_csv(self.to_frame(), path)
         return path
 
     @classmethod

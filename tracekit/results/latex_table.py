@@ -8,6 +8,8 @@ from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
+from tracekit.files import write_csv
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
@@ -84,7 +86,7 @@ class Table:
         """Writes `name.csv` and `name.tex`; returns both paths."""
         paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
         folder.mkdir(parents=True, exist_ok=True)
-        self.frame.to_csv(paths[0], index=False)
+        write_csv(self.frame, paths[0])
         paths[1].write_text(self.latex(), encoding="utf-8")
         return paths
 
