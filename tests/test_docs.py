@@ -80,7 +80,19 @@ def _page_id(page: Path) -> str:
     return page.name
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if _python(p)], ids=_page_id)
+_LONG = ("gallery.md",)
+"""Pages whose blocks take long, and show nothing that other tests do not."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, marks=pytest.mark.slow if p.name in _LONG else ())
+        for p in PAGES
+        if _python(p)
+    ],
+    ids=_page_id,
+)
 def test_python_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

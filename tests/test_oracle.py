@@ -211,14 +211,19 @@ def trajectory_options(record):
     ("name", "components"),
     [("heads_winobias", "attention-patterns"), ("neurons_professions", "mlp-outputs")],
 )
-def test_training_trajectory(shared, gpt2_tokenizer, name, components):
+@pytest.mark.parametrize(
+    "every_epoch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"]
+)
+def test_training_trajectory(shared, gpt2_tokenizer, name, components, every_epoch):
+    """Masks after some epochs or after every one; each takes a run of its own from the start."""
     record = oracle.read(shared / "oracle" / f"trajectory_{name}_101.json")
     hf = oracle.hf_model(record["model"], shared / "oracle" / "recipe.py")
     model = tk.load_model(hf, tokenizer=gpt2_tokenizer)
     dataset = name.split("_")[1]
     pairs = tk.load_dataset(dataset, model, data_dir=shared / "data" / dataset)
     tracer = tk.Tracer(model, pairs, components=components)
-    for epochs in range(1, len(record["mask_after_epoch"]) + 1):
+    n_epochs = len(record["mask_after_epoch"])
+    for epochs in range(1, n_epochs + 1) if every_epoch else (1, n_epochs):
         result = tracer.run(**{**trajectory_options(record), "epochs": epochs})
         expected = torch.tensor(record["mask_after_epoch"][epochs - 1]).flatten()
         torch.testing.assert_close(result.soft_mask, expected, rtol=0, atol=1e-3)

@@ -278,6 +278,7 @@ def demo_run(tmp_path_factory):
     return done.stdout, folder
 
 
+@pytest.mark.slow
 def test_the_demo_tells_the_story_with_its_numbers(demo_run):
     out, folder = demo_run
     story = (
@@ -298,6 +299,7 @@ def test_the_demo_tells_the_story_with_its_numbers(demo_run):
     assert out.splitlines()[-1].endswith((folder / "index.html").as_uri())
 
 
+@pytest.mark.slow
 def test_the_page_of_the_demo_needs_no_network(demo_run):
     _, folder = demo_run
     text = (folder / "index.html").read_text(encoding="utf-8")

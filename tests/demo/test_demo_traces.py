@@ -30,7 +30,7 @@ def tracer_for(model, name, components=None, limit=None):
         ("demo-bias", HEADS),
         pytest.param("demo-professions", NEURONS, marks=pytest.mark.slow),
         pytest.param("demo-facts", NEURONS, marks=pytest.mark.slow),
-        ("demo-binding", HEADS),
+        pytest.param("demo-binding", HEADS, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(

@@ -139,7 +139,16 @@ def everywhere(vectors):
     return {layer: vector.expand(64, -1) for layer, vector in vectors.items()}
 
 
-@pytest.fixture(scope="module", params=MODULES)
+# Norms behind the MLP and grouped queries by default, the other architectures as slow.
+QUICK = ("gpt2", "gemma2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODULES
+    ],
+)
 def architecture(request):
     return request.param
 
