@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -227,3 +230,47 @@ def test_offline_mode_is_unreachable_too(monkeypatch):
 @pytest.mark.network
 def test_the_real_hub():
     assert tk.load_model("distilbert/distilgpt2").cfg.n_layers == 6
+
+
+def states():
+    """The global random states and settings that nothing here may change."""
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [part.tolist() if hasattr(part, "tolist") else part for part in np.random.get_state()],
+        torch.get_float32_matmul_precision(),
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+    )
+
+
+# Checks of annotations pick list entries at random.
+@pytest.mark.usefixtures("unchecked")
+def test_global_states_are_left_alone(directory):
+    before = states()
+    model = load_model(directory)
+    assert states() == before
+    tracer = tk.Tracer(model, tiny.pairs(6))
+    for method in ("pgb-ct", "random", "local-search", "dcm"):
+        options = {"pgb-ct": {"epochs": 2, "trials": 2}}.get(method, {})
+        tracer.run(method, budget=2, **options)
+    tracer.interactions(layers=[0])
+    assert states() == before
+
+
+def test_tracers_of_one_model_take_turns_between_threads(directory):
+    """Hooks of one would act in the passes of the other, and flags are the model's."""
+    model = load_model(directory)
+    model.train(True)
+    tracers = [
+        tk.Tracer(model, tiny.pairs(6, seed=seed), kinds)
+        for seed, kinds in ((1, "attention-patterns"), (2, "mlp-outputs"))
+    ]
+    alone = [tracer.run("top-k", budget=3) for tracer in tracers]
+    with ThreadPoolExecutor(2) as pool:
+        rounds = list(pool.map(lambda n: tracers[n % 2].run("top-k", budget=3), range(12)))
+    for number, result in enumerate(rounds):
+        expected = alone[number % 2]
+        assert result.labels == expected.labels
+        assert torch.equal(result.component_scores, expected.component_scores)
+    assert all(module.training for module in model.modules())

@@ -8,9 +8,11 @@ written down in `HookedModel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Lock, RLock
 from typing import Any, Protocol, runtime_checkable
+from weakref import finalize
 
 import torch
 from jaxtyping import Int
@@ -159,7 +161,15 @@ def scored_hook(model: HookedModel) -> str:
 
 @contextmanager
 def frozen(model: HookedModel) -> Iterator[None]:
-    """Within the block, no parameter takes a gradient and dropout is off; restored afterwards."""
+    """Within the block, no parameter takes a gradient and dropout is off; restored afterwards.
+
+    One thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
+    """
+    with _lock_of(model):
+        yield from _frozen(model)
+
+
+def _frozen(model: HookedModel) -> Iterator[None]:
     thawed = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # One by one: a user may have put a part of the model in another mode than the whole.
     in_training = [module for module in _modules(model) if module.training]
@@ -174,6 +184,22 @@ def frozen(model: HookedModel) -> Iterator[None]:
             parameter.requires_grad_(True)
         for module in in_training:
             module.training = True
+
+
+_locks: dict[int, Any] = {}
+"""By the identity of a model's first parameter, which all that wrap the model share."""
+_registering = Lock()
+
+
+def _lock_of(model: HookedModel) -> AbstractContextManager[Any]:
+    """The lock of a model; the thread that holds it may take it again."""
+    first = next(iter(model.parameters()))
+    with _registering:
+        if id(first) not in _locks:
+            _locks[id(first)] = RLock()
+            # Another parameter may get the same identity later.
+            finalize(first, _locks.pop, id(first), None)
+        return _locks[id(first)]
 
 
 def _modules(model: HookedModel) -> list[Any]:

@@ -80,7 +80,12 @@ def load_model(
     options = {"device": _device(device, options), "dtype": _dtype(dtype), **options}
     directory = Path(_locate(str(source)))
     target = options["device"]
-    with _one_clear_error(source), verified_loading(source, target) as record:
+    # transformers draws weights before it reads them; the user's random numbers stay as they were.
+    with (
+        torch.random.fork_rng(devices=[]),
+        _one_clear_error(source),
+        verified_loading(source, target) as record,
+    ):
         if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
             model = _bridge().boot_transformers(str(directory), **options)
         else:
