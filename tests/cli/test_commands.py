@@ -602,3 +602,20 @@ def test_sources_and_directions(command, tmp_path):
     code, _, err = command(*base, "--source", "nothing", *rest, tmp_path)
     assert code == 1
     assert "Unknown source 'nothing'" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "panels"),
+    [
+        ("trace", ["What is traced", "Data", "How it is searched", "Model", "Limits", "Output"]),
+        ("pareto", ["What is traced", "Data", "How it is searched", "Limits", "Model", "Output"]),
+    ],
+)
+def test_help_is_grouped(command, name, panels):
+    out = command(name, "--help")[1]
+    titles = [line.split("─")[1].strip() for line in out.splitlines() if line.startswith("╭─ ")]
+    assert titles[0] == "Options"
+    assert sorted(titles[1:]) == sorted(panels)
+    # Every option has a place; only --help has none.
+    first = out[: out.index(f"─ {titles[1]} ─")]
+    assert first.count("--") == 1

@@ -13,90 +13,143 @@ from tracekit.cli.parsing import parse_layers, parse_loading, parse_options, par
 if TYPE_CHECKING:
     from tracekit.tracer import Tracer
 
+# Panels of `--help`, in the order in which their first options stand.
+_WHAT = "What is traced"
+_DATA = "Data"
+_MODEL = "Model"
+HOW = "How it is searched"
+LIMITS = "Limits"
+_OUTPUT = "Output"
+
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Folder for figures and results; made if missing.")
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder for figures and results; made if missing.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of every search.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Seed = Annotated[int, typer.Option(help="Seed of every search.", rich_help_panel=HOW)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.", rich_help_panel=_OUTPUT)]
 
 # ---- what is traced -------------------------------------------------------------------------
 
 Model = Annotated[
-    str, typer.Option(help="`demo`, a directory in Hugging Face layout, or a hub name.")
+    str,
+    typer.Option(
+        help="`demo`, a directory in Hugging Face layout, or a hub name.", rich_help_panel=_WHAT
+    ),
 ]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-        "revision=main; may be given several times."
+        "revision=main; may be given several times.",
+        rich_help_panel=_MODEL,
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.", rich_help_panel=_MODEL)]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
 DatasetName = Annotated[
     str,
     typer.Option(
-        help="A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs."
+        help="A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs.",
+        rich_help_panel=_WHAT,
     ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with the data set's files. Default: downloaded once.")
+    Path | None,
+    typer.Option(
+        help="Folder with the data set's files. Default: downloaded once.", rich_help_panel=_DATA
+    ),
 ]
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Option of the data set as name=value, e.g. seed=1; may be given several times."
+        help="Option of the data set as name=value, e.g. seed=1; may be given several times.",
+        rich_help_panel=_DATA,
     ),
 ]
-Split = Annotated[str | None, typer.Option(help="Split of the data set, e.g. test.")]
-SkipMismatched = Annotated[
-    bool, typer.Option(help="Drop examples whose counterfactual has another length.")
+Split = Annotated[
+    str | None, typer.Option(help="Split of the data set, e.g. test.", rich_help_panel=_DATA)
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N examples.")]
+SkipMismatched = Annotated[
+    bool,
+    typer.Option(
+        help="Drop examples whose counterfactual has another length.", rich_help_panel=_DATA
+    ),
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Use only the first N examples.", rich_help_panel=_DATA)
+]
 Components = Annotated[
     str | None,
     typer.Option(
         help="attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, or several "
-        "joined by +. Default: what the data set is usually traced with."
+        "joined by +. Default: what the data set is usually traced with.",
+        rich_help_panel=_WHAT,
     ),
 ]
 MetricName = Annotated[
     str | None,
     typer.Option(
         help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy. "
-        "Default: by the data set."
+        "Default: by the data set.",
+        rich_help_panel=_WHAT,
     ),
 ]
-Layers = Annotated[str | None, typer.Option(help="Layers to study, e.g. 0-5,8. Default: all.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="Layers to study, e.g. 0-5,8. Default: all.", rich_help_panel=_WHAT),
+]
 PositionScope = Annotated[
-    str | None, typer.Option(help="prompt, last, all, or prompt positions such as 0,3,-1.")
+    str | None,
+    typer.Option(
+        help="prompt, last, all, or prompt positions such as 0,3,-1.", rich_help_panel=_WHAT
+    ),
 ]
 SourceOption = Annotated[
     str,
     typer.Option(
         help="Where the values come from that are put in: counterfactual, noise, zero, mean, "
-        "mean-positional or resample."
+        "mean-positional or resample.",
+        rich_help_panel=_WHAT,
     ),
 ]
 DirectionOption = Annotated[
     str,
     typer.Option(
-        help="noising: counterfactual values into the clean run. denoising: clean values back."
+        help="noising: counterfactual values into the clean run. denoising: clean values back.",
+        rich_help_panel=_WHAT,
     ),
 ]
 MeanOfTokens = Annotated[
-    str, typer.Option(help="Mean over continuation tokens: geometric or arithmetic.")
+    str,
+    typer.Option(
+        help="Mean over continuation tokens: geometric or arithmetic.", rich_help_panel=_WHAT
+    ),
 ]
 MaxBatchSize = Annotated[
-    int, typer.Option(min=1, help="Examples per pass; bounds memory, changes no result.")
+    int,
+    typer.Option(
+        min=1, help="Examples per pass; bounds memory, changes no result.", rich_help_panel=LIMITS
+    ),
 ]
 MaxMemory = Annotated[
     int | None,
-    typer.Option(min=0, help="MiB that counterfactual activations may take on the device."),
+    typer.Option(
+        min=0,
+        help="MiB that counterfactual activations may take on the device.",
+        rich_help_panel=LIMITS,
+    ),
 ]
 HeldOut = Annotated[
     float | None,
-    typer.Option(help="Share of the examples that no method sees, e.g. 0.2, to measure on."),
+    typer.Option(
+        help="Share of the examples that no method sees, e.g. 0.2, to measure on.",
+        rich_help_panel=_DATA,
+    ),
 ]
 
 

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    HOW,
+    LIMITS,
     Components,
     DataDir,
     DataOption,
@@ -52,22 +54,31 @@ def pareto(
     components: Components = None,
     metric: MetricName = None,
     budget: Annotated[
-        str | None, typer.Option(help="Largest size: a count (6) or a share (0.2). Default: all.")
+        str | None,
+        typer.Option(
+            help="Largest size: a count (6) or a share (0.2). Default: all.", rich_help_panel=HOW
+        ),
     ] = None,
     max_passes: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the data at most.")
+        int | None,
+        typer.Option(min=1, help="Passes over the data at most.", rich_help_panel=LIMITS),
     ] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Wall time at most; the best so far is kept.")
+        float | None,
+        typer.Option(help="Wall time at most; the best so far is kept.", rich_help_panel=LIMITS),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="File to keep measurements in, and to go on from.")
+        Path | None,
+        typer.Option(
+            help="File to keep measurements in, and to go on from.", rich_help_panel=LIMITS
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             help="Option of the local search as name=value, e.g. soft_steps=40; may be given "
-            "several times."
+            "several times.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     layers: Layers = None,

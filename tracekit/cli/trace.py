@@ -9,6 +9,7 @@ import typer
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    HOW,
     Components,
     DataDir,
     DataOption,
@@ -48,23 +49,28 @@ def trace(
     metric: MetricName = None,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="A count (6) or a share (0.2); may be given several times."),
+        typer.Option(
+            help="A count (6) or a share (0.2); may be given several times.", rich_help_panel=HOW
+        ),
     ] = None,
     target_effect: Annotated[
-        float | None, typer.Option(help="Instead of a budget: the effect to reach.")
+        float | None,
+        typer.Option(help="Instead of a budget: the effect to reach.", rich_help_panel=HOW),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
             help="pgb-ct, local-search, dcm, top-k, greedy, random, exhaustive, mask-ig, "
-            "attribution; may be given several times. Default: pgb-ct."
+            "attribution; may be given several times. Default: pgb-ct.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             help="Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200; "
-            "may be given several times."
+            "may be given several times.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     layers: Layers = None,
