@@ -212,7 +212,7 @@ def trajectory_options(record):
     [("heads_winobias", "attention-patterns"), ("neurons_professions", "mlp-outputs")],
 )
 @pytest.mark.parametrize(
-    "every_epoch", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"]
+    "every_epoch", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "every"]
 )
 def test_training_trajectory(shared, gpt2_tokenizer, name, components, every_epoch):
     """Masks after some epochs or after every one; each takes a run of its own from the start."""
