@@ -14,6 +14,14 @@ from tests import tiny
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+_LONGEST = ("test_golden.py", "test_demo_traces.py")
+"""Files whose tests take minutes each: they start first, so that no process waits for them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
+
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
