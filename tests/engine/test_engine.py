@@ -160,6 +160,23 @@ def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("source", ["mean", "zero", "noise"])
+def test_batch_sizes_change_no_source_of_a_long_rope_model(long_rope_model, source):
+    """Means too are taken over batches that lie on one side of the limit."""
+    pairs = tk.PromptPairs.from_ids(rows_around_the_limit(n_x=2, n_y=2, lengths=range(2, 12)))
+    one, many = (
+        tk.Tracer(long_rope_model, pairs, "mlp-outputs", source=source, max_batch_size=size)
+        for size in (1, 64)
+    )
+    mask = random_mask(len(one.registry))
+    torch.testing.assert_close(
+        many.evaluate(mask, per_example=True),
+        one.evaluate(mask, per_example=True),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
 def test_the_long_rope_limit_matters(long_rope_model):
     """The same row, alone and beside one beyond the limit."""
     short, long = (torch.randint(tiny.VOCABULARY, (1, n)) for n in (4, 9))

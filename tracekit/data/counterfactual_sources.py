@@ -54,17 +54,17 @@ def as_ids(value: object, part: str, example: int) -> Ids:
 class Counterfactual(ABC):
     """Where the counterfactual values of one example come from."""
 
-    row_key: ClassVar[str]
-    """Key under which a row of token ids describes one."""
+    row_key: ClassVar[str] = ""
+    """Key under which a row of token ids describes one; empty if rows cannot."""
 
     @property
-    @abstractmethod
     def n_tokens(self) -> int | None:
         """Prompt positions that it covers; None if it fits a prompt of any length."""
+        return None
 
-    @abstractmethod
     def reads(self, prompt_ids: Ids) -> Ids:
-        """Tokens that the counterfactual run reads in place of the prompt."""
+        """Tokens that the counterfactual run reads; by default the prompt."""
+        return prompt_ids
 
     @abstractmethod
     def differs_from(self, prompt_ids: Ids) -> bool:
@@ -102,13 +102,13 @@ class Counterfactual(ABC):
         return None
 
     @classmethod
-    @abstractmethod
     def from_row(cls, value: Any, example: int) -> Counterfactual:
-        """The counterfactual that `row[row_key]` describes.
+        """The counterfactual that `row[row_key]` describes; for those that have a `row_key`.
 
         Raises:
             PairsError, EmptyContinuationError: It does not; the message names the example.
         """
+        raise NotImplementedError(f"Rows do not describe a {cls.__name__}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,19 +246,8 @@ class Constants:
 class ConstantCounterfactual(Counterfactual):
     """The same values at every example; nothing is run for them."""
 
-    row_key: ClassVar[str] = ""
-
     constants: Constants
     """The values."""
-
-    @property
-    def n_tokens(self) -> None:
-        """Fits any prompt."""
-        return None
-
-    def reads(self, prompt_ids: Ids) -> Ids:
-        """The prompt, if anything were run."""
-        return prompt_ids
 
     def differs_from(self, prompt_ids: Ids) -> bool:
         """Always."""
@@ -275,11 +264,6 @@ class ConstantCounterfactual(Counterfactual):
     def sharing_key(self) -> Hashable:
         """One for all."""
         return id(self.constants)
-
-    @classmethod
-    def from_row(cls, value: Any, example: int) -> ConstantCounterfactual:
-        """Rows do not describe constants."""
-        raise PairsError(f"Example {example} cannot describe constants. Use Tracer(source=...).")
 
 
 def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
@@ -303,17 +287,6 @@ def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
 class NoCounterfactual(Counterfactual):
     """No counterfactual: only a source that needs none can be traced."""
 
-    row_key: ClassVar[str] = ""
-
-    @property
-    def n_tokens(self) -> None:
-        """Fits any prompt."""
-        return None
-
-    def reads(self, prompt_ids: Ids) -> Ids:
-        """The prompt."""
-        return prompt_ids
-
     def differs_from(self, prompt_ids: Ids) -> bool:
         """Never."""
         return False
@@ -321,11 +294,6 @@ class NoCounterfactual(Counterfactual):
     def content(self) -> bytes:
         """Nothing."""
         return b"none"
-
-    @classmethod
-    def from_row(cls, value: Any, example: int) -> NoCounterfactual:
-        """From a row without any."""
-        return cls()
 
 
 COUNTERFACTUALS: tuple[type[Counterfactual], ...] = (PromptCounterfactual, NoiseCounterfactual)

@@ -217,15 +217,15 @@ class Layout:
             examples = torch.arange(self.n_examples)
         lengths = self.lengths[self.rows[examples]].amax(1)
         beyond = self.beyond_limit[self.rows[examples, 0]]
-        for part in _buckets(lengths, beyond, max_batch_size, device):
+        for part in buckets(lengths, beyond, max_batch_size, device):
             yield self.batch(examples[part]).to(device)
 
     def source_batches(self, max_batch_size: int, device: torch.device) -> Iterator[Tensor]:
         """Numbers of the sources to run together."""
-        yield from _buckets(self.source_lengths, self.sources_beyond_limit, max_batch_size, device)
+        yield from buckets(self.source_lengths, self.sources_beyond_limit, max_batch_size, device)
 
 
-def _buckets(
+def buckets(
     lengths: Int[Tensor, " item"],
     beyond: Bool[Tensor, " item"],
     max_batch_size: int,

@@ -27,14 +27,22 @@ from tracekit.data.counterfactual_sources import (
     Constants,
     Counterfactual,
     GaussianNoise,
+    Ids,
     NoiseCounterfactual,
     PromptCounterfactual,
 )
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.layout import Positions
+from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
 from tracekit.errors import SourceError
-from tracekit.models.hooked import Hook, HookedModel, device_of, embedding_std, frozen
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    device_of,
+    embedding_std,
+    frozen,
+    long_rope_limit,
+)
 
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
 _NOISE_FACTOR = 3.0
@@ -141,17 +149,22 @@ def _noise(model: HookedModel, seed: int) -> ToPairs:
 
 def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
     """Every prompt gets another one of as many tokens as its counterfactual, drawn once."""
-    prompts = dict.fromkeys(pair.prompt_ids for pair in pairs)
+    by_length: dict[int, list[Ids]] = {}
+    for prompt in dict.fromkeys(pair.prompt_ids for pair in pairs):
+        by_length.setdefault(len(prompt), []).append(prompt)
+    rank = {prompt: n for group in by_length.values() for n, prompt in enumerate(group)}
     generator = torch.Generator().manual_seed(seed)
     counterfactuals: list[Counterfactual] = []
     alone = []
     for number, pair in enumerate(pairs):
-        others = [p for p in prompts if len(p) == len(pair.prompt_ids) and p != pair.prompt_ids]
-        if not others:
+        group = by_length[len(pair.prompt_ids)]
+        if len(group) == 1:
             alone.append(f"example {number} ({pair.describe()}, {len(pair.prompt_ids)} tokens)")
             continue
-        drawn = int(torch.randint(len(others), (1,), generator=generator))
-        counterfactuals.append(PromptCounterfactual(others[drawn]))
+        # Any of the group but itself.
+        drawn = int(torch.randint(len(group) - 1, (1,), generator=generator))
+        drawn += drawn >= rank[pair.prompt_ids]
+        counterfactuals.append(PromptCounterfactual(group[drawn]))
     if alone:
         more = f"; and {len(alone) - 3} more" if len(alone) > 3 else ""
         raise SourceError(
@@ -192,14 +205,15 @@ def _means(
     max_batch_size: int,
 ) -> dict[str, Tensor]:
     """Mean activations over prompt positions and examples, by hook point, without a row axis."""
-    prompts = sorted((pair.prompt_ids for pair in pairs), key=len)
-    longest = len(prompts[-1])
+    prompts = [pair.prompt_ids for pair in pairs]
+    all_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    longest = int(all_lengths.max())
+    beyond = all_lengths > (long_rope_limit(model) or float("inf"))
     sums: dict[str, Tensor] = {}
     device = device_of(model)
     with frozen(model), torch.no_grad():
-        for first in range(0, len(prompts), max_batch_size):
-            part = prompts[first : first + max_batch_size]
-            lengths = torch.tensor([len(prompt) for prompt in part])
+        for numbers in buckets(all_lengths, beyond, max_batch_size, device):
+            part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
             is_token = torch.arange(int(lengths.max())) < lengths[:, None]
             hooks = [
                 _summing(name, kind, is_token, positional, longest, sums)

@@ -73,6 +73,8 @@ class SelectionPanel:
     """What the colour of each cell says; None where the component is not studied."""
     shares: tuple[float, ...]
     """Share of each layer's studied components that is selected, in [0, 1]."""
+    overall_share: float
+    """The same over all layers."""
     hover: tuple[tuple[str, ...], ...]
     """Text at the pointer, by cell; one per row where a row is a share."""
     color: str
@@ -166,14 +168,12 @@ def front_heatmap(front: ParetoFront) -> go.Figure:
     values = [
         float(size) if held else None for size, held in zip(enters, members.any(0), strict=True)
     ]
-    panels = []
-    for kind in largest.registry.kinds:
-        texts = [
-            f"in the best sets of {int(members[:, i].sum())} of {len(sizes)} sizes"
-            + (f", from {int(enters[i])} on" if members[:, i].any() else "")
-            for i in range(n)
-        ]
-        panels.append(_panel(largest, kind, values, "soft", "", texts))
+    texts = [
+        f"in the best sets of {held} of {len(sizes)} sizes" + (f", from {first} on" if held else "")
+        for held, first in zip(members.sum(0).tolist(), enters.tolist(), strict=True)
+    ]
+    kinds = largest.registry.kinds
+    panels = [_panel(largest, kind, values, "soft", "", texts) for kind in kinds]
     scale = _Scale("Blues_r", float(sizes[0]), float(sizes[-1]) * 1.25, "enters<br>at size")
     figure = _draw(panels, scale, WIDTH, outlines=False)
     return set_titles(
@@ -255,6 +255,7 @@ def _panel(
         selected=tuple(tuple(None if i is None else selected[i] for i in row) for row in rows),
         values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
         shares=tuple(shares),
+        overall_share=result.binary_mask[sites[0].start : sites[-1].stop].float().mean().item(),
         hover=tuple(map(tuple, hover)),
         color=styles([result.method])[result.method][0] if color == "selected" else "#0072B2",
     )
@@ -471,8 +472,7 @@ def _add_bars(
         hovertemplate="%{text}<extra></extra>",
         **axes,
     )
-    # Layers are of one width, so the mean of shares is the share of all.
-    uniform = 100 * sum(panel.shares) / len(panel.shares)
+    uniform = 100 * panel.overall_share
     figure.add_scatter(
         x=[uniform, uniform],
         y=[min(rows) - 0.5, max(rows) + 0.5],
