@@ -217,6 +217,10 @@ class NotDifferentiableError(TracekitError, TypeError):
     """A gradient method was asked to follow a metric without a gradient."""
 
 
+class MissingReadingError(TracekitError, ValueError):
+    """A metric asks for something of a run that the run was not asked for."""
+
+
 class MetricShapeError(TracekitError, ValueError):
     """A metric did not return one value per example."""
 

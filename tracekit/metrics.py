@@ -14,16 +14,28 @@ All are oriented alike: a larger effect is a move away from x, towards y. The pr
 continuation of several tokens is the geometric mean of its token probabilities (the published
 code) or their arithmetic mean (the paper's formula); for one token they agree, and
 `logit-difference` is then the difference of two logits. Everything is computed from logarithms.
+
+Others read the distribution Q over the first token after the prompt. P is that of the clean run,
+P(X) the summed probability of all first tokens that count as x (`x_set_ids` of a pair; its first
+token where there are none):
+
+    kl                          sum P log (P / P_int), the divergence from the clean run
+    jensen-shannon              the mean divergence of P and P_int from their mean
+    entropy-change              H(P_int) - H(P)
+    set-logit-difference        log P_int(Y) - log P_int(X) - (log P(Y) - log P(X))
+    set-probability-difference  P_int(Y) - P_int(X) - (P(Y) - P(X))
+    rank-change                 rank of the first token of x under the intervention, less when clean
+    first-choice-change         1 where the model's first choice is another token, else 0
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,12 +44,15 @@ from tracekit.errors import (
     MetricShapeError,
     MetricSideEffectError,
     MissingContinuationError,
+    MissingReadingError,
     NonFiniteMetricError,
     UnknownMetricError,
 )
 
 Effects = Float[Tensor, " example"]
 ContinuationMean = Literal["geometric", "arithmetic"]
+Reading = Literal["argmax", "distribution", "token-sets", "rank"]
+"""What a metric may read of a run beside log P(x) and log P(y)."""
 Direction = Literal["noising", "denoising"]
 """`noising`: counterfactual values into the clean run; `denoising`: clean values into the
 counterfactual run."""
@@ -52,10 +67,38 @@ class ContinuationLogProbs:
     y: Float[Tensor, " example"] | None = None
     """log P(y) of the foil continuation; None unless every example has a y."""
     x_is_argmax: Bool[Tensor, " example"] | None = None
-    """Whether every token of x is the model's first choice; None if the metric's `needs_argmax`
-    is off."""
+    """Whether every token of x is the model's first choice; None unless the metric `reads`
+    `argmax`."""
     y_is_argmax: Bool[Tensor, " example"] | None = None
     """Whether every token of y is."""
+    distribution: Float[Tensor, "example d_vocab"] | None = None
+    """Log-probability of every token as the first one after the prompt; None unless the metric
+    `reads` `distribution`."""
+    x_set: Float[Tensor, " example"] | None = None
+    """Log of the summed probability of the first tokens that count as x; None unless the metric
+    `reads` `token-sets`."""
+    y_set: Float[Tensor, " example"] | None = None
+    """The same for y; None also where some example has neither a y nor a set for it."""
+    x_rank: Int[Tensor, " example"] | None = None
+    """Rank of the first token of x, 1 for the most probable; None unless the metric `reads`
+    `rank`."""
+    first_choice: Int[Tensor, " example"] | None = None
+    """The most probable first token; None unless the metric `reads` `rank`."""
+
+    def require(self, field: str) -> Tensor:
+        """One of the fields that only some metrics read, e.g. `distribution`.
+
+        Raises:
+            MissingReadingError: This run was not asked for it.
+        """
+        value = getattr(self, field)
+        if value is None:
+            reading = _READING_OF[field]
+            raise MissingReadingError(
+                f"The log-probabilities of this run have no {field}. Say that the metric reads it: "
+                f"Metric(name, function, reads=({reading!r},))."
+            )
+        return value
 
     def require_y(self) -> Float[Tensor, " example"]:
         """The log-probability of y, in nats.
@@ -66,6 +109,28 @@ class ContinuationLogProbs:
         if self.y is None:
             raise MissingContinuationError(_NO_Y.format(metric="This metric"))
         return self.y
+
+    def require_y_set(self) -> Float[Tensor, " example"]:
+        """The log-probability of the tokens that count as y, in nats.
+
+        Raises:
+            MissingContinuationError: Some example has neither a y nor a set for it.
+            MissingReadingError: This run was not asked for token sets.
+        """
+        self.require("x_set")
+        if self.y_set is None:
+            raise MissingContinuationError(_NO_Y.format(metric="This metric"))
+        return self.y_set
+
+
+_READING_OF = {
+    "x_is_argmax": "argmax",
+    "y_is_argmax": "argmax",
+    "distribution": "distribution",
+    "x_set": "token-sets",
+    "x_rank": "rank",
+    "first_choice": "rank",
+}
 
 
 def _versions(log_probs: ContinuationLogProbs) -> list[int]:
@@ -112,8 +177,11 @@ class Metric:
     """Whether it reads `y`."""
     differentiable: bool = True
     """Whether gradients reach the intervened log-probabilities."""
-    needs_argmax: bool = False
-    """Whether it reads `x_is_argmax` or `y_is_argmax`."""
+    reads: tuple[Reading, ...] = ()
+    """What it reads beside x and y: `argmax` (`x_is_argmax`, `y_is_argmax`), `distribution`,
+    `token-sets` (`x_set`, `y_set`), `rank` (`x_rank`, `first_choice`)."""
+    is_flat_at_clean: bool = False
+    """Whether its gradient vanishes at the empty mask, as that of a distance does."""
     lower_bound: float | None = None
     """Effect that none can be below; at -1 or above the reward 1/(1 + effect) has no pole. None:
     unbounded."""
@@ -123,6 +191,14 @@ class Metric:
     """How to look ahead from a gradient; None: the effect itself is taken to be linear."""
     direction: Direction = "noising"
     """Whether effects are of counterfactual values put in, or of clean values put back."""
+
+    def __post_init__(self) -> None:
+        unknown = [reading for reading in self.reads if reading not in get_args(Reading)]
+        if isinstance(self.reads, str) or unknown:
+            raise ConfigError(
+                f"The metric {self.name!r} reads {self.reads!r}. Give a tuple of "
+                f"{', '.join(map(repr, get_args(Reading)))}."
+            )
 
     def denoising(self) -> Metric:
         """The metric of clean values that are put back into the counterfactual run.
@@ -198,6 +274,72 @@ def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> E
     return intervened.y_is_argmax.float() - clean.y_is_argmax.float()
 
 
+def kl(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Kullback-Leibler divergence of the intervened from the clean distribution, in nats."""
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return _divergence(before, after)
+
+
+def jensen_shannon(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Jensen-Shannon divergence of the two distributions, in nats; in [0, log 2]."""
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return (_divergence_from_mean(before, after) + _divergence_from_mean(after, before)) / 2
+
+
+def entropy_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Change of the entropy of the distribution, in nats."""
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return _entropy(after) - _entropy(before)
+
+
+def set_logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Change of log P(Y) - log P(X), the token sets that count as y and as x, in nats."""
+    return (intervened.require_y_set() - intervened.require("x_set")) - (
+        clean.require_y_set() - clean.require("x_set")
+    )
+
+
+def set_probability_difference(
+    clean: ContinuationLogProbs, intervened: ContinuationLogProbs
+) -> Effects:
+    """Change of P(Y) - P(X), the token sets that count as y and as x; in [-2, 2]."""
+    return (intervened.require_y_set().exp() - intervened.require("x_set").exp()) - (
+        clean.require_y_set().exp() - clean.require("x_set").exp()
+    )
+
+
+def rank_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """By how many ranks the first token of x falls; no gradient."""
+    return (intervened.require("x_rank") - clean.require("x_rank")).float()
+
+
+def first_choice_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """1 where another first token is the most probable one, else 0; no gradient."""
+    return (intervened.require("first_choice") != clean.require("first_choice")).float()
+
+
+def _divergence(first: Tensor, second: Tensor) -> Tensor:
+    """KL(first || second) of log-probabilities, at least 0."""
+    return -(first.exp() * _log_ratio(first, second)).sum(-1).clamp(max=0.0)
+
+
+def _divergence_from_mean(first: Tensor, second: Tensor) -> Tensor:
+    """KL(first || mean of both) of log-probabilities; exactly 0 where they are equal."""
+    # Beyond, a ratio would overflow; the probability that it multiplies is 0 there.
+    ratio = torch.expm1(_log_ratio(first, second).clamp(max=80.0))
+    return -(first.exp() * torch.log1p(ratio / 2)).sum(-1)
+
+
+def _log_ratio(first: Tensor, second: Tensor) -> Tensor:
+    """log(second / first); 0 where the first has no probability, which then has no part."""
+    # -inf - -inf would not be a number, nor would its gradient.
+    return torch.where(first > -torch.inf, second - first, 0.0)
+
+
+def _entropy(logs: Tensor) -> Tensor:
+    return -(logs.exp() * torch.where(logs > -torch.inf, logs, 0.0)).sum(-1)
+
+
 def _log_odds(log_probs: ContinuationLogProbs) -> Tensor:
     return log_probs.require_y() - log_probs.x
 
@@ -261,8 +403,64 @@ METRICS: Mapping[str, Metric] = {
             "accuracy",
             accuracy,
             differentiable=False,
-            needs_argmax=True,
+            reads=("argmax",),
             axis_label="effect (change of accuracy)",
+        ),
+        Metric(
+            "kl",
+            kl,
+            needs_y=False,
+            reads=("distribution",),
+            is_flat_at_clean=True,
+            lower_bound=0.0,
+            axis_label="effect (KL divergence, nats)",
+        ),
+        Metric(
+            "jensen-shannon",
+            jensen_shannon,
+            needs_y=False,
+            reads=("distribution",),
+            is_flat_at_clean=True,
+            lower_bound=0.0,
+            axis_label="effect (Jensen-Shannon divergence, nats)",
+        ),
+        Metric(
+            "entropy-change",
+            entropy_change,
+            needs_y=False,
+            reads=("distribution",),
+            axis_label="effect (change of entropy, nats)",
+        ),
+        Metric(
+            "set-logit-difference",
+            set_logit_difference,
+            needs_y=False,
+            reads=("token-sets",),
+            axis_label="effect (logit difference of token sets, nats)",
+        ),
+        Metric(
+            "set-probability-difference",
+            set_probability_difference,
+            needs_y=False,
+            reads=("token-sets",),
+            axis_label="effect (probability difference of token sets)",
+        ),
+        Metric(
+            "rank-change",
+            rank_change,
+            needs_y=False,
+            differentiable=False,
+            reads=("rank",),
+            axis_label="effect (ranks that x falls)",
+        ),
+        Metric(
+            "first-choice-change",
+            first_choice_change,
+            needs_y=False,
+            differentiable=False,
+            reads=("rank",),
+            lower_bound=0.0,
+            axis_label="effect (share of changed first choices)",
         ),
     )
 }
@@ -281,7 +479,13 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
             raise UnknownMetricError(metric, METRICS)
         return METRICS[metric]
     name = getattr(metric, "__name__", type(metric).__name__)
-    return Metric(name, metric, needs_y=False, needs_argmax=True, axis_label=f"effect ({name})")
+    return Metric(
+        name,
+        metric,
+        needs_y=False,
+        reads=("argmax", "token-sets", "rank"),
+        axis_label=f"effect ({name})",
+    )
 
 
 def continuation_log_prob(

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit import checks, masks
-from tracekit._options import check_seed, renamed_arguments
+from tracekit._options import check_seed, renamed_arguments, shortened
 from tracekit.components import Component, ComponentRegistry
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.capabilities import Capabilities
@@ -35,6 +35,7 @@ from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, Metri
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.interactions import InteractionGrid, measure_pairs
+from tracekit.results.metric_table import metric_table
 from tracekit.results.pareto_front import ParetoFront, component_ranking
 from tracekit.results.pareto_statistics import measure_statistics
 from tracekit.results.result import TraceCurve, TraceResult
@@ -102,6 +103,7 @@ class Tracer:
         max_memory: int | None = None,
         progress: bool = False,
         held_out: PromptPairs | None = None,
+        also: Sequence[str | Metric] = (),
         capabilities: Capabilities | None = None,
     ) -> None:
         """Binds them, and checks that every hook acts.
@@ -131,6 +133,8 @@ class Tracer:
             progress: Whether to show progress bars.
             held_out: Examples that no search sees; every result says what its selection does on
                 them (`TraceResult.held_out_effect`). `pairs.split` makes some.
+            also: Further metrics; every result says what its selection does by each of them
+                (`TraceResult.also`). They guide no search.
             capabilities: Optimisations to use. None: those that the model supports;
                 `Capabilities.none()`: the plain way, with equal results.
 
@@ -175,6 +179,8 @@ class Tracer:
         self._engines: dict[str, Engine] = {}
         asked = self._noising if direction == "noising" else self._noising.reversed()
         self.engine = Engine(self.model, asked.pairs, components, asked.metric, config)
+        self.also = self._resolved(also)
+        """Further metrics that every result is measured by."""
         checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
         self._held_out = None
@@ -384,6 +390,8 @@ class Tracer:
             full_effect=self.full_effect,
             held_out=None if self._held_out is None else self._held_out.effects(mask),
             held_out_weights=None if self._held_out is None else self._held_out.pairs.weights,
+            also_metrics=tuple(metric.name for metric in self.also),
+            also_per_example=self._also_per_example(mask),
             budget=selection.budget,
             target_effect=goal.target,
             history=selection.history,
@@ -403,6 +411,24 @@ class Tracer:
             versions=versions(),
         )
 
+    def _also_per_example(self, mask: Tensor) -> Tensor | None:
+        if not self.also:
+            return None
+        return torch.stack(list(self.engine.effects_by(mask, self.also).values()))
+
+    def _resolved(self, metrics: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
+        """Metrics in this tracer's direction."""
+        if isinstance(metrics, (str, Metric)):
+            raise ConfigError(
+                f"The metrics are {shortened(metrics)}. Give a list, e.g. ['kl', 'accuracy']."
+            )
+        resolved = tuple(map(resolve_metric, metrics))
+        names = [metric.name for metric in resolved]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
+        is_noising = self.direction == "noising"
+        return tuple(m if is_noising else m.denoising() for m in resolved)
+
     # ---- measuring ------------------------------------------------------------------------
 
     @overload
@@ -411,15 +437,31 @@ class Tracer:
     @overload
     def evaluate(self, mask: Any, *, per_example: bool) -> float | Float[Tensor, " example"]: ...
 
+    @overload
     def evaluate(
-        self, mask: Any, *, per_example: bool = False
-    ) -> float | Float[Tensor, " example"]:
+        self,
+        mask: Any,
+        *,
+        metrics: Sequence[str | Metric | MetricFunction],
+        per_example: bool = ...,
+    ) -> pd.DataFrame: ...
+
+    def evaluate(
+        self,
+        mask: Any,
+        *,
+        metrics: Sequence[str | Metric | MetricFunction] | None = None,
+        per_example: bool = False,
+    ) -> float | Float[Tensor, " example"] | pd.DataFrame:
         """Mean effect of a mask.
 
         Args:
             mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
                 component, where one kind is studied whole in every layer; or a list of
                 components; or a result, whose selected components are taken.
+            metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
+                pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
+                (95 % interval), `full_effect` (all components) and `share` of it.
             per_example: Give one effect per example instead of their mean; times the example's
                 weight, if examples have weights.
 
@@ -428,6 +470,7 @@ class Tracer:
             ComponentError: A component that is not among those of this tracer.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
+            UnknownMetricError, MissingContinuationError: About one of the metrics.
         """
         checks.check_unchanged(self.engine)
         entries = self._as_mask(mask)
@@ -436,6 +479,9 @@ class Tracer:
                 f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
                 f"entry for each of the {len(self.registry)} components; call it once per mask."
             )
+        if metrics is not None:
+            resolved = self._resolved(metrics)
+            return metric_table(self.engine, entries, resolved, per_example=per_example)
         effects = self.engine.effects(entries)
         return effects if per_example else effects.mean().item()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
 from tracekit.engine.layout import Layout
+from tracekit.metrics import Reading
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -23,8 +26,11 @@ def test_batches_hold_every_example_once_and_read_it_where_it_is(packed):
         # Logits that name their own row and position show whether each score reads its place.
         n_readouts = len(part.readout_positions[0])
         logits = torch.randn(n_readouts, tiny.VOCABULARY, generator=generator)
-        twice = part.repeat(2).read(torch.cat([logits, logits]), "geometric")
-        once = part.read(logits, "geometric")
+        everything = get_args(Reading)
+        twice = part.repeat(2).read(torch.cat([logits, logits]), "geometric", everything)
+        once = part.read(logits, "geometric", everything)
+        for name, value in vars(once).items():
+            assert torch.equal(getattr(twice, name), torch.cat([value, value]))
         assert torch.equal(twice.x, torch.cat([once.x, once.x]))
         assert torch.equal(twice.y_is_argmax, torch.cat([once.y_is_argmax, once.y_is_argmax]))
 
@@ -42,6 +48,6 @@ def test_a_continuation_is_the_first_choice_only_if_all_its_tokens_are():
     choice[:, 1], choice[:, 2] = 5, 6
     logits = torch.nn.functional.one_hot(choice, 61).float()
     row, pos = batch.readout_positions
-    scores = batch.read(logits[row, pos], "geometric")
+    scores = batch.read(logits[row, pos], "geometric", ["argmax"])
     assert scores.x_is_argmax.tolist() == [True, False, False, False]
     assert scores.y_is_argmax.tolist() == [False] * 4

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    Also,
     Components,
     DataDir,
     DataOption,
@@ -47,6 +48,7 @@ def evaluate(
     data_option: DataOption = None,
     components: Components = None,
     metric: MetricName = None,
+    also: Also = None,
     layers: Layers = None,
     positions: PositionScope = None,
     source: SourceOption = "counterfactual",
@@ -78,6 +80,7 @@ def evaluate(
         limit=limit,
         components=components,
         metric=metric,
+        also=also,
         layers=layers,
         positions=positions,
         source=source,
@@ -90,12 +93,18 @@ def evaluate(
         quiet=True,
     )
     print_tracer(tracer)
-    table = Table("mask", "sum", "effect", "95 % interval")
+    names = [further.name for further in tracer.also]
+    table = Table("mask", "sum", "effect", "95 % interval", *names)
     rows = []
     named_masks = [named_mask for path in mask for named_mask in read_masks(path)]
     for name, entries in named_masks:
         # A result is taken by its components: as many entries of others mean something else.
         effects: Any = tracer.evaluate(entries, per_example=True)
+        further = (
+            tracer.evaluate(entries, metrics=names, per_example=True)
+            if names
+            else pd.DataFrame(index=range(len(effects)))
+        )
         total = sum(entries) if isinstance(entries, list) else entries.n_selected
         low, high = effect_interval(effects, weights=tracer.pairs.weights)
         table.add_row(
@@ -103,9 +112,10 @@ def evaluate(
             f"{total:.4g}",
             f"{effects.mean().item():.6g}",
             f"{low:.3g} to {high:.3g}",
+            *(f"{further[column].mean():.6g}" for column in names),
         )
         rows += [
-            {"mask": name, "example": number, "effect": effect}
+            {"mask": name, "example": number, "effect": effect, **further.loc[number].to_dict()}
             for number, effect in enumerate(effects.tolist())
         ]
     console.print(table)

@@ -94,8 +94,16 @@ Components = Annotated[
 MetricName = Annotated[
     str | None,
     typer.Option(
-        help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy. "
-        "Default: by the data set.",
+        help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy, kl, "
+        "jensen-shannon, entropy-change, set-logit-difference, set-probability-difference, "
+        "rank-change, first-choice-change. Default: by the data set.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A further metric that every result is measured by; may be given several times.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -164,6 +172,7 @@ def build_tracer(
     limit: int | None = None,
     components: str | None = None,
     metric: str | None = None,
+    also: list[str] | None = None,
     layers: str | None = None,
     positions: str | None = None,
     source: str = "counterfactual",
@@ -214,4 +223,5 @@ def build_tracer(
         max_memory=None if max_memory is None else max_memory * 2**20,
         progress=progress_is_shown(quiet),
         held_out=held_out_pairs,
+        also=also or (),
     )

@@ -147,7 +147,8 @@ def print_table(results: Sequence[TraceResult]) -> None:
     has_held_out = any(result.held_out is not None for result in results)
     names = ["method", "budget", "selected", "effect", "95 % interval"]
     names += ["held out", "95 % interval"] if has_held_out else []
-    names += ["passes", "seconds"]
+    also = list(dict.fromkeys(name for result in results for name in result.also))
+    names += [*also, "passes", "seconds"]
     table = Table(*(["model", "data", "traced"] if has_several_setups else []), *names)
     for column in table.columns[1 - len(names) :]:
         column.justify = "right"
@@ -170,6 +171,7 @@ def print_table(results: Sequence[TraceResult]) -> None:
             Text(f"{result.effect:.4g}", style="bold" if is_best else ""),
             f"{low:.3g} to {high:.3g}",
             *(_held_out_cells(result) if has_held_out else []),
+            *(f"{result.also[name]:.4g}" if name in result.also else "-" for name in also),
             f"{result.cost.forward_equivalents:.0f}",
             f"{result.seconds:.1f}",
         )

@@ -13,6 +13,7 @@ from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
     LIMITS,
+    Also,
     Components,
     DataDir,
     DataOption,
@@ -53,6 +54,7 @@ def pareto(
     data_option: DataOption = None,
     components: Components = None,
     metric: MetricName = None,
+    also: Also = None,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -121,6 +123,7 @@ def pareto(
         limit=limit,
         components=components,
         metric=metric,
+        also=also,
         layers=layers,
         positions=positions,
         source=source,
@@ -147,18 +150,23 @@ def pareto(
 
 def _print_front(front: ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
-    table = Table("size", "effect", "95 % interval", "held out", "random", "stability")
+    from tracekit.results.result import also_columns
+
+    also = list(also_columns(front.results))
+    table = Table("size", "effect", "95 % interval", "held out", "random", "stability", *also)
     for column in table.columns:
         column.justify = "right"
     frame = front.to_frame()
     with_statistics = frame[frame["size"].isin([row.size for row in front.statistics])]
-    for row in (with_statistics if front.statistics else frame).itertuples():
+    shown = with_statistics if front.statistics else frame
+    for row, (_, further) in zip(shown.itertuples(), shown[also].iterrows(), strict=True):
         table.add_row(
             str(row.size),
             f"{row.effect:.4g}",
             f"{row.effect_low:.3g} to {row.effect_high:.3g}",
             *("-" if isnan(value) else f"{value:.4g}" for value in (row.held_out, row.control)),
             "-" if isnan(row.stability) else f"{row.stability:.2f}",
+            *(f"{value:.4g}" for value in further),
         )
     console.print(table)
     console.print(

@@ -10,6 +10,7 @@ import typer
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
+    Also,
     Components,
     DataDir,
     DataOption,
@@ -47,6 +48,7 @@ def trace(
     data_option: DataOption = None,
     components: Components = None,
     metric: MetricName = None,
+    also: Also = None,
     budget: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,6 +112,7 @@ def trace(
         limit=limit,
         components=components,
         metric=metric,
+        also=also,
         layers=layers,
         positions=positions,
         source=source,

@@ -7,7 +7,7 @@ continuation x and, for metrics that compare two, the *foil* y. This module chec
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
@@ -44,8 +44,13 @@ from tracekit.errors import (
 OnMismatch = Literal["error", "skip"]
 
 TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
-"""Keys of a row of text, beside `weight`."""
-ID_KEYS = frozenset({"prompt_ids", "x_ids", "y_ids", *(c.row_key for c in COUNTERFACTUALS)})
+"""Keys of a row of text, beside `weight` and the token sets."""
+SET_KEYS = frozenset({"x_set", "y_set"})
+"""Keys of a row of text that hold lists of texts."""
+ID_KEYS = frozenset(
+    {"prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids"}
+    | {c.row_key for c in COUNTERFACTUALS}
+)
 """Keys of a row of token ids, beside `weight` and texts."""
 _MOST_NAMED = 5
 """Examples that an error names at most."""
@@ -61,6 +66,10 @@ class PromptPair:
     """Tokens of the target continuation x."""
     y_ids: Ids | None = None
     """Tokens of the foil continuation y, if the example has one."""
+    x_set_ids: Ids | None = None
+    """First tokens that count as x, for metrics of token sets; None: the first one of x."""
+    y_set_ids: Ids | None = None
+    """First tokens that count as y; None: the first one of y."""
     counterfactual: Counterfactual
     """Where the values come from that an intervention puts in."""
     prompt_noise: Float[Tensor, "pos d_model"] | None = None
@@ -214,6 +223,8 @@ class PromptPairs(Sequence[PromptPair]):
             digest.update(pair.counterfactual.content())
             if pair.prompt_noise is not None:
                 digest.update(pair.prompt_noise.contiguous().numpy().tobytes())
+            if pair.x_set_ids or pair.y_set_ids:
+                digest.update(repr((pair.x_set_ids, pair.y_set_ids)).encode())
         if self.weights is not None:
             digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()
@@ -238,7 +249,8 @@ class PromptPairs(Sequence[PromptPair]):
         """Pairs from token ids.
 
         Args:
-            rows: Mappings with `prompt_ids`, `x_ids`, and optionally `y_ids`, `weight` and one of
+            rows: Mappings with `prompt_ids`, `x_ids`, and optionally `y_ids`, `weight`,
+                `x_set_ids` and `y_set_ids` (first tokens that count as x and y) and one of
                 `counterfactual_ids` and `noise` (a list or tensor of shape `pos d_model`); without
                 one, only sources that need none can be traced (`Tracer(..., source="zero")`).
                 Other keys are ignored, but `prompt`, `counterfactual`, `x` and `y` are kept as
@@ -292,8 +304,9 @@ class PromptPairs(Sequence[PromptPair]):
         before every text; with them a continuation is the tokens that it adds to the prompt's.
 
         Args:
-            rows: Mappings with `prompt`, `x`, optionally `y` and `weight`, and `counterfactual`
-                unless `noise` is given or the source of the Tracer needs none.
+            rows: Mappings with `prompt`, `x`, optionally `y`, `weight`, `x_set` and `y_set` (lists
+                of first tokens that count as x and y), and `counterfactual` unless `noise` is
+                given or the source of the Tracer needs none.
             model: The model to be traced, for its tokenizer and width; or a tokenizer.
             noise: Draws the counterfactual of every row as noise on the embeddings.
             name: Name of the data set.
@@ -322,6 +335,8 @@ class PromptPairs(Sequence[PromptPair]):
                     entry[f"{key}_ids"] = bos + encode("", row[key])
                 else:
                     entry[f"{key}_ids"] = encode(row["prompt"], row[key])
+            for key in sorted(SET_KEYS & set(row)):
+                entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
             # Empty texts have no ids, which `from_ids` refuses.
             entry.setdefault("prompt_ids", [])
             entry.setdefault("x_ids", [])
@@ -371,12 +386,52 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
             )
 
 
+def _encode_set(
+    encode: Callable[[str, str], list[int]], row: Mapping[str, Any], key: str, number: int
+) -> list[int]:
+    """Token ids of texts that are a token each."""
+    texts = row[key]
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise PairsError(
+            f"The {key} of example {number} is {shortened(texts)}. Give a list of texts, each of "
+            "them one token."
+        )
+    ids = []
+    for text in texts:
+        _require_text({key: text}, number)
+        tokens = encode(row["prompt"], text)
+        if len(tokens) != 1:
+            raise PairsError(
+                f"The {key} of example {number} holds {text!r}, which is {len(tokens)} tokens. "
+                "Token sets are of the first token after the prompt: give texts of one token."
+            )
+        ids += tokens
+    return ids
+
+
+def _check_sets(ids: Mapping[str, Any], number: int) -> None:
+    """Refuses token sets that are empty or share a token."""
+    sets = {key: ids[key] for key in ("x_set_ids", "y_set_ids") if key in ids}
+    for key, tokens in sets.items():
+        if len(set(tokens)) < len(tokens):
+            raise PairsError(
+                f"The {key} of example {number} name a token twice. Name each token once."
+            )
+    of_y = set(sets.get("y_set_ids", (ids.get("y_ids") or ())[:1]))
+    both = of_y & set(sets.get("x_set_ids", ids["x_ids"][:1]))
+    if sets and both:
+        raise PairsError(
+            f"Token {min(both)} of example {number} counts as x and as y. "
+            "Leave it out of one of the two sets."
+        )
+
+
 def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
     _require_keys(row, number, ("prompt_ids", "x_ids"), ID_KEYS, optional="y_ids")
     ids: dict[str, Any] = {
         key: as_ids(row[key], key.removesuffix("_ids"), number)
-        for key in ("prompt_ids", "x_ids", "y_ids")
+        for key in ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
         if row.get(key) is not None
     }
     for key, tokens in ids.items():
@@ -387,6 +442,7 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
                 f"The {part} of example {number}{text} encodes to no token. "
                 "Give it at least one token, or leave the example out."
             )
+    _check_sets(ids, number)
     counterfactual = counterfactual_from_row(row, number)
     texts = {key: str(row[key]) for key in sorted(TEXT_KEYS) if key in row}
     try:

@@ -6,6 +6,7 @@ A batch reads next-token distributions only where a token of a continuation is p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit.engine.packing import PackedSequences
-from tracekit.metrics import ContinuationLogProbs, ContinuationMean, continuation_log_prob
+from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading, continuation_log_prob
 from tracekit.models.hooked import to_device
 
 
@@ -42,8 +43,16 @@ class Batch:
     """Its index in `valid`, flattened."""
     valid: Bool[Tensor, "example side token"]
     """Which tokens of x (side 0) and y (side 1) exist."""
+    first_readout: Int[Tensor, " example"]
+    """The readout that predicts the first token after the prompt."""
+    first_token: Int[Tensor, " example"]
+    """The first token of x."""
+    token_sets: Int[Tensor, "example side choice"]
+    """First tokens that count as x (side 0) and as y (side 1); -1 where there is no further one."""
     all_have_y: bool
     """Whether every example of the data set has a y."""
+    all_have_y_set: bool
+    """Whether every example has a y or a set of tokens that count as y."""
     noise: Float[Tensor, "row pos d_model"] | None = None
     """Added to the input of the first block, if anything is."""
 
@@ -81,6 +90,9 @@ class Batch:
             scored_token=self.scored_token.repeat(copies),
             slot=(self.slot + shift * self.valid.numel()).flatten(),
             valid=self.valid.repeat(copies, 1, 1),
+            first_readout=(self.first_readout + shift * len(row)).flatten(),
+            first_token=self.first_token.repeat(copies),
+            token_sets=self.token_sets.repeat(copies, 1, 1),
             noise=None if self.noise is None else self.noise.repeat(copies, 1, 1),
         )
 
@@ -99,25 +111,48 @@ class Batch:
         self,
         logits: Float[Tensor, "readout d_vocab"],
         mean: ContinuationMean,
-        *,
-        needs_argmax: bool = True,
+        reads: Sequence[Reading] = (),
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations from the logits at the readout positions.
 
         Args:
             logits: In any floating type; logarithms are taken in float32.
             mean: How token probabilities make the probability of a continuation.
-            needs_argmax: Whether to work out `x_is_argmax` and `y_is_argmax`, which takes another
-                pass over the logits.
+            reads: What to work out besides; each takes another pass over the logits.
         """
         logits = logits.float()
         log_probs = logits[self.scored_readout, self.scored_token]
         log_probs = log_probs - logits.logsumexp(-1)[self.scored_readout]
         sides = continuation_log_prob(self._laid_out(log_probs, 0.0), self.valid, mean)
-        x_is_argmax, y_is_argmax = self._are_argmax(logits) if needs_argmax else (None, None)
-        if not self.all_have_y:
-            return ContinuationLogProbs(sides[:, 0], None, x_is_argmax, None)
-        return ContinuationLogProbs(sides[:, 0], sides[:, 1], x_is_argmax, y_is_argmax)
+        more: dict[str, Tensor | None] = {}
+        if "argmax" in reads:
+            more["x_is_argmax"], more["y_is_argmax"] = self._are_argmax(logits)
+            if not self.all_have_y:
+                more["y_is_argmax"] = None
+        if set(reads) - {"argmax"}:
+            more |= self._read_first(logits[self.first_readout], reads)
+        return ContinuationLogProbs(sides[:, 0], sides[:, 1] if self.all_have_y else None, **more)
+
+    def _read_first(
+        self, logits: Float[Tensor, "example d_vocab"], reads: Sequence[Reading]
+    ) -> dict[str, Tensor | None]:
+        """What metrics read of the distribution over the first token after the prompt."""
+        more: dict[str, Tensor | None] = {}
+        logs = logits.log_softmax(-1)
+        if "distribution" in reads:
+            more["distribution"] = logs
+        if "token-sets" in reads:
+            sets = self.token_sets
+            chosen = logs[:, None].expand(-1, 2, -1).gather(2, sets.clamp(min=0))
+            of_sides = chosen.masked_fill(sets < 0, -torch.inf)
+            more["x_set"] = of_sides[:, 0].logsumexp(-1)
+            if self.all_have_y_set:
+                more["y_set"] = of_sides[:, 1].logsumexp(-1)
+        if "rank" in reads:
+            of_x = logs.gather(1, self.first_token[:, None])
+            more["x_rank"] = (logs > of_x).sum(1) + 1
+            more["first_choice"] = logs.argmax(1)
+        return more
 
     def _are_argmax(self, logits: Float[Tensor, "readout d_vocab"]) -> tuple[Tensor, Tensor]:
         """Whether every token of x, and of y, is the model's first choice."""

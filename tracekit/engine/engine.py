@@ -11,7 +11,7 @@ accelerator nothing in a pass waits for the device: results are read when a call
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.capabilities import Capabilities, capabilities_of
+from tracekit.engine.clean_run import CleanRun, assemble, repeated
 from tracekit.engine.component_sets import set_effects
 from tracekit.engine.cost import Cost
 from tracekit.engine.counterfactual_cache import CounterfactualCache
@@ -44,7 +45,14 @@ from tracekit.errors import (
     PairsError,
 )
 from tracekit.masks import Mask
-from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Effects, Metric, check_finite
+from tracekit.metrics import (
+    ContinuationLogProbs,
+    ContinuationMean,
+    Effects,
+    Metric,
+    Reading,
+    check_finite,
+)
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
@@ -130,11 +138,12 @@ class Engine:
         self._n_forward = self._n_backward = 0
         self.capabilities = config.capabilities or capabilities_of(model)
         """Optimisations in use."""
-        self.forward_pass = ForwardPass(
+        self.forward_pass = ForwardPass(model, self.capabilities, config.continuation_mean)
+        self._clean_run = CleanRun(
             model,
-            self.capabilities,
-            config.continuation_mean,
-            needs_argmax=metric.needs_argmax,
+            self.forward_pass,
+            max_memory=config.max_memory,
+            progress_bar=self._progress_bar,
         )
         self._weights = None if pairs.weights is None else pairs.weights.to(self.device)
         self.layout = self._lay_out()
@@ -214,15 +223,14 @@ class Engine:
 
     # ---- computed once --------------------------------------------------------------------
 
-    @cached_property
+    @property
     def clean(self) -> ContinuationLogProbs:
         """Log-probabilities in the clean run, one per example."""
-        with frozen(self.model), torch.no_grad():
-            parts = [
-                (batch.examples, self.forward_pass.log_probs(batch, []))
-                for batch in self._progress_bar(self.batches, "clean run")
-            ]
-        return _assemble(parts, self.n_examples)
+        return self.clean_reading(self.metric.reads)
+
+    def clean_reading(self, reads: Sequence[Reading]) -> ContinuationLogProbs:
+        """Log-probabilities in the clean run, with what some metric reads."""
+        return self._clean_run.of_all(self.batches, reads, self.n_examples)
 
     @cached_property
     def full_effects(self) -> Effects:
@@ -329,8 +337,44 @@ class Engine:
             for batch in self.batches:
                 source = self.counterfactual_cache.activations_for(batch)
                 hooks = self.hooks(batch, source, entries)
-                parts.append((batch.examples, self.forward_pass.log_probs(batch, hooks)))
-        return _assemble(parts, self.n_examples)
+                log_probs = self.forward_pass.log_probs(batch, hooks, reads=self.metric.reads)
+                parts.append((batch.examples, log_probs))
+        return assemble(parts, self.n_examples)
+
+    def effects_by(self, mask: Any, metrics: Sequence[Metric]) -> dict[str, Effects]:
+        """Effects of one mask by each of several metrics, from one pass.
+
+        Args:
+            mask: Shape `component`, entries in [0, 1].
+            metrics: The metrics, in the direction of this engine.
+
+        Returns:
+            Effects by name of metric, on the CPU; weighted as in `effects`.
+
+        Raises:
+            MaskShapeError, MaskRangeError: As in `masks.check`.
+            MissingContinuationError: A metric needs a y that an example lacks.
+            NonFiniteMetricError: Names the examples.
+        """
+        for metric in metrics:
+            _check_continuations(self.pairs, metric)
+        entries = masks_module.check(mask, self.n_components).to(self.device)
+        reads: list[Reading] = [reading for metric in metrics for reading in metric.reads]
+        effects = {m.name: torch.zeros(self.n_examples, device=self.device) for m in metrics}
+        with frozen(self.model), torch.no_grad():
+            for batch in self.batches:
+                source = self.counterfactual_cache.activations_for(batch)
+                hooks = self.hooks(batch, source, entries)
+                log_probs = self.forward_pass.log_probs(batch, hooks, reads=reads)
+                clean = self.clean_of(batch, reads)
+                for metric in metrics:
+                    values = self.weighted(batch, metric(clean, log_probs))
+                    effects[metric.name][batch.examples] = values
+        self.count_forward(1)
+        for metric in metrics:
+            effects[metric.name] = effects[metric.name].cpu()
+            self.check_finite(effects[metric.name], metric)
+        return effects
 
     # ---- gradients ------------------------------------------------------------------------
 
@@ -364,15 +408,17 @@ class Engine:
         leaf = mask.detach().float().to(self.device).requires_grad_(True)
         gradient = torch.zeros_like(leaf)
         effects = torch.zeros(self.n_examples, device=self.device)
-        with frozen(self.model), torch.enable_grad(), products_in(precision, self.device):
+        with frozen(self.model), torch.enable_grad():
             for batch in self._batches_of(examples):
                 source = self.counterfactual_cache.activations_for(batch)
-                with autocast(precision, self.device):
-                    values = self.batch_effects(batch, source, leaf[None])[0]
-                if not values.requires_grad:
-                    raise self.no_gradient()
-                weights = example_weights(values.detach())
-                gradient += torch.autograd.grad((weights * values).sum(), leaf)[0]
+                clean = self.clean_of(batch)
+                with products_in(precision, self.device):
+                    with autocast(precision, self.device):
+                        values = self.batch_effects(batch, source, leaf[None], clean=clean)[0]
+                    if not values.requires_grad:
+                        raise self.no_gradient()
+                    weights = example_weights(values.detach())
+                    gradient += torch.autograd.grad((weights * values).sum(), leaf)[0]
                 effects[batch.examples] = values.detach()
         self.count_forward(len(examples) / self.n_examples, backward=True)
         picked = effects[to_device(examples, self.device)]
@@ -403,6 +449,7 @@ class Engine:
         layers: Container[int] | None = None,
         start: int = 0,
         residual: ResidualStream | None = None,
+        clean: ContinuationLogProbs | None = None,
     ) -> Float[Tensor, "set example"]:
         """Effects of a few masks on a batch, all in one pass.
 
@@ -413,13 +460,20 @@ class Engine:
             layers: Layers that get hooks; all by default.
             start: First block to run.
             residual: What it reads, for the rows of the batch.
+            clean: The clean log-probabilities of the batch, if they are at hand.
         """
         hooks = self.hooks(batch, source, masks, layers)
-        repeated = batch.repeat(len(masks))
         if residual is not None:
             residual = residual.repeat(len(masks), 1, 1)
-        log_probs = self.forward_pass.log_probs(repeated, hooks, start=start, residual=residual)
-        effects = self.metric(self.clean_of(repeated), log_probs)
+        log_probs = self.forward_pass.log_probs(
+            batch.repeat(len(masks)),
+            hooks,
+            reads=self.metric.reads,
+            start=start,
+            residual=residual,
+        )
+        clean = self.clean_of(batch) if clean is None else clean
+        effects = self.metric(repeated(clean, len(masks)), log_probs)
         return self.weighted(batch, effects.reshape(len(masks), -1))
 
     def hooks(
@@ -445,16 +499,17 @@ class Engine:
         )
         return patch.hooks(mask)
 
-    def clean_of(self, batch: Batch) -> ContinuationLogProbs:
-        """The clean log-probabilities of the examples of a batch."""
-        return replace(
-            self.clean,
-            **{
-                name: value[batch.examples.to(value.device)]
-                for name, value in vars(self.clean).items()
-                if value is not None
-            },
-        )
+    def clean_of(
+        self, batch: Batch, reads: Sequence[Reading] | None = None
+    ) -> ContinuationLogProbs:
+        """The clean log-probabilities of the examples of a batch.
+
+        Args:
+            batch: The batch.
+            reads: What is read of them; by default what the metric reads.
+        """
+        reads = self.metric.reads if reads is None else reads
+        return self._clean_run.of(batch, self.clean_reading(reads), reads)
 
     def weighted(self, batch: Batch, effects: Tensor) -> Tensor:
         """Effects (examples last) times the weights of their examples, whose mean is 1."""
@@ -469,13 +524,18 @@ class Engine:
         self._n_forward += n_examples
         self._n_backward += n_examples if backward else 0
 
-    def check_finite(self, effects: Effects) -> None:
+    def check_finite(self, effects: Effects, metric: Metric | None = None) -> None:
         """Refuses effects that are not finite, or whose mean is not.
+
+        Args:
+            effects: One per example.
+            metric: What they are of; by default the engine's metric.
 
         Raises:
             NonFiniteMetricError: Names the examples.
         """
-        check_finite(effects, self.metric, lambda number: self.pairs[number].describe())
+        named = metric or self.metric
+        check_finite(effects, named, lambda number: self.pairs[number].describe())
         if not torch.isfinite(effects.mean()):
             raise self.mean_not_finite()
 
@@ -499,9 +559,7 @@ class Engine:
         return tqdm(items, desc=label, leave=False, disable=hidden)
 
 
-def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> None:
-    vocabulary = int(model.cfg.d_vocab)
-    context = int(getattr(model.cfg, "n_ctx", 0) or 0)
+def _check_continuations(pairs: PromptPairs, metric: Metric) -> None:
     for number, pair in enumerate(pairs):
         if metric.needs_y and pair.y_ids is None:
             raise MissingContinuationError(
@@ -509,7 +567,15 @@ def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> 
                 f"({pair.describe()}) has no y. Give every example a continuation y, or use "
                 "probability-drop or probability-ratio."
             )
+
+
+def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> None:
+    _check_continuations(pairs, metric)
+    vocabulary = int(model.cfg.d_vocab)
+    context = int(getattr(model.cfg, "n_ctx", 0) or 0)
+    for number, pair in enumerate(pairs):
         ids = pair.prompt_ids + pair.source_ids + pair.x_ids + (pair.y_ids or ())
+        ids += (pair.x_set_ids or ()) + (pair.y_set_ids or ())
         if not 0 <= min(ids) <= max(ids) < vocabulary:
             raise PairsError(
                 f"Example {number} ({pair.describe()}) has a token id outside the vocabulary. "
@@ -533,18 +599,3 @@ def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> 
                 f"{model_name(model)} cannot run the counterfactual of example {number}: "
                 f"its {refusal}. Make it for this model."
             )
-
-
-def _assemble(
-    parts: list[tuple[Tensor, ContinuationLogProbs]], n_examples: int
-) -> ContinuationLogProbs:
-    """Log-probabilities of batches, put in the order of the data set."""
-    order = torch.cat([examples for examples, _ in parts]).argsort()
-    assert len(order) == n_examples
-    return ContinuationLogProbs(
-        **{
-            name: torch.cat([getattr(log_probs, name) for _, log_probs in parts])[order]
-            for name, value in vars(parts[0][1]).items()
-            if value is not None
-        }
-    )

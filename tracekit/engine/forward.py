@@ -15,7 +15,7 @@ from torch import Tensor
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
-from tracekit.metrics import ContinuationLogProbs, ContinuationMean
+from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
@@ -34,8 +34,6 @@ class ForwardPass:
         model: HookedModel,
         capabilities: Capabilities,
         mean: ContinuationMean,
-        *,
-        needs_argmax: bool,
     ) -> None:
         """Runs nothing yet.
 
@@ -43,7 +41,6 @@ class ForwardPass:
             model: The model.
             capabilities: Which optimisations it supports.
             mean: Probability of a continuation of several tokens.
-            needs_argmax: Whether to work out which continuations are the model's first choice.
         """
         self.device = device_of(model)
         self._model = model
@@ -51,13 +48,13 @@ class ForwardPass:
         self._scored_hook = scored_hook(model)
         self._block_skipper = capabilities.block_skipper
         self._mean: ContinuationMean = mean
-        self._needs_argmax = needs_argmax
 
     def log_probs(
         self,
         batch: Batch,
         hooks: Sequence[Hook],
         *,
+        reads: Sequence[Reading] = (),
         start: int = 0,
         residual: ResidualStream | None = None,
     ) -> ContinuationLogProbs:
@@ -66,6 +63,7 @@ class ForwardPass:
         Args:
             batch: The batch.
             hooks: Forward hooks.
+            reads: What to work out beside the log-probabilities of x and y.
             start: First block to run.
             residual: What that block reads, one row per row of the batch; needed if `start` > 0.
         """
@@ -77,7 +75,7 @@ class ForwardPass:
         with self._only_blocks(start, None, residual):
             noise = [] if start else _noise_hooks(batch)
             logits = self._run(batch, [*noise, *hooks, (self._scored_hook, gather)])
-        return batch.read(logits[0].to(self.device), self._mean, needs_argmax=self._needs_argmax)
+        return batch.read(logits[0].to(self.device), self._mean, reads)
 
     def residual_at(
         self,

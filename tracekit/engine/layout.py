@@ -69,6 +69,8 @@ class Layout:
     row_noise: tuple[Tensor | None, ...]
     """Noise on the embeddings of each row's prompt, if it has any."""
     all_have_y: bool
+    token_sets: Int[Tensor, "example side choice"]
+    """First tokens that count as x and as y; -1 where there is no further one."""
 
     @classmethod
     def build(
@@ -147,6 +149,7 @@ class Layout:
             counterfactuals=tuple(counterfactuals),
             row_noise=tuple(row_noise),
             all_have_y=all(pair.y_ids is not None for pair in pairs),
+            token_sets=_token_sets(pairs),
         )
 
     @property
@@ -189,7 +192,11 @@ class Layout:
             scored_token=self.targets[examples][example, side, step],
             slot=valid.flatten().nonzero()[:, 0],
             valid=valid,
+            first_readout=scored_readout[(side == 0) & (step == 0)],
+            first_token=self.targets[examples, 0, 0],
+            token_sets=self.token_sets[examples],
             all_have_y=self.all_have_y,
+            all_have_y_set=bool((self.token_sets[:, 1, 0] >= 0).all()),
             noise=self._noise_of(rows.tolist(), longest),
         )
 
@@ -316,6 +323,18 @@ def _check_same_side(pairs: PromptPairs, limit: float) -> None:
                 "this model reads positions by other rotary factors. Shorten its prompt or the "
                 "longer continuation, or leave it out."
             )
+
+
+def _token_sets(pairs: PromptPairs) -> Int[Tensor, "example side choice"]:
+    sides = [
+        (pair.x_set_ids or pair.x_ids[:1], pair.y_set_ids or (pair.y_ids or ())[:1])
+        for pair in pairs
+    ]
+    sets = torch.full((len(pairs), 2, max(len(ids) for pair in sides for ids in pair)), -1)
+    for number, pair in enumerate(sides):
+        for side, ids in enumerate(pair):
+            sets[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+    return sets
 
 
 def _targets(pairs: PromptPairs) -> tuple[Tensor, Tensor]:

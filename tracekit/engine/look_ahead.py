@@ -4,7 +4,8 @@ The gradient is taken at the binary mask of a set, for every example by itself, 
 of the metric's linearization (such as log-odds). With J_i its entry for component i, the mean over
 examples of `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves:
 first order in u, while the curve from u to the effect is exact. Predictions only propose; sets are
-compared by measured effects.
+compared by measured effects. A distance, such as KL, is least at the empty set and its gradient 0
+there: it is taken halfway to the full mask instead.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class FirstOrderPrediction:
 
 def predict_changes(engine: Engine, members: ComponentSet) -> FirstOrderPrediction:
     """The prediction at a set; see `Engine.predict_changes`."""
+    if engine.metric.is_flat_at_clean and not members:
+        return _halfway(engine)
     _ = engine.clean
     mask = from_indices(members, engine.n_components).to(engine.device).float()
     gains, gradient = torch.zeros_like(mask), torch.zeros_like(mask)
@@ -50,7 +53,9 @@ def predict_changes(engine: Engine, members: ComponentSet) -> FirstOrderPredicti
             # Every row has a mask of its own, so that one backward pass tells examples apart.
             leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
             source = engine.counterfactual_cache.activations_for(batch)
-            log_probs = engine.forward_pass.log_probs(batch, engine.hooks(batch, source, leaf))
+            log_probs = engine.forward_pass.log_probs(
+                batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
+            )
             changes, slopes = _batch_changes(engine, batch, log_probs, leaf, direction)
             gains += changes
             gradient += slopes
@@ -59,6 +64,13 @@ def predict_changes(engine: Engine, members: ComponentSet) -> FirstOrderPredicti
     return FirstOrderPrediction(
         (gains * direction / n_examples).cpu(), (gradient / n_examples).cpu()
     )
+
+
+def _halfway(engine: Engine) -> FirstOrderPrediction:
+    """The gradient halfway to the full mask, for a distance, whose own at the clean run is 0."""
+    half = torch.full((engine.n_components,), 0.5, device=engine.device)
+    gradient = engine.gradient(half, torch.ones_like)[1].cpu() / engine.n_examples
+    return FirstOrderPrediction(gradient, gradient)
 
 
 def _batch_changes(

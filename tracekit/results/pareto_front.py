@@ -14,7 +14,7 @@ from torch import Tensor
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
 from tracekit.results.pareto_statistics import SizeStatistics
-from tracekit.results.result import TraceResult, load_runs, save_runs
+from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs
 from tracekit.results.storage import damaged, read_document, write_document
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.local.local_search import SearchState
@@ -119,6 +119,7 @@ class ParetoFront(Sequence[TraceResult]):
                 "effect": [result.effect for result in self.results],
                 "effect_low": [low for low, _ in intervals],
                 "effect_high": [high for _, high in intervals],
+                **also_columns(self.results),
             }
         )
         columns = list(SizeStatistics.__annotations__)

@@ -47,6 +47,7 @@ _TENSOR_FIELDS = (
     "component_scores",
     "held_out",
     "held_out_weights",
+    "also_per_example",
 )
 
 
@@ -83,6 +84,10 @@ class TraceResult:
     """Effect on each of the examples that were held out, if there are any; times its weight."""
     held_out_weights: Float[Tensor, " held_out_example"] | None = None
     """Weights of those examples, whose mean is 1; None if all count alike."""
+    also_metrics: tuple[str, ...] = ()
+    """Further metrics by which the selection was measured."""
+    also_per_example: Float[Tensor, "metric example"] | None = None
+    """Effect on each example by each of them, times its weight."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
     target_effect: float | None = None
@@ -137,6 +142,13 @@ class TraceResult:
         if self.held_out is None:
             return None
         return effect_interval(self.held_out, weights=self.held_out_weights)
+
+    @property
+    def also(self) -> dict[str, float]:
+        """Mean effect of the selection by each of the further metrics."""
+        if self.also_per_example is None:
+            return {}
+        return dict(zip(self.also_metrics, self.also_per_example.mean(1).tolist(), strict=True))
 
     @property
     def share_of_full_effect(self) -> float:
@@ -239,6 +251,7 @@ class TraceResult:
             document["history"] = tuple(document["history"])
             if not isinstance(document["positions"], str):
                 document["positions"] = tuple(document["positions"])
+            document["also_metrics"] = tuple(document.get("also_metrics", ()))
             document.update(tensors)
             result = cls(**document)
             _check_consistent(result)
@@ -263,12 +276,14 @@ def _check_consistent(result: TraceResult) -> None:
         ("weights", n_examples),
         ("held_out", n_held_out),
         ("held_out_weights", n_held_out),
+        ("also_per_example", (len(result.also_metrics), n_examples)),
     ):
         value = getattr(result, name)
         if value is None:
             continue
         wanted = torch.bool if name == "binary_mask" else torch.float32
-        if tuple(value.shape) != (size,) or value.dtype != wanted:
+        shape = size if isinstance(size, tuple) else (size,)
+        if tuple(value.shape) != shape or value.dtype != wanted:
             raise ValueError(f"{name} is {value.dtype} of shape {tuple(value.shape)}.")
         if name != "component_scores" and not torch.isfinite(value).all():
             raise ValueError(f"{name} is not finite.")
@@ -318,6 +333,7 @@ class TraceCurve(Sequence[TraceResult]):
                 "budget": [result.budget for result in self.results],
                 "n_selected": [result.n_selected for result in self.results],
                 "effect": [result.effect for result in self.results],
+                **also_columns(self.results),
             }
         )
 
@@ -340,6 +356,12 @@ class TraceCurve(Sequence[TraceResult]):
             ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
         """
         return cls(load_runs(Path(folder)))
+
+
+def also_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
+    """A column per further metric by which all of the results were measured."""
+    names = [name for name in results[0].also if all(name in result.also for result in results)]
+    return {name: [result.also[name] for result in results] for name in names}
 
 
 def save_runs(results: Sequence[TraceResult], folder: Path) -> str:

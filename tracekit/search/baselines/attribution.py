@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, NonFiniteMetricError
+from tracekit.errors import ConfigError, NonFiniteMetricError, NotDifferentiableError
 from tracekit.masks import Mask
 from tracekit.search.base import Goal, Selection, require_gradient
 from tracekit.search.prefix import best_prefixes
@@ -33,10 +33,15 @@ class Attribution:
         """Ranks once and measures the best at each budget.
 
         Raises:
-            NotDifferentiableError: The metric has no gradient.
+            NotDifferentiableError: The metric has no gradient, or one that vanishes here.
             NonFiniteMetricError: The gradient is not finite.
         """
         goal.require(self.name)
+        if engine.metric.is_flat_at_clean:
+            raise NotDifferentiableError(
+                f"The gradient of the metric {engine.metric.name!r} vanishes at the empty mask, "
+                "where it is least, and ranks nothing. Use mask-ig, or another metric."
+            )
         return best_prefixes(engine, goal, _mean_gradient(engine, [0.0], self.name))
 
 

@@ -1,0 +1,130 @@
+"""The clean run: its log-probabilities, worked out once for everything that metrics read of it.
+
+Of the distribution over the vocabulary there may be too much to keep: examples times vocabulary
+times four bytes. Beyond `max_memory` it is computed again for every batch that asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracekit.engine.batch import Batch
+from tracekit.engine.forward import ForwardPass
+from tracekit.metrics import ContinuationLogProbs, Reading
+from tracekit.models.hooked import HookedModel, frozen
+
+_FLOAT_BYTES = 4
+
+
+class CleanRun:
+    """Log-probabilities of the continuations of all examples, without any intervention."""
+
+    def __init__(
+        self,
+        model: HookedModel,
+        forward_pass: ForwardPass,
+        *,
+        max_memory: int | None,
+        progress_bar: Callable[[Any, str], Any],
+    ) -> None:
+        """Runs nothing yet.
+
+        Args:
+            model: The model.
+            forward_pass: Runs it.
+            max_memory: Bytes that kept distributions may take.
+            progress_bar: Wraps a loop in a progress bar.
+        """
+        self._model = model
+        self._forward_pass = forward_pass
+        self._max_memory = max_memory
+        self._progress_bar = progress_bar
+        self._kept: dict[frozenset[Reading], ContinuationLogProbs] = {}
+        self._latest: tuple[Batch, ContinuationLogProbs] | None = None
+
+    def of_all(
+        self, batches: Sequence[Batch], reads: Sequence[Reading], n_examples: int
+    ) -> ContinuationLogProbs:
+        """Log-probabilities of every example, in the order of the data set.
+
+        Args:
+            batches: The data set.
+            reads: What is read; `distribution` is left out where it does not fit.
+            n_examples: Number of examples.
+        """
+        wanted = frozenset(reads)
+        if not self._keeps_distribution(n_examples):
+            wanted -= {"distribution"}
+        if wanted not in self._kept:
+            with frozen(self._model), torch.no_grad():
+                parts = [
+                    (batch.examples, self._forward_pass.log_probs(batch, [], reads=tuple(wanted)))
+                    for batch in self._progress_bar(batches, "clean run")
+                ]
+            self._kept[wanted] = assemble(parts, n_examples)
+        return self._kept[wanted]
+
+    def of(
+        self, batch: Batch, of_all: ContinuationLogProbs, reads: Sequence[Reading]
+    ) -> ContinuationLogProbs:
+        """Those of the examples of a batch.
+
+        Args:
+            batch: The batch.
+            of_all: What `of_all` gave.
+            reads: What is read of them.
+        """
+        kept = {
+            name: value[batch.examples.to(value.device)]
+            for name, value in vars(of_all).items()
+            if value is not None
+        }
+        if "distribution" in reads and of_all.distribution is None:
+            kept["distribution"] = self._again(batch)
+        return replace(of_all, **kept)
+
+    def _again(self, batch: Batch) -> Tensor:
+        """The distributions of a batch, which are run again but for the batch before."""
+        if self._latest is None or self._latest[0] is not batch:
+            with torch.no_grad(), torch.autocast(batch.positions.device.type, enabled=False):
+                run = self._forward_pass.log_probs(batch, [], reads=("distribution",))
+            self._latest = (batch, run)
+        return self._latest[1].require("distribution")
+
+    def _keeps_distribution(self, n_examples: int) -> bool:
+        needed = n_examples * int(self._model.cfg.d_vocab) * _FLOAT_BYTES
+        return self._max_memory is None or needed <= self._max_memory
+
+
+def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:
+    """The log-probabilities of some examples, `copies` times over."""
+    if copies == 1:
+        return log_probs
+    return replace(
+        log_probs,
+        **{
+            name: value.repeat(copies, *[1] * (value.ndim - 1))
+            for name, value in vars(log_probs).items()
+            if value is not None
+        },
+    )
+
+
+def assemble(
+    parts: Sequence[tuple[Tensor, ContinuationLogProbs]], n_examples: int
+) -> ContinuationLogProbs:
+    """Log-probabilities of batches, put in the order of the data set."""
+    order = torch.cat([examples for examples, _ in parts]).argsort()
+    assert len(order) == n_examples
+    return ContinuationLogProbs(
+        **{
+            name: torch.cat([getattr(log_probs, name) for _, log_probs in parts])[order]
+            for name, value in vars(parts[0][1]).items()
+            if value is not None
+        }
+    )

@@ -1,0 +1,47 @@
+"""Effects of one set by several metrics, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tracekit.engine.engine import Engine
+from tracekit.metrics import Metric
+from tracekit.results.intervals import effect_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def metric_table(
+    engine: Engine, mask: Tensor, metrics: Sequence[Metric], *, per_example: bool
+) -> pd.DataFrame:
+    """A pandas DataFrame with a column per metric, from two passes over the data.
+
+    Args:
+        engine: The data set.
+        mask: One entry per component.
+        metrics: The metrics, in the direction of the engine.
+        per_example: Whether rows are examples; else they are `effect`, `low` and `high` (95 %
+            interval), `full_effect` (all components together) and `share` of it.
+
+    Raises:
+        MissingContinuationError: A metric needs a y that an example lacks.
+        NonFiniteMetricError: Names the examples.
+    """
+    import pandas as pd
+
+    effects = engine.effects_by(mask, metrics)
+    if per_example:
+        frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
+        return frame.rename_axis("example")
+    full_effects = engine.effects_by(torch.ones_like(mask), metrics)
+    columns = {}
+    for name, values in effects.items():
+        low, high = effect_interval(values, weights=engine.pairs.weights)
+        effect, full = values.mean().item(), full_effects[name].mean().item()
+        columns[name] = [effect, low, high, full, effect / full if full else float("nan")]
+    return pd.DataFrame(columns, index=["effect", "low", "high", "full_effect", "share"])
