@@ -12,54 +12,116 @@ import torch
 
 from tests import tiny
 
-MODULES = {
-    "gpt2": ("transformer.h.{}", "transformer.h.{}.mlp", "transformer.h.{}.attn.c_proj"),
-    "llama": ("model.layers.{}", "model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
-    "qwen3": ("model.layers.{}", "model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
-    "gemma2": (
-        "model.layers.{}",
-        "model.layers.{}.post_feedforward_layernorm",
-        "model.layers.{}.self_attn.o_proj",
-    ),
-    "gpt_neox": (
-        "gpt_neox.layers.{}",
-        "gpt_neox.layers.{}.mlp",
-        "gpt_neox.layers.{}.attention.dense",
-    ),
+_LLAMA = {
+    "block": "model.layers.{}",
+    "mlp": "model.layers.{}.mlp",
+    "attention": "model.layers.{}.self_attn",
+    "heads": "model.layers.{}.self_attn.o_proj",
+    "queries": "model.layers.{}.self_attn.q_proj",
+    "keys": "model.layers.{}.self_attn.k_proj",
+    "values": "model.layers.{}.self_attn.v_proj",
 }
-"""Block, what the MLP adds to the residual stream, and what reads the outputs of the heads."""
+MODULES = {
+    "gpt2": {
+        "block": "transformer.h.{}",
+        "mlp": "transformer.h.{}.mlp",
+        "attention": "transformer.h.{}.attn",
+        "heads": "transformer.h.{}.attn.c_proj",
+        "fused": "transformer.h.{}.attn.c_attn",
+    },
+    "llama": _LLAMA,
+    "qwen3": _LLAMA,
+    "gemma2": {
+        **_LLAMA,
+        "mlp": "model.layers.{}.post_feedforward_layernorm",
+        "attention": "model.layers.{}.post_attention_layernorm",
+    },
+    "gpt_neox": {
+        "block": "gpt_neox.layers.{}",
+        "mlp": "gpt_neox.layers.{}.mlp",
+        "attention": "gpt_neox.layers.{}.attention",
+        "heads": "gpt_neox.layers.{}.attention.dense",
+        "fused": "gpt_neox.layers.{}.attention.query_key_value",
+    },
+}
+"""Modules of a layer; `mlp` and `attention` give out what is added to the residual stream."""
+KINDS = (
+    "attention-blocks",
+    "head-outputs",
+    "keys",
+    "mlp-blocks",
+    "mlp-outputs",
+    "queries",
+    "residual",
+    "residual-before",
+    "values",
+)
+"""Kinds of component that the reference knows."""
 
 
 class Plain:
-    """A Hugging Face model, and interventions on what its MLPs add or its heads give out."""
+    """A Hugging Face model, and interventions on one kind of component of it."""
 
     def __init__(self, architecture, kind):
         self.model = tiny.hf_model(architecture)
-        self.kind = kind
+        config = self.model.config
         named = dict(self.model.named_modules())
-        block, mlp, heads = MODULES[architecture]
-        self.first_block = named[block.format(0)]
-        name = mlp if kind == "mlp-outputs" else heads
-        n_layers = self.model.config.num_hidden_layers
-        self.modules = [named[name.format(layer)] for layer in range(n_layers)]
-        self.n_heads = self.model.config.num_attention_heads
+        parts = MODULES[architecture]
+        part, self.before = {
+            "attention-blocks": ("attention", False),
+            "head-outputs": ("heads", True),
+            "mlp-blocks": ("mlp", False),
+            "mlp-outputs": ("mlp", False),
+            "residual": ("block", False),
+            "residual-before": ("block", True),
+        }.get(kind, ("fused" if "fused" in parts else kind, False))
+        self.first_block = named[parts["block"].format(0)]
+        layers = range(config.num_hidden_layers)
+        self.modules = [named[parts[part].format(layer)] for layer in layers]
+        heads = config.num_attention_heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        counts = {"head-outputs": heads, "queries": heads, "keys": groups, "values": groups}
+        self.count = config.hidden_size if kind == "mlp-outputs" else counts.get(kind, 1)
+        self.channels = slice(None)
+        if part == "fused":
+            width = config.hidden_size
+            third = ("queries", "keys", "values").index(kind)
+            if architecture == "gpt2":
+                self.channels = torch.arange(width) + third * width
+            else:
+                # Head by head its queries, keys and values.
+                numbers = torch.arange(3 * width).reshape(heads, 3, -1)
+                self.channels = numbers[:, third].flatten()
 
     @contextmanager
     def hooked(self, change):
         """`change(layer, value)` is seen or replaces the activation, if it returns something."""
+
+        def after(layer):
+            def hook(module, given, out):
+                value = change(layer, out[0] if isinstance(out, tuple) else out)
+                return (value, *out[1:]) if isinstance(out, tuple) and value is not None else value
+
+            return hook
+
+        def ahead(layer):
+            def hook(module, args, kwargs):
+                value = change(layer, args[0] if args else kwargs["hidden_states"])
+                if value is None:
+                    return None
+                if args:
+                    return (value, *args[1:]), kwargs
+                return args, {**kwargs, "hidden_states": value}
+
+            return hook
+
         with ExitStack() as stack:
             for layer, module in enumerate(self.modules):
-                if self.kind == "mlp-outputs":
-                    handle = module.register_forward_hook(
-                        lambda m, given, out, layer=layer: change(layer, out)
-                    )
-                else:
-
-                    def before(m, given, layer=layer):
-                        value = change(layer, given[0])
-                        return None if value is None else (value,)
-
-                    handle = module.register_forward_pre_hook(before)
+                handle = (
+                    module.register_forward_pre_hook(ahead(layer), with_kwargs=True)
+                    if self.before
+                    else module.register_forward_hook(after(layer))
+                )
                 stack.callback(handle.remove)
             yield
 
@@ -80,12 +142,18 @@ class Plain:
         handle.remove()
 
     def run(self, ids, change, noise=None):
-        with torch.no_grad(), self.hooked(change), self.noisy(noise):
+        # Noise first: what stands before the first block has it.
+        with torch.no_grad(), self.noisy(noise), self.hooked(change):
             return self.model(torch.tensor([list(ids)])).logits[0].log_softmax(-1)
 
     def activations(self, ids, noise=None):
+        """What the components give out: by layer, positions first."""
         seen = {}
-        self.run(ids, lambda layer, value: seen.update({layer: value[0].clone()}), noise)
+
+        def see(layer, value):
+            seen[layer] = value[0][:, self.channels].clone()
+
+        self.run(ids, see, noise)
         return seen
 
     def score(self, prompt, ids, change, noise=None):
@@ -95,14 +163,17 @@ class Plain:
         return torch.stack([logs[p, t] for p, t in zip(at, ids, strict=True)]).mean()
 
     def mixed(self, mask, source, length):
-        """Mixes `source[layer]` (positions first) into the first `length` positions."""
+        """Mixes `source[layer]` (positions first) into the first `length` positions.
+
+        `mask[layer]` has an entry per component, or per position and component.
+        """
 
         def change(layer, value):
-            weight = mask[layer]
-            if self.kind == "head-outputs":
-                weight = weight.repeat_interleave(value.shape[-1] // self.n_heads)
             value = value.clone()
-            value[0, :length] = (1 - weight) * value[0, :length] + weight * source[layer][:length]
+            part = value[0, :length][:, self.channels]
+            weight = mask[layer].repeat_interleave(part.shape[-1] // self.count, -1)
+            part = (1 - weight) * part + weight * source[layer][:length]
+            value[0, :length, self.channels] = part
             return value
 
         return change

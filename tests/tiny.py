@@ -12,7 +12,9 @@ __all__ = [
     "METHOD_OPTIONS",
     "N_HEADS",
     "N_LAYERS",
+    "PATCHED_KINDS",
     "VOCABULARY",
+    "WRITING_KINDS",
     "engine",
     "hf_model",
     "members_of",
@@ -22,6 +24,16 @@ __all__ = [
 
 hf_model = random_model
 
+WRITING_KINDS = (
+    "attention-patterns",
+    "head-outputs",
+    "mlp-outputs",
+    "mlp-neurons",
+    "mlp-blocks",
+)
+"""Kinds that may all be patched at once without one hiding what another does."""
+PATCHED_KINDS = (*WRITING_KINDS, "keys", "residual-before", "residual")
+"""Kinds with every form of activation, and at every place of a block."""
 METHOD_OPTIONS = {
     "pgb-ct": {"trials": 3, "epochs": 5},
     "top-k": {},

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tracekit import search as search
     from tracekit.components import Component as Component
     from tracekit.components import ComponentRegistry as ComponentRegistry
-    from tracekit.components import Kind as Kind
     from tracekit.data import GaussianNoise as GaussianNoise
     from tracekit.data import PromptPair as PromptPair
     from tracekit.data import PromptPairs as PromptPairs
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from tracekit.engine import MaskedPatch as MaskedPatch
     from tracekit.engine import Mean as Mean
     from tracekit.errors import TracekitError as TracekitError
+    from tracekit.kinds import Kind as Kind
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
     from tracekit.models import load_model as load_model
@@ -71,10 +71,11 @@ if TYPE_CHECKING:
     from tracekit.tracer import Tracer as Tracer
 
 _NAMES = {
-    "components": ("Component", "ComponentRegistry", "Kind"),
+    "components": ("Component", "ComponentRegistry"),
     "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
     "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "MaskedPatch", "Mean"),
     "errors": ("TracekitError",),
+    "kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),
     "models": ("load_model",),
     "results": (

@@ -5,168 +5,26 @@ components. A *site* is one kind in one layer: one hook point and the components
 its activation. A registry is a tuple of sites; the flat index of a component is its position when
 the sites are laid end to end, kind by kind, layer by layer. Every mask in the package is a vector
 over that flat index, and 1 always means: take the counterfactual value.
+
+A registry may tell *spans* of the prompt apart: a component is then (layer, index, span), and takes
+its counterfactual value at the positions of its span only. With *windows*, a component acts in
+several consecutive layers at once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from tracekit._options import shortened, whole_numbers
-from tracekit.errors import ComponentError, UnknownKindError
+from tracekit._options import is_whole, shortened, whole_numbers
+from tracekit.errors import ComponentError
+from tracekit.kinds import KINDS, Kind, kind_of, register_kind
 
 ComponentSet = tuple[int, ...]
 """Some components, as ascending flat indices."""
-
-Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
-"""What an axis of an activation stands for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """One kind of component. A new kind is one entry in `KINDS`."""
-
-    name: str
-    """What users write, e.g. `head-outputs`."""
-    hook: str
-    """Hook point within a block, as TransformerLens names it."""
-    axes: tuple[Axis, ...]
-    """Axes of the activation. Without an axis `component` the whole activation is one component."""
-    width: str | None
-    """Attribute of `ModelShape` that says how many components a layer has; None: one."""
-    label: str
-    """Format of a component's printed name."""
-    noun: str
-    """What one component is called on the axis of a figure."""
-    meaning: str
-    """What one component is, in a phrase."""
-    learning_rate: float
-    """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
-    instead: str
-    """What to use where this kind cannot be intervened on."""
-
-    @property
-    def component_dim(self) -> int | None:
-        """Axis of the activation that indexes the components; None if it is one component."""
-        return self.axes.index("component") if "component" in self.axes else None
-
-    @property
-    def position_dim(self) -> int:
-        """Axis of the position; for attention patterns of the query."""
-        return self.axes.index("query" if "query" in self.axes else "pos")
-
-    @property
-    def key_dim(self) -> int | None:
-        """Axis of the position attended to; None if there is none."""
-        return self.axes.index("key") if "key" in self.axes else None
-
-    def expected_shape(
-        self, *, rows: int, length: int, n_components: int, d_model: int
-    ) -> tuple[int | None, ...]:
-        """Shape of the activation on a batch; None where any size will do.
-
-        Args:
-            rows: Sequences in the batch.
-            length: Tokens in each.
-            n_components: Components of this kind in the layer.
-            d_model: Width of the residual stream.
-        """
-        sizes: dict[str, int | None] = {
-            "batch": rows,
-            **dict.fromkeys(("pos", "query", "key"), length),
-            "component": n_components,
-            "d_model": d_model,
-            "d_head": None,
-        }
-        return tuple(sizes[axis] for axis in self.axes)
-
-
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name="attention-patterns",
-            hook="attn.hook_pattern",
-            axes=("batch", "component", "query", "key"),
-            width="n_heads",
-            label="L{layer}H{index}",
-            noun="head",
-            meaning="a head's attention weights over the prompt",
-            learning_rate=0.1,
-            instead="head-outputs",
-        ),
-        Kind(
-            name="head-outputs",
-            hook="attn.hook_z",
-            axes=("batch", "pos", "component", "d_head"),
-            width="n_heads",
-            label="L{layer}H{index}",
-            noun="head",
-            meaning="a head's output before the output projection",
-            learning_rate=0.1,
-            instead="mlp-blocks",
-        ),
-        Kind(
-            name="mlp-outputs",
-            hook="hook_mlp_out",
-            axes=("batch", "pos", "component"),
-            width="d_model",
-            label="L{layer}O{index}",
-            noun="coordinate of the MLP output",
-            meaning="one coordinate of what the MLP adds to the residual stream",
-            learning_rate=0.5,
-            instead="mlp-neurons",
-        ),
-        Kind(
-            name="mlp-neurons",
-            hook="mlp.hook_post",
-            axes=("batch", "pos", "component"),
-            width="d_mlp",
-            label="L{layer}N{index}",
-            noun="neuron",
-            meaning="one hidden unit of the MLP, after the activation function",
-            learning_rate=0.5,
-            instead="mlp-outputs or mlp-blocks",
-        ),
-        Kind(
-            name="mlp-blocks",
-            hook="hook_mlp_out",
-            axes=("batch", "pos", "d_model"),
-            width=None,
-            label="MLP{layer}",
-            noun="MLP block",
-            meaning="all that an MLP layer adds to the residual stream",
-            learning_rate=0.01,
-            instead="mlp-neurons",
-        ),
-    )
-}
-
-_READINGS = {
-    "heads": (
-        "'heads' has two readings: 'attention-patterns' (attention weights, which the paper calls "
-        "heads) and 'head-outputs' (what a head writes, before the output projection)."
-    ),
-    "neurons": (
-        "'neurons' has two readings: 'mlp-neurons' (hidden units of the MLP) and 'mlp-outputs' "
-        "(coordinates of the MLP output, which the paper calls neurons)."
-    ),
-}
-"""Names that mean one thing in the paper and another in the field."""
-
-
-def kind_of(name: str) -> Kind:
-    """A kind by name.
-
-    Raises:
-        UnknownKindError: There is none of that name, or the name has two readings.
-    """
-    if name not in KINDS:
-        raise UnknownKindError(name, KINDS, hint=_READINGS.get(name))
-    return KINDS[name]
 
 
 class ModelShape(Protocol):
@@ -179,14 +37,17 @@ class ModelShape(Protocol):
 
 @dataclass(frozen=True, order=True)
 class Component:
-    """One component; prints as `L5H3`, `L5O1024`, `L5N7` or `MLP5`."""
+    """One component; prints as `L5H3`, `L5O1024`, `L5N7`, `MLP5` or, of a span, `R5@subject`."""
 
     kind: str
     layer: int
     index: int = 0
+    span: str = ""
+    """Part of the prompt at which it acts; empty: all positions in use."""
 
     def __str__(self) -> str:
-        return kind_of(self.kind).label.format(layer=self.layer, index=self.index)
+        label = kind_of(self.kind).label.format(layer=self.layer, index=self.index)
+        return f"{label}@{self.span}" if self.span else label
 
 
 @dataclass(frozen=True)
@@ -201,16 +62,34 @@ class Site:
     """Those that the registry contains, ascending."""
     start: int
     """Flat index of the first."""
+    spans: tuple[str, ...] = ()
+    """Spans of the prompt that are components of their own; empty: none."""
+    acts_in: tuple[int, ...] = ()
+    """Layers of the window in which the components act; empty: `layer` only."""
 
     @property
     def stop(self) -> int:
         """One past the flat index of the last."""
-        return self.start + len(self.indices)
+        return self.start + len(self.indices) * self.n_spans
+
+    @property
+    def n_spans(self) -> int:
+        """Components that each index has."""
+        return max(1, len(self.spans))
 
     @property
     def hook_name(self) -> str:
-        """Full name of the hook point."""
-        return f"blocks.{self.layer}.{self.kind.hook}"
+        """Full name of the hook point in the layer itself."""
+        return self.hook_name_in(self.layer)
+
+    @property
+    def hook_names(self) -> tuple[str, ...]:
+        """Full names of all hook points at which the components act."""
+        return tuple(map(self.hook_name_in, self.acts_in or (self.layer,)))
+
+    def hook_name_in(self, layer: int) -> str:
+        """Full name of the hook point in a layer."""
+        return f"blocks.{layer}.{self.kind.hook}"
 
     @property
     def complete(self) -> bool:
@@ -236,48 +115,47 @@ class ComponentRegistry(Sequence[Component]):
     def build(
         cls,
         shape: Any,
-        kinds: str | Sequence[str] = "attention-patterns",
+        kinds: str | Kind | Sequence[str | Kind] = "attention-patterns",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+        spans: Sequence[str] = (),
+        windows: int = 1,
     ) -> ComponentRegistry:
         """Lists the components of `kinds` in a model.
 
         Args:
             shape: Sizes of the model: anything with `n_layers`, `n_heads`, `d_model` and (for
                 `mlp-neurons`) `d_mlp`, such as a TransformerLens configuration.
-            kinds: One kind, several, or several joined by `+`.
+            kinds: One kind, several, or several joined by `+`; kinds of one's own as `Kind`.
             layers: Layers to use; negative ones count from the end. All by default.
             indices: Head, neuron or unit numbers to use in every layer, or a mapping from
                 layer to numbers. All by default. `mlp-blocks` have none and are kept whole.
+            spans: Spans of the prompt; each component is then one per span.
+            windows: Consecutive layers in which a component acts at once: those around its own,
+                cut at the ends of the model. 1: its own only.
 
         Raises:
             UnknownKindError: A kind of another name.
-            ComponentError: A layer or index outside the model, or nothing left.
+            ComponentError: A layer, index or window outside the model, or nothing left.
         """
-        if not isinstance(kinds, (str, Sequence)) or not all(isinstance(k, str) for k in kinds):
+        chosen = _check_kinds(kinds)
+        if not is_whole(windows) or not 1 <= windows <= shape.n_layers:
             raise ComponentError(
-                f"The components are {shortened(kinds)}. Name a kind, several joined by +, or give "
-                "a list of kinds or a registry."
+                f"windows is {shortened(windows)}. Give a number of layers, 1 to {shape.n_layers}."
             )
-        names = kinds.split("+") if isinstance(kinds, str) else list(kinds)
-        names = [name.strip() for name in names]
-        for name in names:
-            kind_of(name)
-        if len(set(names)) != len(names):
-            raise ComponentError(f"A kind is named twice in {names}. Name each kind once.")
         in_layers = _check_layers(layers, shape.n_layers)
         if isinstance(indices, Mapping):
             indices = _check_keys(indices, in_layers, shape.n_layers)
         sites: list[Site] = []
         start = 0
-        for name in names:
-            kind = KINDS[name]
-            width = 1 if kind.width is None else int(getattr(shape, kind.width))
+        for kind in chosen:
+            width = kind.width_in(shape)
             for layer in in_layers:
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
-                    sites.append(Site(kind, layer, width, picked, start))
+                    window = _window(layer, windows, shape.n_layers)
+                    sites.append(Site(kind, layer, width, picked, start, tuple(spans), window))
                     start = sites[-1].stop
         if not sites:
             raise ComponentError(
@@ -291,16 +169,19 @@ class ComponentRegistry(Sequence[Component]):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
             return [self[i] for i in range(*item.indices(len(self)))]
-        flat = item + len(self) if item < 0 else item
+        flat = int(item) + len(self) if item < 0 else int(item)
         if not 0 <= flat < len(self):
             raise IndexError(f"Component {item} of {len(self)}. Use 0 to {len(self) - 1}.")
         site = self.sites[bisect_right(self._starts, flat) - 1]
-        return Component(site.kind.name, site.layer, site.indices[flat - site.start])
+        rank, span = divmod(flat - site.start, site.n_spans)
+        named = site.spans[span] if site.spans else ""
+        return Component(site.kind.name, site.layer, site.indices[rank], named)
 
     def __iter__(self) -> Iterator[Component]:
         for site in self.sites:
             for index in site.indices:
-                yield Component(site.kind.name, site.layer, index)
+                for span in site.spans or ("",):
+                    yield Component(site.kind.name, site.layer, index, span)
 
     def index(self, value: Component) -> int:  # type: ignore[override]
         """Flat index of a component.
@@ -309,24 +190,47 @@ class ComponentRegistry(Sequence[Component]):
             ComponentError: The registry does not contain it.
         """
         for site in self.sites:
-            if site.kind.name == value.kind and site.layer == value.layer:
+            is_site = site.kind.name == value.kind and site.layer == value.layer
+            if is_site and value.span in (site.spans or ("",)):
                 # Of a partial site, the flat index counts the components that are in the registry.
                 rank = bisect_right(site.indices, value.index) - 1
                 if rank >= 0 and site.indices[rank] == value.index:
-                    return site.start + rank
+                    span = site.spans.index(value.span) if site.spans else 0
+                    return site.start + rank * site.n_spans + span
         raise ComponentError(
             f"{value} ({value.kind}) is not among the {len(self)} components of this registry. "
             f"It contains {self.describe()}."
         )
 
     def whole_sites(self) -> ComponentRegistry:
-        """The same hook points with all of their components."""
-        return self.from_spec([{**entry, "indices": None} for entry in self.spec()])
+        """The same hook points with all of their components, at all positions."""
+        plain = {"indices": None, "spans": (), "acts_in": ()}
+        entries = [{**entry, **plain} for entry in self.spec()]
+        for entry, site in zip(self.spec(), self.sites, strict=True):
+            entries += [{**entry, **plain, "layer": layer} for layer in site.acts_in]
+        # Windows overlap: every layer once.
+        once = {(entry["kind"], entry["layer"]): entry for entry in entries}
+        return self.from_spec(list(once.values()))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds, in flat order."""
         return tuple(dict.fromkeys(site.kind.name for site in self.sites))
+
+    @cached_property
+    def spans(self) -> tuple[str, ...]:
+        """Spans of the prompt that are components of their own; empty: none."""
+        return self.sites[0].spans
+
+    @cached_property
+    def has_windows(self) -> bool:
+        """Whether a component acts in several layers."""
+        return any(len(site.acts_in) > 1 for site in self.sites)
+
+    @cached_property
+    def kinds_by_hook(self) -> dict[str, Kind]:
+        """Hook points, in the order of the sites, and a kind that is read there."""
+        return {name: site.kind for site in self.sites for name in site.hook_names}
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -336,20 +240,20 @@ class ComponentRegistry(Sequence[Component]):
     @cached_property
     def hook_names(self) -> tuple[str, ...]:
         """Hook points, each once, in the order of the sites."""
-        return tuple(dict.fromkeys(site.hook_name for site in self.sites))
+        return tuple(self.kinds_by_hook)
 
     @cached_property
     def grid_shape(self) -> tuple[int, int] | None:
         """Layers and components per layer, where one kind is studied whole in each; else None."""
-        widths = {site.width for site in self.sites if site.complete}
+        widths = {site.width * site.n_spans for site in self.sites if site.complete}
         is_grid = len(self.kinds) == 1 and len(widths) == 1 and all(s.complete for s in self.sites)
         return (len(self.sites), widths.pop()) if is_grid else None
 
     def label(self, flat: int) -> str:
         """Printed name of a component; names its kind where two kinds would print alike."""
         component = self[flat]
-        formats = [KINDS[kind].label for kind in self.kinds]
-        is_ambiguous = formats.count(KINDS[component.kind].label) > 1
+        formats = [kind_of(kind).label for kind in self.kinds]
+        is_ambiguous = formats.count(kind_of(component.kind).label) > 1
         return f"{component} ({component.kind})" if is_ambiguous else str(component)
 
     def describe(self) -> str:
@@ -359,7 +263,10 @@ class ComponentRegistry(Sequence[Component]):
             sites = [site for site in self.sites if site.kind.name == kind]
             count = sum(len(site.indices) for site in sites)
             parts.append(f"{count} {kind} in layers {_ranges([site.layer for site in sites])}")
-        return ", ".join(parts)
+        windows = max((len(site.acts_in) for site in self.sites), default=1)
+        more = ", ..." if len(self.spans) > 4 else ""
+        by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
+        return ", ".join(parts) + by + (f" in windows of {windows} layers" if windows > 1 else "")
 
     def spec(self) -> list[dict[str, Any]]:
         """A JSON-ready description from which `from_spec` rebuilds the registry."""
@@ -369,6 +276,9 @@ class ComponentRegistry(Sequence[Component]):
                 "layer": site.layer,
                 "width": site.width,
                 "indices": None if site.complete else list(site.indices),
+                **({"spans": list(site.spans)} if site.spans else {}),
+                **({"acts_in": list(site.acts_in)} if site.acts_in else {}),
+                **({} if site.kind.name in KINDS else {"definition": asdict(site.kind)}),
             }
             for site in self.sites
         ]
@@ -386,7 +296,11 @@ class ComponentRegistry(Sequence[Component]):
         Raises:
             ComponentError: It has another number of components.
         """
-        sizes = [e["width"] if e["indices"] is None else len(e["indices"]) for e in spec]
+        sizes = [
+            (e["width"] if e["indices"] is None else len(e["indices"]))
+            * max(1, len(e.get("spans", ())))
+            for e in spec
+        ]
         # Before the components are listed: a damaged description may speak of billions.
         if n_components is not None and sum(sizes) != n_components:
             raise ComponentError(
@@ -397,11 +311,37 @@ class ComponentRegistry(Sequence[Component]):
         for entry in spec:
             listed = entry["indices"]
             indices = tuple(range(entry["width"])) if listed is None else tuple(listed)
-            sites.append(
-                Site(kind_of(entry["kind"]), entry["layer"], entry["width"], indices, start)
-            )
+            definition = entry.get("definition")
+            if definition is not None:
+                register_kind(Kind(**{**definition, "axes": tuple(definition["axes"])}))
+            kind, layer, width = kind_of(entry["kind"]), entry["layer"], entry["width"]
+            spans, acts_in = tuple(entry.get("spans", ())), tuple(entry.get("acts_in", ()))
+            sites.append(Site(kind, layer, width, indices, start, spans, acts_in))
             start = sites[-1].stop
         return cls(tuple(sites))
+
+
+def _check_kinds(kinds: Any) -> list[Kind]:
+    given = [kinds] if isinstance(kinds, Kind) else kinds
+    given = given.split("+") if isinstance(given, str) else given
+    if not isinstance(given, Sequence) or not all(isinstance(k, (str, Kind)) for k in given):
+        raise ComponentError(
+            f"The components are {shortened(kinds)}. Name a kind, several joined by +, or give "
+            "a list of kinds or a registry."
+        )
+    chosen = [register_kind(k) if isinstance(k, Kind) else kind_of(k.strip()) for k in given]
+    names = [kind.name for kind in chosen]
+    if len(set(names)) != len(names):
+        raise ComponentError(f"A kind is named twice in {names}. Name each kind once.")
+    return chosen
+
+
+def _window(layer: int, windows: int, n_layers: int) -> tuple[int, ...]:
+    """Layers around a layer, cut at the ends of the model; empty for the layer alone."""
+    if windows == 1:
+        return ()
+    first = layer - windows // 2
+    return tuple(range(max(0, first), min(n_layers, first + windows)))
 
 
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:

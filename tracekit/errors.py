@@ -217,6 +217,10 @@ class NotDifferentiableError(TracekitError, TypeError):
     """A gradient method was asked to follow a metric without a gradient."""
 
 
+class SpanError(TracekitError, ValueError):
+    """A span that is not in the prompt, or spans that do not suit each other."""
+
+
 class MissingReadingError(TracekitError, ValueError):
     """A metric asks for something of a run that the run was not asked for."""
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args, overload
 
 import torch
 from jaxtyping import Float
@@ -31,6 +31,7 @@ from tracekit.errors import (
     SearchStoppedWarning,
     WeakEffectWarning,
 )
+from tracekit.kinds import Kind
 from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
     from tracekit import figures
 
+By = Literal["span", "position"]
+"""What is told apart beside layers and indices."""
 _MAX_PAIRED = 256
 _T = TypeVar("_T")
 
@@ -89,12 +92,14 @@ class Tracer:
         self,
         model: HookedModel | str | Path,
         pairs: PromptPairs,
-        components: str | Sequence[str] | ComponentRegistry = "attention-patterns",
+        components: str | Kind | Sequence[str | Kind] | ComponentRegistry = "attention-patterns",
         metric: str | Metric | MetricFunction = "odds-ratio",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
         positions: Positions = "prompt",
+        by: By | None = None,
+        windows: int = 1,
         source: Source = "counterfactual",
         direction: Direction = "noising",
         source_seed: int = 0,
@@ -112,12 +117,16 @@ class Tracer:
             model: A TransformerLens model, or anything `load_model` takes.
             pairs: The data set.
             components: Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a
-                list; or a registry.
+                list; a `Kind` of one's own; or a registry.
             metric: Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable
                 of the clean and the intervened `ContinuationLogProbs`.
             layers: Layers to study; all by default.
             indices: Heads, coordinates or neurons to study in every layer, or by layer.
             positions: Where to intervene: `prompt`, `last`, `all`, or prompt positions.
+            by: What makes components of their own besides: `span` (named parts of the prompts, see
+                `PromptPairs.from_text`; `last` and `rest` are implied) or `position` (for prompts
+                of one length).
+            windows: Consecutive layers in which a component acts at once, around its own.
             source: Where the values come from that are put in: `counterfactual` (each pair's own
                 prompt or noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Mean`
                 over other pairs, or tensors by hook point (see `tracekit.engine.sources`).
@@ -142,19 +151,26 @@ class Tracer:
             HookPointError: A component cannot be intervened on in this model.
             IdentityCheckError: The empty mask has an effect, or the full mask has none.
             SourceError: The source is unknown, or does not suit the data or the components.
+            SpanError: The prompts have no spans, or not all the same ones.
             PairsError: Denoising from a source that is no run of the model.
         """
         if direction not in get_args(Direction):
             raise ConfigError(f"Unknown direction {direction!r}. Use noising or denoising.")
         self.model = model if isinstance(model, HookedModel) else load_model(model)
+        pairs, held_out = self._told_apart(by, pairs, held_out, positions)
         if not isinstance(components, ComponentRegistry):
             components = ComponentRegistry.build(
-                self.model.cfg, components, layers=layers, indices=indices
+                self.model.cfg,
+                components,
+                layers=layers,
+                indices=indices,
+                spans=pairs.span_names if by is not None else (),
+                windows=windows,
             )
-        elif layers is not None or indices is not None:
+        elif layers is not None or indices is not None or windows != 1 or by is not None:
             raise ComponentError(
-                "layers and indices were given along with a registry, which has its own. "
-                "Leave them out, or give kinds instead of a registry."
+                "layers, indices, by or windows were given along with a registry, which has its "
+                "own. Leave them out, or give kinds instead of a registry."
             )
         config = EngineConfig(
             positions=positions,
@@ -191,6 +207,28 @@ class Tracer:
         self._has_looked = False
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
+
+    def _told_apart(
+        self, by: str | None, pairs: PromptPairs, held_out: PromptPairs | None, positions: Positions
+    ) -> tuple[PromptPairs, PromptPairs | None]:
+        """Pairs with the spans that are told apart."""
+        if by is None:
+            return pairs, held_out
+        if by not in get_args(By):
+            raise ConfigError(f"Unknown by={by!r}. Use 'span' or 'position'.")
+        if positions != "prompt":
+            raise ConfigError(
+                f"Both by={by!r} and positions={positions!r} say where to intervene. Leave one out."
+            )
+        if by == "span":
+            return pairs.by_span(), None if held_out is None else held_out.by_span()
+        decode = getattr(getattr(self.model, "tokenizer", None), "decode", None)
+        token_text = None if decode is None else lambda token: str(decode([token]))
+        # Together: a position has one name.
+        both = replace(pairs, pairs=(*pairs, *(held_out or ()))).by_position(token_text)
+        if held_out is not None:
+            held_out = replace(held_out, pairs=both.pairs[len(pairs) :], told_apart=True)
+        return both[: len(pairs)], held_out
 
     if not TYPE_CHECKING:
 

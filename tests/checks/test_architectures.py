@@ -16,6 +16,8 @@ from tracekit.errors import UnknownArchitectureError
 from tracekit.paper.models import PAPER_MODELS
 
 REFUSED = {
+    ("gpt_neox", "residual-between"): "hook_resid_mid does not exist. Use residual instead.",
+    ("gptj", "residual-between"): "hook_resid_mid does not exist. Use residual instead.",
     ("mixtral", "mlp-neurons"): "has shape",
     ("opt", "attention-patterns"): "ignores what a hook returns. Use head-outputs instead.",
     ("gpt_neo", "attention-patterns"): "ignores what a hook returns. Use head-outputs instead.",

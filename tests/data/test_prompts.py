@@ -49,8 +49,8 @@ def test_mismatched_lengths_are_listed_or_skipped():
         tk.PromptPairs.from_ids(rows)
     assert str(caught.value) == (
         "1 of 2 counterfactuals differ in length from their prompts (example 1: 2 tokens in "
-        "[1 2], 3 in its counterfactual). Align them token by token, or drop them with "
-        'on_mismatch="skip".'
+        "[1 2], 3 in its counterfactual). Align them token by token, give both spans, or drop them "
+        'with on_mismatch="skip".'
     )
     kept = tk.PromptPairs.from_ids(rows, on_mismatch="skip")
     assert len(kept) == 1

@@ -170,12 +170,14 @@ def test_held_out_share() -> None:
 
 
 @pytest.mark.parametrize("make", ROW_MAKERS)
-def test_rows_are_well_formed(make: Callable[[], list[dict[str, str]]], tokenizer: Any) -> None:
+def test_rows_are_well_formed(make: Callable[[], list[dict[str, Any]]], tokenizer: Any) -> None:
     made = make()
     assert made == make()
     assert len({row["prompt"] for row in made}) == len(made)
     for row in made:
-        ids = {key: tokenizer(text)["input_ids"] for key, text in row.items()}
+        texts = {key: text for key, text in row.items() if key != "spans"}
+        ids = {key: tokenizer(text)["input_ids"] for key, text in texts.items()}
+        assert all(row["prompt"].count(text) == 1 for text in row.get("spans", {}).values())
         assert not any(tokenizer.unk_token_id in each for each in ids.values())
         assert row["x"] != row["y"]
         assert row["x"][0] == row["y"][0] == " "

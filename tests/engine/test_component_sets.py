@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.components import KINDS
 from tracekit.masks import from_indices
 
-EVERY_KIND = [*KINDS, "+".join(KINDS)]
+EVERY_KIND = [*tiny.PATCHED_KINDS, "+".join(tiny.WRITING_KINDS)]
 
 
 def engines(model, pairs, kinds="attention-patterns", metric="odds-ratio", **options):

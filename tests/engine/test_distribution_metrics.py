@@ -66,14 +66,17 @@ def plain_values(row, before, after):
     }
 
 
-@pytest.mark.parametrize("architecture", sorted(MODULES))
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=() if name == "llama" else pytest.mark.slow) for name in MODULES],
+)
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_effects_equal_plain_hooks(architecture, soft, direction):
     plain = Plain(architecture, "head-outputs")
     rows = rows_with_sets()
     tracer = tk.Tracer(
-        tk.load_model(plain.model),
+        tk.load_model(tiny.hf_model(architecture)),
         tk.PromptPairs.from_ids(rows),
         "head-outputs",
         metric="logit-difference",

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.components import KINDS
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import (
     ConfigError,
@@ -18,7 +17,7 @@ from tracekit.errors import (
     PairsError,
 )
 
-ALL_KINDS = [*KINDS, "head-outputs+mlp-blocks", "mlp-outputs+mlp-blocks"]
+ALL_KINDS = [*tiny.PATCHED_KINDS, "head-outputs+mlp-blocks", "mlp-outputs+mlp-blocks"]
 SCOPES = ["prompt", "last", "all", [0, -2]]
 
 

@@ -49,7 +49,8 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         IdentityCheckError: The empty mask changes the logits, or padding does.
     """
     tokens = random_tokens(model, _ROWS, _TOKENS).to(device_of(model))
-    # Whole sites: a single unit may well be inactive on a few random tokens.
+    # Whole sites: a single unit may well be inactive on a few random tokens. And at all positions,
+    # layer by layer: random tokens have no spans, and hooks are looked at one by one.
     registry = registry.whole_sites()
     with frozen(model), warnings.catch_warnings():
         # TransformerLens warns when it discards an edit; here that is found out and raised.

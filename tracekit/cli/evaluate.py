@@ -11,6 +11,7 @@ from rich.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     Also,
+    ByOption,
     Components,
     DataDir,
     DataOption,
@@ -27,6 +28,7 @@ from tracekit.cli.options import (
     ModelOption,
     PositionScope,
     SourceOption,
+    Windows,
     build_tracer,
 )
 from tracekit.cli.output import check_file, console, print_tracer
@@ -51,6 +53,8 @@ def evaluate(
     also: Also = None,
     layers: Layers = None,
     positions: PositionScope = None,
+    by: ByOption = None,
+    windows: Windows = 1,
     source: SourceOption = "counterfactual",
     direction: DirectionOption = "noising",
     continuation_mean: MeanOfTokens = "geometric",
@@ -83,6 +87,8 @@ def evaluate(
         also=also,
         layers=layers,
         positions=positions,
+        by=by,
+        windows=windows,
         source=source,
         direction=direction,
         continuation_mean=continuation_mean,

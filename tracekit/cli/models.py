@@ -7,6 +7,9 @@ from rich.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.output import console
 
+_PAPER_KINDS = ("attention-patterns", "head-outputs", "mlp-outputs", "mlp-blocks")
+"""Kinds that the paper traces."""
+
 
 @app.command()
 def models() -> None:
@@ -16,21 +19,19 @@ def models() -> None:
     random model of each architecture.
     """
     from tracekit.checks.architectures import ARCHITECTURES, try_out
-    from tracekit.components import KINDS
     from tracekit.paper.models import PAPER_MODELS
 
-    table = Table("the paper's model", "hub name", *KINDS)
+    table = Table("the paper's model", "hub name", *_PAPER_KINDS)
     for model in PAPER_MODELS.values():
-        counts = (model.count(kind) for kind in KINDS)
-        cells = ("by config" if count is None else str(count) for count in counts)
-        table.add_row(model.title, model.hub, *cells)
+        counts = (model.count(kind) for kind in _PAPER_KINDS)
+        table.add_row(model.title, model.hub, *map(str, counts))
     console.print(table)
-    table = Table("architecture", *KINDS)
+    table = Table("architecture", "can be traced by")
     refusals = []
     for architecture in ARCHITECTURES:
         refusal_by_kind = try_out(architecture)
-        cells = ("yes" if refusal is None else "no" for refusal in refusal_by_kind.values())
-        table.add_row(architecture, *cells)
+        refused = [kind for kind, refusal in refusal_by_kind.items() if refusal is not None]
+        table.add_row(architecture, f"all but {', '.join(refused)}" if refused else "every kind")
         refusals += [refusal for refusal in refusal_by_kind.values() if refusal is not None]
     console.print(table)
     for refusal in refusals:

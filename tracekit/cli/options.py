@@ -86,8 +86,9 @@ Limit = Annotated[
 Components = Annotated[
     str | None,
     typer.Option(
-        help="attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, or several "
-        "joined by +. Default: what the data set is usually traced with.",
+        help="attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, "
+        "attention-blocks, queries, keys, values, residual, residual-before, residual-between, "
+        "or several joined by +. Default: what the data set is usually traced with.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -115,6 +116,19 @@ PositionScope = Annotated[
     str | None,
     typer.Option(
         help="prompt, last, all, or prompt positions such as 0,3,-1.", rich_help_panel=_WHAT
+    ),
+]
+ByOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What is told apart besides: span (named parts of the prompts) or position.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Windows = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Consecutive layers in which a component acts at once.", rich_help_panel=_WHAT
     ),
 ]
 SourceOption = Annotated[
@@ -175,6 +189,8 @@ def build_tracer(
     also: list[str] | None = None,
     layers: str | None = None,
     positions: str | None = None,
+    by: str | None = None,
+    windows: int = 1,
     source: str = "counterfactual",
     direction: str = "noising",
     continuation_mean: str = "geometric",
@@ -214,7 +230,9 @@ def build_tracer(
         components=components or usual.components,
         metric=metric or usual.metric,
         layers=layer_list,
-        positions=parse_positions(positions or usual.positions),
+        positions=parse_positions(positions or ("prompt" if by else usual.positions)),
+        by=by,  # type: ignore[arg-type]
+        windows=windows,
         source=source,  # type: ignore[arg-type]
         direction=direction,  # type: ignore[arg-type]
         source_seed=seed,

@@ -14,6 +14,7 @@ from tracekit.cli.options import (
     HOW,
     LIMITS,
     Also,
+    ByOption,
     Components,
     DataDir,
     DataOption,
@@ -37,6 +38,7 @@ from tracekit.cli.options import (
     SkipMismatched,
     SourceOption,
     Split,
+    Windows,
     build_tracer,
 )
 from tracekit.cli.output import check_folder, console, print_tracer, write_figures
@@ -85,6 +87,8 @@ def pareto(
     ] = None,
     layers: Layers = None,
     positions: PositionScope = None,
+    by: ByOption = None,
+    windows: Windows = 1,
     source: SourceOption = "counterfactual",
     direction: DirectionOption = "noising",
     continuation_mean: MeanOfTokens = "geometric",
@@ -126,6 +130,8 @@ def pareto(
         also=also,
         layers=layers,
         positions=positions,
+        by=by,
+        windows=windows,
         source=source,
         direction=direction,
         continuation_mean=continuation_mean,

@@ -11,6 +11,7 @@ from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
     Also,
+    ByOption,
     Components,
     DataDir,
     DataOption,
@@ -34,6 +35,7 @@ from tracekit.cli.options import (
     SkipMismatched,
     SourceOption,
     Split,
+    Windows,
     build_tracer,
 )
 from tracekit.cli.output import check_folder, print_table, print_tracer, save, write_tracer_figures
@@ -77,6 +79,8 @@ def trace(
     ] = None,
     layers: Layers = None,
     positions: PositionScope = None,
+    by: ByOption = None,
+    windows: Windows = 1,
     source: SourceOption = "counterfactual",
     direction: DirectionOption = "noising",
     continuation_mean: MeanOfTokens = "geometric",
@@ -115,6 +119,8 @@ def trace(
         also=also,
         layers=layers,
         positions=positions,
+        by=by,
+        windows=windows,
         source=source,
         direction=direction,
         continuation_mean=continuation_mean,

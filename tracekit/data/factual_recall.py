@@ -40,7 +40,7 @@ class FactSource:
     """Names the data set and says where to get the file."""
     file_name: str
     """JSON with a list of records."""
-    to_row: Callable[[Mapping[str, Any]], dict[str, str]]
+    to_row: Callable[[Mapping[str, Any]], dict[str, Any]]
     """Makes a row with `prompt`, `x` and perhaps `y` from a record."""
     n_published: int
     """Published number of examples."""
@@ -92,7 +92,7 @@ def load(
         check_count(dataset, len(rows), source.n_published)
     space = " " if leading_space else ""
     rows = [
-        {key: text if key == "prompt" else space + text.strip() for key, text in row.items()}
+        {key: space + text.strip() if key in ("x", "y") else text for key, text in row.items()}
         for row in rows
     ]
     noise = GaussianNoise(std=noise_std, seed=noise_seed)
@@ -107,7 +107,7 @@ def load(
     )
 
 
-def _read_rows(source: FactSource, data_dir: Path | None) -> list[dict[str, str]]:
+def _read_rows(source: FactSource, data_dir: Path | None) -> list[dict[str, Any]]:
     text = source.files.read(data_dir, source.file_name)
     try:
         return [source.to_row(record) for record in json.loads(text)]
@@ -117,17 +117,26 @@ def _read_rows(source: FactSource, data_dir: Path | None) -> list[dict[str, str]
         ) from error
 
 
-def _counterfact_row(record: Mapping[str, Any]) -> dict[str, str]:
+def _counterfact_row(record: Mapping[str, Any]) -> dict[str, Any]:
     rewrite = record["requested_rewrite"]
+    prompt = rewrite["prompt"].format(rewrite["subject"])
     return {
-        "prompt": rewrite["prompt"].format(rewrite["subject"]),
+        "prompt": prompt,
         "x": rewrite["target_true"]["str"],
         "y": rewrite["target_new"]["str"],
+        **_subject_span(prompt, rewrite["subject"]),
     }
 
 
-def _known_fact_row(record: Mapping[str, Any]) -> dict[str, str]:
-    return {"prompt": record["prompt"], "x": record["attribute"]}
+def _subject_span(prompt: str, subject: str) -> dict[str, Any]:
+    """The subject as a span, where it stands once in the prompt."""
+    return {"spans": {"subject": subject}} if prompt.count(subject) == 1 else {}
+
+
+def _known_fact_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = record["prompt"]
+    span = _subject_span(prompt, record.get("subject", ""))
+    return {"prompt": prompt, "x": record["attribute"], **span}
 
 
 load_counterfact = partial(

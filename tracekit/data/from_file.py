@@ -1,8 +1,8 @@
 """Prompt pairs from a CSV or JSON Lines file of the user's.
 
 The columns are those of `PromptPairs.from_text`: `prompt`, `counterfactual`, the target
-continuation `x`, the foil `y`, and `weight`. JSON Lines may hold the lists `x_set` and `y_set`
-besides, or token ids instead, as for `PromptPairs.from_ids`.
+continuation `x`, the foil `y`, and `weight`. JSON Lines may hold the lists `x_set` and `y_set` and
+the mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.data.counterfactual_sources import GaussianNoise
-from tracekit.data.prompts import ID_KEYS, SET_KEYS, TEXT_KEYS, OnMismatch, PromptPairs
+from tracekit.data.prompts import ID_KEYS, SET_KEYS, SPAN_KEYS, TEXT_KEYS, OnMismatch, PromptPairs
 from tracekit.errors import DataFormatError, DataNotFoundError
 
 SUFFIXES = (".csv", ".jsonl")
@@ -56,7 +56,7 @@ def load_pairs(
         )
     rows = _from_csv(path) if path.suffix == ".csv" else _from_json_lines(path)
     has_ids = any("prompt_ids" in row for row in rows)
-    allowed = TEXT_KEYS | {"weight"} | (ID_KEYS if has_ids else SET_KEYS)
+    allowed = TEXT_KEYS | SPAN_KEYS | {"weight"} | (ID_KEYS if has_ids else SET_KEYS)
     for number, row in enumerate(rows):
         unknown = set(row) - allowed
         if unknown:

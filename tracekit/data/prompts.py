@@ -27,6 +27,14 @@ from tracekit.data.counterfactual_sources import (
     as_ids,
     counterfactual_from_row,
 )
+from tracekit.data.spans import (
+    LAST,
+    REST,
+    Spans,
+    checked_spans,
+    spans_from_text,
+    with_implied,
+)
 from tracekit.data.tokenization import (
     bos_of,
     encoder,
@@ -39,6 +47,7 @@ from tracekit.errors import (
     EmptyContinuationError,
     LengthMismatchError,
     PairsError,
+    SpanError,
 )
 
 OnMismatch = Literal["error", "skip"]
@@ -47,6 +56,8 @@ TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
 """Keys of a row of text, beside `weight` and the token sets."""
 SET_KEYS = frozenset({"x_set", "y_set"})
 """Keys of a row of text that hold lists of texts."""
+SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
+"""Keys of a row that hold mappings."""
 ID_KEYS = frozenset(
     {"prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids"}
     | {c.row_key for c in COUNTERFACTUALS}
@@ -72,6 +83,10 @@ class PromptPair:
     """First tokens that count as y; None: the first one of y."""
     counterfactual: Counterfactual
     """Where the values come from that an intervention puts in."""
+    spans: Spans | None = None
+    """Token positions of named parts of the prompt."""
+    counterfactual_spans: Spans | None = None
+    """Those of the counterfactual prompt that take their place; None: the same positions."""
     prompt_noise: Float[Tensor, "pos d_model"] | None = None
     """Noise on the embeddings of the prompt: what a reversed pair with noise starts from."""
     texts: Mapping[str, str] | None = None
@@ -93,7 +108,9 @@ class PromptPair:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the counterfactual covers the prompt position by position."""
+        """Whether the counterfactual covers the prompt position by position, or span by span."""
+        if self.counterfactual_spans is not None:
+            return True
         fits = self.counterfactual.n_tokens in (None, len(self.prompt_ids))
         return fits and len(self.source_ids) == len(self.prompt_ids)
 
@@ -124,10 +141,13 @@ class PromptPair:
             return replace(self, counterfactual=noisy, prompt_noise=None)
         texts = dict(self.texts or {})
         exchanged = {"prompt": "counterfactual", "counterfactual": "prompt"}
+        spans, others = self.spans, self.counterfactual_spans
         return replace(
             self,
             prompt_ids=counterfactual.ids,
             counterfactual=PromptCounterfactual(self.prompt_ids),
+            spans=spans if others is None else others,
+            counterfactual_spans=None if others is None else spans,
             texts={exchanged.get(key, key): text for key, text in texts.items()} or None,
         )
 
@@ -148,6 +168,8 @@ class PromptPairs(Sequence[PromptPair]):
     """Shown in tables and figures."""
     skipped: tuple[str, ...] = ()
     """One line per example dropped under `on_mismatch="skip"`."""
+    told_apart: bool = False
+    """Whether spans are told apart, and are thus a part of what the data are."""
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -214,6 +236,77 @@ class PromptPairs(Sequence[PromptPair]):
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).tolist()
         return self.subset(sorted(order[:count])), self.subset(sorted(order[count:]))
 
+    def by_span(self) -> PromptPairs:
+        """The pairs with the implied spans `last` and `rest` added to those that have names.
+
+        Raises:
+            SpanError: An example has no spans, or others than the first one.
+        """
+        pairs = []
+        for number, pair in enumerate(self.pairs):
+            if pair.spans is None:
+                raise SpanError(
+                    f"Example {number} ({pair.describe()}) has no spans. Give every example "
+                    "spans, e.g. spans={'subject': 'Space Needle'}, or trace by='position'."
+                )
+            own, other = pair.spans, pair.counterfactual_spans
+            aligned = other is None
+            spans = with_implied(own, len(pair.prompt_ids), rest=aligned)
+            if other is not None:
+                other = with_implied(other, len(pair.source_ids), rest=False)
+                # The last token may belong to a span in one of the two only.
+                other = {name: other[name] for name in spans if name in other}
+                spans = {name: spans[name] for name in other}
+            pairs.append(replace(pair, spans=spans, counterfactual_spans=other))
+        # A prompt whose every token has a name has no rest.
+        common = [name for name in pairs[0].spans or {} if name not in (LAST, REST)]
+        for number, pair in enumerate(pairs):
+            names = [name for name in pair.spans or {} if name not in (LAST, REST)]
+            if set(names) != set(common):
+                raise SpanError(
+                    f"Example {number} ({pair.describe()}) has the spans {', '.join(names)}, and "
+                    f"example 0 has {', '.join(common)}. Give every example the same ones."
+                )
+        return replace(self, pairs=tuple(pairs), told_apart=True)
+
+    def by_position(self, token_text: Callable[[int], str] | None = None) -> PromptPairs:
+        """The pairs with a span for every position.
+
+        It is called by its number and, where all prompts have the same token there, by that.
+
+        Args:
+            token_text: Gives the text of a token. None: numbers only.
+
+        Raises:
+            SpanError: The prompts have several lengths.
+        """
+        lengths = {len(ids) for pair in self for ids in (pair.prompt_ids, pair.source_ids)}
+        if len(lengths) > 1:
+            raise SpanError(
+                f"The prompts have {min(lengths)} to {max(lengths)} tokens, so that a position "
+                "means something else in each. Name spans, and trace by='span'."
+            )
+        spans: dict[str, tuple[int, ...]] = {}
+        for position in range(max(lengths)):
+            tokens = {pair.prompt_ids[position] for pair in self}
+            name = str(position)
+            if token_text is not None and len(tokens) == 1:
+                text = token_text(tokens.pop()).strip()
+                name += f" {text}" if text.isprintable() and not set(text) & set("@,+") else ""
+            spans[name.strip()] = (position,)
+        changed = [replace(pair, spans=spans, counterfactual_spans=None) for pair in self]
+        return replace(self, pairs=tuple(changed), told_apart=True)
+
+    @property
+    def span_names(self) -> tuple[str, ...]:
+        """Spans that some example has, in order of their first token; `last` and `rest` last."""
+        firsts: dict[str, int] = {}
+        for pair in self:
+            for name, positions in (pair.spans or {}).items():
+                firsts.setdefault(name, positions[0])
+        named = sorted((n for n in firsts if n not in (LAST, REST)), key=lambda n: firsts[n])
+        return tuple(named) + tuple(name for name in (REST, LAST) if name in firsts)
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over all ids, counterfactuals and weights; equal data have equal fingerprints."""
@@ -223,6 +316,8 @@ class PromptPairs(Sequence[PromptPair]):
             digest.update(pair.counterfactual.content())
             if pair.prompt_noise is not None:
                 digest.update(pair.prompt_noise.contiguous().numpy().tobytes())
+            if self.told_apart:
+                digest.update(repr((pair.spans, pair.counterfactual_spans)).encode())
             if pair.x_set_ids or pair.y_set_ids:
                 digest.update(repr((pair.x_set_ids, pair.y_set_ids)).encode())
         if self.weights is not None:
@@ -250,9 +345,11 @@ class PromptPairs(Sequence[PromptPair]):
 
         Args:
             rows: Mappings with `prompt_ids`, `x_ids`, and optionally `y_ids`, `weight`,
-                `x_set_ids` and `y_set_ids` (first tokens that count as x and y) and one of
-                `counterfactual_ids` and `noise` (a list or tensor of shape `pos d_model`); without
-                one, only sources that need none can be traced (`Tracer(..., source="zero")`).
+                `x_set_ids` and `y_set_ids` (first tokens that count as x and y), `spans` (name of
+                each -> [first token, one past the last]; `counterfactual_spans` where the
+                counterfactual prompt has others) and one of `counterfactual_ids` and `noise` (a
+                list or tensor of shape `pos d_model`); without one, only sources that need none
+                can be traced (`Tracer(..., source="zero")`).
                 Other keys are ignored, but `prompt`, `counterfactual`, `x` and `y` are kept as
                 texts.
             name: Name of the data set.
@@ -280,7 +377,7 @@ class PromptPairs(Sequence[PromptPair]):
             raise LengthMismatchError(
                 f"{len(misaligned)} of {len(pairs)} counterfactuals differ in length from their "
                 f"prompts ({'; '.join(misaligned[:_MOST_NAMED])}{more}). "
-                'Align them token by token, or drop them with on_mismatch="skip".'
+                'Align them token by token, give both spans, or drop them with on_mismatch="skip".'
             )
         aligned = tuple(pair for pair in pairs if pair.is_aligned)
         return cls(pairs=aligned, name=name, skipped=tuple(misaligned))
@@ -305,8 +402,10 @@ class PromptPairs(Sequence[PromptPair]):
 
         Args:
             rows: Mappings with `prompt`, `x`, optionally `y`, `weight`, `x_set` and `y_set` (lists
-                of first tokens that count as x and y), and `counterfactual` unless `noise` is
-                given or the source of the Tracer needs none.
+                of first tokens that count as x and y), `spans` (name of each -> its text in the
+                prompt, or a range of tokens; `counterfactual_spans` where the counterfactual has
+                others), and `counterfactual` unless `noise` is given or the source of the Tracer
+                needs none.
             model: The model to be traced, for its tokenizer and width; or a tokenizer.
             noise: Draws the counterfactual of every row as noise on the embeddings.
             name: Name of the data set.
@@ -335,6 +434,10 @@ class PromptPairs(Sequence[PromptPair]):
                     entry[f"{key}_ids"] = bos + encode("", row[key])
                 else:
                     entry[f"{key}_ids"] = encode(row["prompt"], row[key])
+            for key, part in (("spans", "prompt"), ("counterfactual_spans", "counterfactual")):
+                if row.get(key) is not None and row.get(part):
+                    ids = entry[f"{part}_ids"]
+                    entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number)
             for key in sorted(SET_KEYS & set(row)):
                 entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
             # Empty texts have no ids, which `from_ids` refuses.
@@ -454,7 +557,28 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             f"The weight of example {number} is {row['weight']!r}. "
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
-    return PromptPair(**ids, counterfactual=counterfactual, texts=texts or None, weight=weight)
+    pair = PromptPair(**ids, counterfactual=counterfactual, texts=texts or None, weight=weight)
+    return pair if row.get("spans") is None else _with_spans(pair, row, number)
+
+
+def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
+    spans = checked_spans(row["spans"], len(pair.prompt_ids), number)
+    if row.get("counterfactual_spans") is None:
+        return replace(pair, spans=spans)
+    others = row["counterfactual_spans"]
+    others = checked_spans(others, len(pair.source_ids), number, "counterfactual")
+    if set(spans) != set(others):
+        raise SpanError(
+            f"Example {number} has the spans {', '.join(spans)}, and its counterfactual has "
+            f"{', '.join(others)}. Give both the same ones."
+        )
+    for name, positions in spans.items():
+        if len(positions) != len(others[name]):
+            raise SpanError(
+                f"The span {name!r} of example {number} has {len(positions)} tokens, and "
+                f"{len(others[name])} in the counterfactual. Spans of equal length are exchanged."
+            )
+    return replace(pair, spans=spans, counterfactual_spans=others)
 
 
 def _check_pairs(pairs: Sequence[PromptPair]) -> None:

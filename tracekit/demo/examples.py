@@ -8,6 +8,7 @@ are the same on every call.
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from tracekit.demo.grammar import (
     DIGITS,
@@ -88,13 +89,13 @@ def profession_rows() -> list[dict[str, str]]:
     return rows
 
 
-def fact_rows() -> list[dict[str, str]]:
+def fact_rows() -> list[dict[str, Any]]:
     """Makes one row for each planted fact, without a counterfactual prompt.
 
     `x` is the true attribute and `y` another one of the same relation; the wordings take turns.
 
     Returns:
-        60 rows with the keys `prompt`, `x` and `y`.
+        60 rows with the keys `prompt`, `x`, `y` and `spans`.
     """
     rng = random.Random(f"facts {_SEED}")
     rows = []
@@ -103,7 +104,8 @@ def fact_rows() -> list[dict[str, str]]:
         # Neighbours have different relations; counting in threes turns the wordings within each.
         prompt = prompts[index // len(prompts) % len(prompts)]
         foil = rng.choice([value for value in fact.relation.values if value != fact.value])
-        rows.append({"prompt": prompt, "x": f" {fact.value}", "y": f" {foil}"})
+        spans = {"subject": fact.subject}
+        rows.append({"prompt": prompt, "x": f" {fact.value}", "y": f" {foil}", "spans": spans})
     return rows
 
 

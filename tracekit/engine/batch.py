@@ -33,6 +33,10 @@ class Batch:
     """Where components are intervened on."""
     span: int
     """One past the last position that is intervened on in any row."""
+    span_numbers: Int[Tensor, "row pos"] | None
+    """Number of the span of each position, -1 for none, if spans are told apart."""
+    source_index: Int[Tensor, "row pos"] | None
+    """Position of the source that takes the place of each position, if it is not the same."""
     readout_positions: tuple[Int[Tensor, " readout"], Int[Tensor, " readout"]]
     """Row and position of every next-token distribution that is read."""
     scored_readout: Int[Tensor, " scored"]
@@ -85,6 +89,8 @@ class Batch:
             sequences=self.sequences.repeat(copies),
             sources=self.sources.repeat(copies),
             positions=self.positions.repeat(copies, 1),
+            span_numbers=None if self.span_numbers is None else self.span_numbers.repeat(copies, 1),
+            source_index=None if self.source_index is None else self.source_index.repeat(copies, 1),
             readout_positions=((row + shift * len(self.sequences)).flatten(), pos.repeat(copies)),
             scored_readout=(self.scored_readout + shift * len(row)).flatten(),
             scored_token=self.scored_token.repeat(copies),

@@ -31,7 +31,8 @@ def set_effects(
     engine: Engine, sets: Sequence[ComponentSet], label: str
 ) -> Float[Tensor, "set example"]:
     """Effects of each set on every example; see `Engine.set_effects`."""
-    if engine.capabilities.block_skipper is None:
+    # A component that acts in several layers belongs to no single node of the tree.
+    if engine.capabilities.block_skipper is None or engine.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(sets))))
     else:
         n_layers = int(engine.model.cfg.n_layers)

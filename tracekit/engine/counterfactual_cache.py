@@ -9,7 +9,7 @@ for every batch (model on the CPU, where there is no other memory to go to).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -71,7 +71,7 @@ class CounterfactualCache:
         """
         self._model = model
         self._layout = layout
-        self._kinds = {site.hook_name: site.kind for site in registry.sites}
+        self._kinds = registry.kinds_by_hook
         self._max_batch_size = max_batch_size
         self._max_memory = max_memory
         self._progress_bar = progress_bar
@@ -93,6 +93,24 @@ class CounterfactualCache:
         They cover positions 0 to `batch.span - 1`; where nothing is intervened on, their values
         mean nothing.
         """
+        if batch.source_index is not None:
+            return self._in_place_of(batch, batch.source_index[:, : batch.span])
+        return self._of_sources(batch)
+
+    def _in_place_of(self, batch: Batch, index: Int[Tensor, "row pos"]) -> dict[str, Tensor]:
+        """Activations of other positions of the sources, put where they are used."""
+        is_used = batch.positions[:, : batch.span]
+        index = torch.where(is_used, index, 0)
+        whole = self._of_sources(replace(batch, span=int(index.max()) + 1, source_index=None))
+        moved = {}
+        for name, values in whole.items():
+            at = to_device(index, values.device)
+            rows = torch.arange(len(at), device=values.device)[:, None]
+            dim = self._kinds[name].position_dim
+            moved[name] = values.movedim(dim, 1)[rows, at].movedim(1, dim)
+        return moved
+
+    def _of_sources(self, batch: Batch) -> dict[str, Tensor]:
         if self._constants is not None:
             n_rows = len(batch.sources)
             return {

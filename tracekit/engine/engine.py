@@ -43,6 +43,7 @@ from tracekit.errors import (
     NonFiniteMetricError,
     NotDifferentiableError,
     PairsError,
+    SpanError,
 )
 from tracekit.masks import Mask
 from tracekit.metrics import (
@@ -133,6 +134,7 @@ class Engine:
                 longer than the model's context.
         """
         _check_pairs_fit(pairs, model, metric)
+        _check_exchange(pairs, registry)
         self._model, self._pairs, self._registry, self._metric = model, pairs, registry, metric
         self._config = config = config or EngineConfig()
         self._n_forward = self._n_backward = 0
@@ -218,8 +220,13 @@ class Engine:
         return self._build_layout()
 
     def _build_layout(self, **options: bool) -> Layout:
-        limit = long_rope_limit(self.model)
-        return Layout.build(self.pairs, self.config.positions, long_rope_limit=limit, **options)
+        return Layout.build(
+            self.pairs,
+            self.config.positions,
+            spans=self.registry.spans,
+            long_rope_limit=long_rope_limit(self.model),
+            **options,
+        )
 
     # ---- computed once --------------------------------------------------------------------
 
@@ -261,7 +268,7 @@ class Engine:
     @cached_property
     def layers_of_components(self) -> list[int]:
         """Layer of each component."""
-        return [site.layer for site in self.registry.sites for _ in site.indices]
+        return [site.layer for site in self.registry.sites for _ in range(site.start, site.stop)]
 
     # ---- effects --------------------------------------------------------------------------
 
@@ -492,10 +499,12 @@ class Engine:
             layers: Layers that get hooks; all by default.
         """
         sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
+        names = dict.fromkeys(name for site in sites for name in site.hook_names)
         patch = MaskedPatch(
             registry=self.registry,
-            counterfactual={site.hook_name: source[site.hook_name] for site in sites},
+            counterfactual={name: source[name] for name in names},
             positions=batch.positions,
+            span_numbers=batch.span_numbers,
         )
         return patch.hooks(mask)
 
@@ -566,6 +575,16 @@ def _check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 f"The metric {metric.name!r} compares x with y, and example {number} "
                 f"({pair.describe()}) has no y. Give every example a continuation y, or use "
                 "probability-drop or probability-ratio."
+            )
+
+
+def _check_exchange(pairs: PromptPairs, registry: ComponentRegistry) -> None:
+    by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
+    for number, pair in enumerate(pairs):
+        if by_key and pair.counterfactual_spans is not None:
+            raise SpanError(
+                f"Example {number} ({pair.describe()}) exchanges spans at different positions, and "
+                f"{by_key[0]} are over the keys of one prompt. Use head-outputs."
             )
 
 

@@ -25,9 +25,10 @@ from torch import Tensor
 from tracekit._options import shortened, whole_numbers
 from tracekit.data.counterfactual_sources import Counterfactual, Ids
 from tracekit.data.prompts import PromptPair, PromptPairs
+from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes
-from tracekit.errors import PairsError, PositionError
+from tracekit.errors import PairsError, PositionError, SpanError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -68,6 +69,11 @@ class Layout:
     """What each source is the run of."""
     row_noise: tuple[Tensor | None, ...]
     """Noise on the embeddings of each row's prompt, if it has any."""
+    span_numbers: Int[Tensor, "row pos"] | None
+    """Number of the span that each position belongs to, -1 for none; None: spans are not told
+    apart."""
+    source_index: Int[Tensor, "row pos"] | None
+    """Position of the source that takes the place of each position; None: the same."""
     all_have_y: bool
     token_sets: Int[Tensor, "example side choice"]
     """First tokens that count as x and as y; -1 where there is no further one."""
@@ -78,6 +84,7 @@ class Layout:
         pairs: PromptPairs,
         positions: Positions = "prompt",
         *,
+        spans: Sequence[str] = (),
         packed: bool = False,
         shared: bool = True,
         long_rope_limit: int | None = None,
@@ -86,7 +93,8 @@ class Layout:
 
         Args:
             pairs: The data set.
-            positions: Where to intervene.
+            positions: Where to intervene, unless spans say so.
+            spans: Spans that are told apart, which every pair has.
             packed: Whether x and y share a row, which then needs an attention mask of its own.
             shared: Whether examples with equal rows share one. The sources are the same in
                 either case.
@@ -94,12 +102,15 @@ class Layout:
 
         Raises:
             PositionError: A scope that is unknown, or an index outside a prompt.
+            SpanError: A pair has other spans.
             PairsError: x and y of an example lie on both sides of the limit.
         """
         limit = long_rope_limit or float("inf")
         _check_same_side(pairs, limit)
         scope = _check_positions(positions, pairs)
-        rows: dict[tuple[Ids, tuple[Ids, ...], int, int, int], int] = {}
+        _check_spans(pairs, spans)
+        rows: dict[tuple[Ids, tuple[Ids, ...], int, int, int, Hashable], int] = {}
+        row_pairs: list[PromptPair] = []
         row_noise: list[Tensor | None] = []
         sources: dict[tuple[Ids, tuple[Ids, ...], Hashable], int] = {}
         counterfactuals: list[Counterfactual] = []
@@ -117,9 +128,12 @@ class Layout:
                 source = sources[source_key]
                 noise = pair.prompt_noise
                 noise_key = 0 if noise is None else id(noise)
-                row_key = (pair.prompt_ids, branches, source, 0 if shared else number, noise_key)
+                own_number = 0 if shared else number
+                spans_key = _spans_key(pair) if spans else 0
+                row_key = (pair.prompt_ids, branches, source, own_number, noise_key, spans_key)
                 if row_key not in rows:
                     row_noise.append(noise)
+                    row_pairs.append(pair)
                 rows_of_sides.append(rows.setdefault(row_key, len(rows)))
                 before = branches[: branches.index(own_branch)] if own_branch else ()
                 starts_of_sides.append(len(pair.prompt_ids) + sum(map(len, before)))
@@ -129,10 +143,14 @@ class Layout:
         targets, valid = _targets(pairs)
         prompt_lengths = torch.tensor([len(key[0]) for key in rows])
         source_prompt_lengths = torch.tensor([len(key[0]) for key in sources])
+        position_mask = _position_mask(scope, prompt_lengths, lengths)
+        span_numbers, source_index = _by_span(row_pairs, spans, position_mask.shape)
+        if span_numbers is not None:
+            position_mask = span_numbers >= 0
         return cls(
             sequences=PackedSequences.build([key[:2] for key in rows], needs_attention_mask=packed),
             lengths=lengths,
-            positions=_position_mask(scope, prompt_lengths, lengths),
+            positions=position_mask,
             row_sources=torch.tensor([key[2] for key in rows]),
             rows=torch.tensor(rows_of_examples),
             starts=torch.tensor([len(pair.prompt_ids) - 1 for pair in pairs]),
@@ -148,6 +166,8 @@ class Layout:
             sources_beyond_limit=_n_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
             row_noise=tuple(row_noise),
+            span_numbers=span_numbers,
+            source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
             token_sets=_token_sets(pairs),
         )
@@ -187,6 +207,8 @@ class Layout:
             sources=self.row_sources[rows],
             positions=positions,
             span=int(positions.any(0).nonzero().max()) + 1,
+            span_numbers=None if self.span_numbers is None else self.span_numbers[rows, :longest],
+            source_index=None if self.source_index is None else self.source_index[rows, :longest],
             readout_positions=(readouts // longest, readouts % longest),
             scored_readout=scored_readout,
             scored_token=self.targets[examples][example, side, step],
@@ -301,6 +323,49 @@ def _position_mask(
         position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
         mask[torch.arange(len(lengths)), position] = True
     return mask
+
+
+def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
+    implied = {LAST, REST}
+    for number, pair in enumerate(pairs):
+        own = set(pair.spans or ())
+        if spans and own - implied != set(spans) - implied:
+            raise SpanError(
+                f"Example {number} ({pair.describe()}) has the spans "
+                f"{', '.join(sorted(own)) or 'of none'}, and the components are of "
+                f"{', '.join(spans)}. Give every example the same spans."
+            )
+        if not spans and len(pair.source_ids) != len(pair.prompt_ids):
+            raise SpanError(
+                f"The counterfactual of example {number} ({pair.describe()}) has "
+                f"{len(pair.source_ids)} tokens, its prompt {len(pair.prompt_ids)}. Only spans of "
+                "them can be exchanged: trace by='span'."
+            )
+
+
+def _spans_key(pair: PromptPair) -> Hashable:
+    return tuple(
+        None if spans is None else tuple(spans.items())
+        for spans in (pair.spans, pair.counterfactual_spans)
+    )
+
+
+def _by_span(
+    row_pairs: Sequence[PromptPair], names: Sequence[str], shape: torch.Size
+) -> tuple[Int[Tensor, "row pos"] | None, Int[Tensor, "row pos"] | None]:
+    """Number of the span of every position, and the position of the source in its place."""
+    if not names:
+        return None, None
+    numbers = torch.full(shape, -1)
+    index = torch.arange(shape[1]).repeat(shape[0], 1)
+    for row, pair in enumerate(row_pairs):
+        for number, name in enumerate(names):
+            own = list((pair.spans or {}).get(name, ()))
+            numbers[row, own] = number
+            if own and pair.counterfactual_spans is not None:
+                index[row, own] = torch.tensor(pair.counterfactual_spans[name])
+    is_same = all(pair.counterfactual_spans is None for pair in row_pairs)
+    return numbers, None if is_same else index
 
 
 def _lengths(rows: Any) -> Int[Tensor, " row"]:

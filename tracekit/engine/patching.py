@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Kind, Site
@@ -41,6 +41,8 @@ class MaskedPatch:
     shorter than the clean run: they cover positions 0 to their length less one."""
     positions: Bool[Tensor, "row pos"]
     """Where to intervene. For `attention-patterns`, the queries whose attention is replaced."""
+    span_numbers: Int[Tensor, "row pos"] | None = None
+    """Number of the span of each position, -1 for none; needed if the registry has spans."""
 
     def hooks(
         self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
@@ -54,14 +56,16 @@ class MaskedPatch:
         """
         by_name: dict[str, list[Site]] = {}
         for site in self.registry.sites:
-            if site.hook_name in self.counterfactual:
-                by_name.setdefault(site.hook_name, []).append(site)
+            for name in site.hook_names:
+                if name in self.counterfactual:
+                    by_name.setdefault(name, []).append(site)
         return [(name, self._hook(name, sites, mask)) for name, sites in by_name.items()]
 
     def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
         source, kind = self.counterfactual[name], sites[0].kind
-        weights = [_weight(site, mask, source.ndim) for site in sites]
         span = source.shape[kind.position_dim]
+        numbers = None if self.span_numbers is None else self.span_numbers[:, :span]
+        weights = [_weight(site, mask, source.ndim, numbers) for site in sites]
         is_patched = _along_positions(self.positions[:, :span], kind, source.ndim)
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
@@ -81,9 +85,14 @@ class MaskedPatch:
         return mix
 
 
-def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
+def _weight(
+    site: Site, mask: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"] | None
+) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
     entries = mask[..., site.start : site.stop]
+    if site.spans:
+        assert span_numbers is not None
+        return _weight_by_span(site, entries, ndim, span_numbers)
     if not site.complete:
         # Components of the layer that are not under study keep their clean value: weight 0.
         full = entries.new_zeros(*entries.shape[:-1], site.width)
@@ -95,6 +104,35 @@ def _weight(site: Site, mask: Tensor, ndim: int) -> Float[Tensor, ...]:
         # One further than in the activation: the axis of the set comes first.
         shape[site.kind.component_dim + 1] = site.width
     return entries.reshape(shape)
+
+
+def _weight_by_span(
+    site: Site, entries: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"]
+) -> Float[Tensor, ...]:
+    """The same where every span has an entry of its own: each position takes that of its span."""
+    kind, n_spans = site.kind, site.n_spans
+    by_index = entries.unflatten(-1, (len(site.indices), n_spans))
+    if not site.complete:
+        full = by_index.new_zeros(*by_index.shape[:-2], site.width, n_spans)
+        indices = to_device(torch.tensor(site.indices), entries.device)
+        by_index = full.index_copy(-2, indices, by_index)
+    while by_index.ndim < 4:
+        # One mask for all sets, or for all rows.
+        by_index = by_index[None] if by_index.ndim == 2 else by_index[:, None]
+    is_in_span = span_numbers[..., None] == torch.arange(n_spans, device=span_numbers.device)
+    spread = torch.einsum(
+        "srcn,rpn->srpc",
+        by_index.expand(-1, len(span_numbers), -1, -1),
+        is_in_span.to(by_index.device, by_index.dtype),
+    )
+    shape = [1] * (ndim + 1)
+    shape[:2], shape[kind.position_dim + 1] = spread.shape[:2], spread.shape[2]
+    if kind.component_dim is None:
+        return spread[..., 0].reshape(shape)
+    shape[kind.component_dim + 1] = site.width
+    if kind.component_dim < kind.position_dim:
+        spread = spread.transpose(2, 3)
+    return spread.reshape(shape)
 
 
 def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:

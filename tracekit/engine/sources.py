@@ -97,7 +97,7 @@ def resolve_source(
         SourceError: An unknown source, or one that does not suit the data or the components.
     """
     check_seed(seed)
-    kinds = {site.hook_name: site.kind for site in registry.sites}
+    kinds = registry.kinds_by_hook
     if isinstance(source, str):
         if source not in get_args(SourceName):
             raise SourceError(
@@ -130,7 +130,7 @@ def _constant(constants: Constants) -> ToPairs:
 
 def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPairs:
     changed = [
-        replace(pair, counterfactual=counterfactual)
+        replace(pair, counterfactual=counterfactual, counterfactual_spans=None)
         for pair, counterfactual in zip(pairs, counterfactuals, strict=True)
     ]
     return replace(pairs, pairs=tuple(changed))

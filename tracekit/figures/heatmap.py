@@ -66,7 +66,10 @@ class SelectionPanel:
     layers: tuple[int, ...]
     """Layer of each row."""
     indices: tuple[int, ...]
-    """Index of the component in each column; empty where a row is a share."""
+    """Index of the component in each column, or number of its span; empty where a row is a
+    share."""
+    span_names: tuple[str, ...]
+    """Name of the span in each column, where columns are spans."""
     selected: tuple[tuple[bool | None, ...], ...]
     """Whether the component of each cell is selected, by row; None where it is not studied."""
     values: tuple[tuple[float | None, ...], ...]
@@ -110,7 +113,7 @@ def selection_data(
         ConfigError: An unknown `color`, or scores of a result that has none.
     """
     values = _values(result, color)
-    return [_panel(result, kind, values, color, title) for kind in result.registry.kinds]
+    return _panels(result, values, color, title)
 
 
 def heatmap(result: TraceResult, *, color: Color = "selected") -> go.Figure:
@@ -172,8 +175,7 @@ def front_heatmap(front: ParetoFront) -> go.Figure:
         f"in the best sets of {held} of {len(sizes)} sizes" + (f", from {first} on" if held else "")
         for held, first in zip(members.sum(0).tolist(), enters.tolist(), strict=True)
     ]
-    kinds = largest.registry.kinds
-    panels = [_panel(largest, kind, values, "soft", "", texts) for kind in kinds]
+    panels = _panels(largest, values, "soft", "", texts)
     scale = _Scale("Blues_r", float(sizes[0]), float(sizes[-1]) * 1.25, "enters<br>at size")
     figure = _draw(panels, scale, WIDTH, outlines=False)
     return set_titles(
@@ -215,24 +217,60 @@ def _ranked_by(result: TraceResult) -> Mask:
     return result.soft_mask if result.component_scores is None else result.component_scores
 
 
-def _panel(
+def _panels(
     result: TraceResult,
-    kind: str,
     values: Sequence[float | None],
     color: str,
     title: str,
     texts: Sequence[str] | None = None,
-) -> SelectionPanel:
-    """A panel; `texts` are said of each component instead of what the result says."""
+) -> list[SelectionPanel]:
+    """A panel per kind; of spans of several components a layer, a panel per span.
+
+    `texts` are said of each component instead of what the result says.
+    """
     registry = result.registry
-    sites = [site for site in registry.sites if site.kind.name == kind]
+    panels = []
+    for kind in registry.kinds:
+        sites = [site for site in registry.sites if site.kind.name == kind]
+        if not registry.spans:
+            panels.append(_panel(result, sites, values, color, title, texts))
+        elif all(site.width == 1 for site in sites):
+            panels.append(_panel(result, sites, values, color, title, texts, "columns"))
+        else:
+            for number, span in enumerate(registry.spans):
+                of_span = f"{title}, {span}" if title else plain(span)
+                panels.append(_panel(result, sites, values, color, of_span, texts, number))
+    return panels
+
+
+def _panel(
+    result: TraceResult,
+    sites: Sequence[Site],
+    values: Sequence[float | None],
+    color: str,
+    title: str,
+    texts: Sequence[str] | None,
+    by_span: Literal["columns"] | int | None = None,
+) -> SelectionPanel:
+    """A panel of a kind: all of it, with a column per span, or of the span of a number."""
+    names = sites[0].spans if by_span == "columns" else ()
     width = max(site.width for site in sites)
     studied = sorted({index for site in sites for index in site.indices})
     columns = tuple(range(width)) if width <= _MAX_COLUMNS else tuple(studied)
+    columns = tuple(range(len(names))) or columns
     if len(columns) > _MAX_COLUMNS:
         columns = ()
-    places = [{index: site.start + k for k, index in enumerate(site.indices)} for site in sites]
-    shares = [result.binary_mask[site.start : site.stop].float().mean().item() for site in sites]
+    places = [
+        dict(enumerate(range(site.start, site.stop)))
+        if by_span == "columns"
+        else {
+            index: site.start + rank * site.n_spans + (by_span or 0)
+            for rank, index in enumerate(site.indices)
+        }
+        for site in sites
+    ]
+    shares = [result.binary_mask[list(flat.values())].float().mean().item() for flat in places]
+    everywhere = [flat for by_column in places for flat in by_column.values()]
     rows = [[flat.get(index) for index in columns] for flat in places]
     hover = [
         [_hover(result, flat, site, texts) for flat in row]
@@ -241,21 +279,22 @@ def _panel(
     if not columns:
         hover = [
             [
-                f"layer {site.layer}: {round(share * len(site.indices))} of {len(site.indices)} "
+                f"layer {site.layer}: {round(share * len(flat))} of {len(flat)} "
                 f"selected ({100 * share:.3g} %)"
             ]
-            for site, share in zip(sites, shares, strict=True)
+            for site, flat, share in zip(sites, places, shares, strict=True)
         ]
     selected = result.binary_mask.tolist()
     return SelectionPanel(
         title=title,
-        kind=kind,
+        kind=sites[0].kind.name,
         layers=tuple(site.layer for site in sites),
         indices=columns,
+        span_names=names if columns else (),
         selected=tuple(tuple(None if i is None else selected[i] for i in row) for row in rows),
         values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
         shares=tuple(shares),
-        overall_share=result.binary_mask[sites[0].start : sites[-1].stop].float().mean().item(),
+        overall_share=result.binary_mask[everywhere].float().mean().item(),
         hover=tuple(map(tuple, hover)),
         color=styles([result.method])[result.method][0] if color == "selected" else "#0072B2",
     )
@@ -310,6 +349,9 @@ def _draw(
     margins = {"l": 58.0, "r": 14.0, "t": 92.0 if has_titles else 70.0, "b": 56.0}
     if scale is not None and any(not panel.is_share for panel in panels):
         margins["r"] += 84.0
+    # Names of spans stand upright below their columns.
+    longest = max((len(name) for panel in panels for name in panel.span_names), default=0)
+    margins["b"] += 0.62 * TICK_SIZE * max(0, longest - 1)
     n_columns = sum(len(panel.indices) for panel in panels)
     n_bars = sum(panel.is_share for panel in panels)
     # The title of a single column is wider than the column.
@@ -346,6 +388,7 @@ def _draw(
                     "rangemode": "tozero",
                     "tickvals": ticks,
                     "ticktext": texts,
+                    "tickangle": -90 if panel.span_names else 0,
                     "title": {"text": noun, "standoff": 6},
                     "showgrid": False,
                     **({} if panel.is_share else {"scaleanchor": "y", "constrain": "domain"}),
@@ -417,7 +460,11 @@ def _add_cells(
             "tickfont": {"size": TICK_SIZE},
             "thickness": 13,
             "outlinewidth": 1,
-            "nticks": n_ticks,
+            **(
+                {"tickvals": [scale.low, 0, scale.high], "tickformat": ".2~g"}
+                if scale.low < 0
+                else {"nticks": n_ticks}
+            ),
         },
         **axes,
     )
@@ -520,6 +567,10 @@ def _x_ticks(panel: SelectionPanel, cell: float) -> tuple[list[int] | None, list
     kind = kind_of(panel.kind)
     if panel.is_share:
         return None, None, f"% of {panel.kind}"
+    if panel.span_names:
+        step = _step(cell, 14.0)
+        shown = range(0, len(panel.span_names), step)
+        return list(shown), [plain(panel.span_names[i]) for i in shown], f"span of {kind.name}"
     if kind.component_dim is None:
         return [], [], kind.noun
     step = _step(cell, 12.0 + 8.0 * len(str(panel.indices[-1])))

@@ -23,7 +23,7 @@ class ModelSizes:
         None if that takes a size which only the model's configuration has.
         """
         widths = [kind_of(name).width for name in kinds.split("+")]
-        if not all(width is None or hasattr(self, width) for width in widths):
+        if not all(hasattr(self, width) for width in widths if isinstance(width, str)):
             return None
         return len(ComponentRegistry.build(self, kinds))
 

@@ -1,0 +1,429 @@
+"""Kinds, spans and windows against plain Hugging Face models with torch hooks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tests.plain import KINDS, MODULES, Plain
+from tracekit.errors import ComponentError, ConfigError, PositionError, SpanError, UnknownKindError
+
+QUICK = ("llama",)
+ARCHITECTURES = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODULES
+]
+
+
+def rows_with_spans(count=6, seed=0, *, other_length=False):
+    """Prompts with the spans `first` (1 token) and `second` (2), at different positions."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for number, row in enumerate(tiny.rows(count, seed)):
+        prompt = row["prompt_ids"] + [5, 6]
+        start = number % 2
+        row |= {"prompt_ids": prompt, "spans": {"first": [start, start + 1]}}
+        row["spans"]["second"] = [start + 1, start + 3]
+        shift = 1 + number % 3 if other_length else 0
+        other = torch.randint(tiny.VOCABULARY, (len(prompt) + shift,), generator=generator)
+        row["counterfactual_ids"] = other.tolist()
+        if other_length:
+            spans = row["spans"].items()
+            row["counterfactual_spans"] = {n: [a + shift, b + shift] for n, (a, b) in spans}
+        rows.append(row)
+    return rows
+
+
+def plain_effect(plain, row, by_span, names):
+    """Logit difference of one example; `by_span[layer]` has the axes component and span."""
+    prompt = row["prompt_ids"]
+    last = {"last": [len(prompt) - 1, len(prompt)]}
+    spans = row["spans"] | last
+    others = row.get("counterfactual_spans")
+    if others is not None:
+        others = others | {"last": [len(row["counterfactual_ids"]) - 1] * 2}
+    source = plain.activations(row["counterfactual_ids"])
+    named = {p for a, b in spans.values() for p in range(a, b)}
+    owner = torch.full((len(prompt),), -1)
+    index = torch.arange(len(prompt))
+    for number, name in enumerate(names):
+        inside = (
+            [p for p in range(len(prompt)) if p not in named]
+            if name == "rest"
+            else list(range(*spans[name]))
+        )
+        for step, position in enumerate(inside):
+            owner[position] = number
+            if others is not None:
+                index[position] = others[name][0] + step
+    moved = {layer: value[index.clamp(max=len(value) - 1)] for layer, value in source.items()}
+    weights = [
+        torch.where(owner[:, None] >= 0, layer.T[owner.clamp(min=0)], 0.0) for layer in by_span
+    ]
+
+    def odds(change):
+        y, x = (plain.score(prompt, row[key], change) for key in ("y_ids", "x_ids"))
+        return y - x
+
+    return odds(plain.mixed(weights, moved, len(prompt))) - odds(lambda layer, value: None)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("other_length", [False, True])
+def test_spans_of_every_kind_equal_plain_hooks(architecture, kind, soft, other_length):
+    plain = Plain(architecture, kind)
+    rows = rows_with_spans(4, other_length=other_length)
+    tracer = tk.Tracer(
+        tk.load_model(tiny.hf_model(architecture)),
+        tk.PromptPairs.from_ids(rows),
+        kind,
+        "logit-difference",
+        by="span",
+    )
+    names = ("first", "second") + (() if other_length else ("rest",)) + ("last",)
+    assert tracer.registry.spans == names
+    n_layers = len(plain.modules)
+    assert len(tracer.registry) == n_layers * plain.count * len(names)
+    mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
+    mask = mask if soft else (mask > 0.5).float()
+    found = tracer.evaluate(mask, per_example=True)
+    by_span = mask.reshape(n_layers, plain.count, len(names))
+    expected = torch.stack([plain_effect(plain, row, by_span, names) for row in rows])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert found.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_at_all_positions_equal_plain_hooks(architecture, kind):
+    plain = Plain(architecture, kind)
+    rows = tiny.rows(4)
+    tracer = tk.Tracer(
+        tk.load_model(tiny.hf_model(architecture)),
+        tk.PromptPairs.from_ids(rows),
+        kind,
+        "logit-difference",
+    )
+    mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
+    found = tracer.evaluate(mask, per_example=True)
+    by_layer = mask.reshape(len(plain.modules), plain.count)
+    for effect, row in zip(found, rows, strict=True):
+        prompt = row["prompt_ids"]
+        change = plain.mixed(by_layer, plain.activations(row["counterfactual_ids"]), len(prompt))
+        odds = [
+            plain.score(prompt, row["y_ids"], act) - plain.score(prompt, row["x_ids"], act)
+            for act in (change, lambda layer, value: None)
+        ]
+        assert effect.item() == pytest.approx((odds[0] - odds[1]).item(), abs=1e-3)
+
+
+SPAN_KINDS = ("attention-patterns", "head-outputs", "mlp-neurons", "residual", "keys+mlp-blocks")
+
+
+@pytest.mark.parametrize("kind", SPAN_KINDS)
+@pytest.mark.parametrize(("windows", "source"), [(1, "counterfactual"), (2, "zero"), (3, "mean")])
+def test_fast_paths_equal_the_plain_way(any_model, kind, windows, source):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans(5))
+    options = {"indices": [0, 1]} if kind == "mlp-neurons" else {}
+    fast, plain = (
+        tk.Tracer(
+            any_model,
+            pairs,
+            kind,
+            by="span",
+            windows=windows,
+            source=source,
+            capabilities=capabilities,
+            max_batch_size=size,
+            **options,
+        )
+        for capabilities, size in ((None, 64), (tk.Capabilities.none(), 1))
+    )
+    n = len(fast.registry)
+    generator = torch.Generator().manual_seed(0)
+    sets = [(), (0,), (n - 1,)]
+    sets += [
+        tuple(torch.randperm(n, generator=generator)[:k].sort().values.tolist()) for k in (2, 4)
+    ]
+    expected = torch.stack(
+        [plain.engine.effects(tk.masks.from_indices(members, n).float()) for members in sets]
+    )
+    torch.testing.assert_close(fast.engine.set_effects(sets), expected, rtol=1e-3, atol=1e-4)
+    mask = torch.rand(n, generator=generator)
+    ahead = [each.engine.gradient(mask, torch.ones_like)[1] for each in (fast, plain)]
+    torch.testing.assert_close(*ahead, rtol=1e-3, atol=1e-4)
+    # Looking ahead tells examples apart by a mask for each row.
+    gains = [each.engine.predict_changes((0,)).gains for each in (fast, plain)]
+    torch.testing.assert_close(*gains, rtol=1e-3, atol=1e-4)
+
+
+def test_spans_make_up_the_whole_prompt(any_model):
+    """All spans of a component together are the component without spans."""
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    whole = tk.Tracer(any_model, pairs, "head-outputs")
+    split = tk.Tracer(any_model, pairs, "head-outputs", by="span")
+    mask = torch.rand(len(whole.registry), generator=torch.Generator().manual_seed(0))
+    repeated = mask.repeat_interleave(len(split.registry.spans))
+    torch.testing.assert_close(
+        split.evaluate(repeated, per_example=True),
+        whole.evaluate(mask, per_example=True),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    last = tk.Tracer(any_model, pairs, "head-outputs", positions="last")
+    only_last = torch.zeros(len(whole.registry), 4)
+    only_last[:, split.registry.spans.index("last")] = mask
+    assert split.evaluate(only_last.flatten()) == pytest.approx(last.evaluate(mask), abs=1e-5)
+
+
+def test_positions_are_spans_of_their_own(any_model):
+    rows = [row for row in tiny.rows(40) if len(row["prompt_ids"]) == 5][:4]
+    tracer = tk.Tracer(any_model, tk.PromptPairs.from_ids(rows), "residual", by="position")
+    assert tracer.registry.spans == ("0", "1", "2", "3", "4")
+    assert tracer.registry.grid_shape == (tiny.N_LAYERS, 5)
+    assert str(tracer.registry[7]) == "R1@2"
+    for position in (0, 4):
+        alone = tk.Tracer(
+            any_model, tk.PromptPairs.from_ids(rows), "residual", positions=[position]
+        )
+        members = [tk.Component("residual", 1, 0, str(position))]
+        assert tracer.evaluate(members) == pytest.approx(
+            alone.evaluate([tk.Component("residual", 1)]), abs=1e-6
+        )
+
+
+def test_restoring_the_residual_stream_reaches_the_clean_score(any_model):
+    """Denoising: after the last block nothing is left of the counterfactual prompt."""
+    rows = [{**row, "x_ids": row["x_ids"][:1], "y_ids": row["y_ids"][:1]} for row in tiny.rows(6)]
+    tracer = tk.Tracer(
+        any_model,
+        tk.PromptPairs.from_ids(rows),
+        "residual",
+        "logit-difference",
+        direction="denoising",
+    )
+    forwards = tk.Tracer(any_model, tk.PromptPairs.from_ids(rows), "residual", "logit-difference")
+    last = [tk.Component("residual", tiny.N_LAYERS - 1)]
+    assert tracer.evaluate(last) == pytest.approx(tracer.full_effect, abs=1e-5)
+    assert tracer.full_effect == pytest.approx(forwards.full_effect, abs=1e-5)
+
+
+def test_a_window_acts_in_all_of_its_layers(any_model):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    wide = tk.Tracer(any_model, pairs, "mlp-blocks", windows=2)
+    narrow = tk.Tracer(any_model, pairs, "mlp-blocks")
+    assert len(wide.registry) == len(narrow.registry) == 3
+    assert "in windows of 2 layers" in wide.registry.describe()
+    for layer, members in ((0, [0]), (1, [0, 1]), (2, [1, 2])):
+        same = [tk.Component("mlp-blocks", each) for each in members]
+        alone = wide.evaluate([tk.Component("mlp-blocks", layer)])
+        assert alone == pytest.approx(narrow.evaluate(same), abs=1e-6)
+
+
+METHODS = ("pgb-ct", "top-k", "greedy", "local-search", "random", "mask-ig", "dcm")
+
+
+@pytest.mark.parametrize(("by", "windows"), [("span", 1), ("span", 2), (None, 2)])
+def test_every_search_runs_and_is_read_back(model, tmp_path, by, windows):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    tracer = tk.Tracer(model, pairs, "residual+values", by=by, windows=windows)
+    for method in METHODS:
+        options = {"epochs": 2} if method in ("pgb-ct", "dcm") else {}
+        options |= {"trials": 2} if method == "pgb-ct" else {}
+        result = tracer.run(method, budget=3, **options)
+        assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
+        loaded = tk.TraceResult.load(result.save(tmp_path / method))
+        assert loaded.components == result.components
+        assert loaded.registry == tracer.registry
+    front = tracer.pareto(max_budget=4, checkpoint=tmp_path / "search.ckpt")
+    assert front.at(3).effect >= tracer.results[1].effect - 1e-6
+    assert front.statistics
+    grid = tracer.interactions([tracer.registry[0], tracer.registry[-1]])
+    assert torch.isfinite(grid.pairs).all()
+    for figure in (front.heatmap(), front.curve(), tracer.heatmap(), grid.heatmap()):
+        assert figure.data
+
+
+def test_heatmaps_have_spans_on_the_axis(model):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    tracer = tk.Tracer(model, pairs, "residual", by="span")
+    result = tracer.run("top-k", budget=3)
+    figure = result.heatmap()
+    assert list(figure.layout.xaxis.ticktext) == ["first", "second", "rest", "last"]
+    cells = figure.data[-1]
+    expected = result.binary_mask.reshape(tracer.registry.grid_shape).tolist()
+    assert [list(row) for row in cells.z] == expected
+    assert cells.text[1][2].startswith("R1@rest: ")
+    tracer = tk.Tracer(model, pairs, "head-outputs", by="span")
+    result = tracer.run("top-k", budget=3)
+    figure = result.heatmap(color="score")
+    titles = [text.text for text in figure.layout.annotations]
+    assert {"first", "second", "rest", "last"} <= set(titles)
+    by_span = result.component_scores.reshape(tiny.N_LAYERS, tiny.N_HEADS, 4)
+    drawn = [trace for trace in figure.data if trace.type == "heatmap" and trace.text is not None]
+    for number, trace in enumerate(drawn):
+        assert torch.allclose(torch.tensor(trace.z), by_span[:, :, number])
+
+
+# ---- kinds of one's own ----------------------------------------------------------------------
+
+COORDINATES = {
+    "name": "residual-coordinates",
+    "hook": "hook_resid_post",
+    "axes": ("batch", "pos", "component"),
+    "width": "d_model",
+    "label": "L{layer}R{index}",
+}
+
+
+def test_a_kind_of_ones_own(any_model, tmp_path):
+    kind = tk.Kind(**COORDINATES)
+    tracer = tk.Tracer(any_model, tiny.pairs(), kind, layers=[1])
+    everything = tracer.evaluate(torch.ones(tiny.D_MODEL))
+    whole = tk.Tracer(any_model, tiny.pairs(), "residual", layers=[1])
+    assert everything == pytest.approx(whole.full_effect, abs=1e-5)
+    result = tracer.run("top-k", budget=2)
+    loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
+    assert loaded.components == result.components
+    assert result.labels[0].startswith("L1R")
+    assert tk.Tracer(any_model, tiny.pairs(), [kind, "mlp-blocks"]).registry.kinds == (
+        "residual-coordinates",
+        "mlp-blocks",
+    )
+
+
+def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):
+    kind = tk.Kind(**{**COORDINATES, "name": "once"})
+    result = tk.Tracer(model, tiny.pairs(), kind).run("random", budget=2, draws=3)
+    folder = result.save(tmp_path / "run")
+    monkeypatch.setattr(tk.kinds, "_OWN_KINDS", {})
+    with pytest.raises(UnknownKindError):
+        tk.Tracer(model, tiny.pairs(), "once")
+    assert tk.TraceResult.load(folder).labels == result.labels
+    assert tk.Tracer(model, tiny.pairs(), "once").registry.kinds == ("once",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"axes": ("batch", "place")}, r"has the axes \('batch', 'place'\). Give a tuple"),
+        ({"axes": ("pos", "batch")}, "The first must be 'batch'"),
+        ({"axes": ("batch", "component")}, "Give it 'pos', or 'query' and 'key'"),
+        ({"axes": ("batch", "key", "query", "component")}, "The last must be 'key'"),
+        ({"width": None}, "A width goes with an axis 'component'"),
+        ({"width": 0}, "has a width of 0"),
+        ({"name": "a+b"}, r"holds one of \+ @ ,"),
+        ({"hook": "blocks.0.hook_resid_post"}, "Name it within a block"),
+        ({"label": "L{place}"}, r"Use \{layer\} and \{index\} only"),
+    ],
+)
+def test_kinds_that_are_none(change, message, unchecked):
+    with pytest.raises(ComponentError, match=message):
+        tk.Kind(**{**COORDINATES, **change})
+
+
+def test_kinds_that_do_not_fit_the_model(model):
+    for change, message in (
+        ({"name": "narrow", "width": 7}, r"has shape \(2, 6, 24\) instead of \(2, 6, 7\)"),
+        ({"name": "no hook", "hook": "hook_nowhere"}, "hook_nowhere does not exist"),
+        ({"name": "deep", "axes": ("batch", "pos", "component", "d_head")}, "has shape"),
+        ({"name": "unsaid", "width": "n_wings"}, "'n_wings', and the model's configuration has"),
+    ):
+        with pytest.raises(tk.TracekitError, match=message):
+            tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, **change}))
+    with pytest.raises(ComponentError, match="is that of another kind"):
+        tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, "name": "residual"}))
+
+
+# ---- spans in text, and what is refused ------------------------------------------------------
+
+
+def test_spans_from_text(demo_model):
+    row = {
+        "prompt": "the mechanic waited for the maid while",
+        "counterfactual": "the mechanic waited for the guard while",
+        "x": " she",
+        "y": " he",
+        "spans": {"who": "mechanic", "whom": "the maid"},
+    }
+    with pytest.raises(SpanError, match="'the', occurs 2 times"):
+        tk.PromptPairs.from_text([{**row, "spans": {"who": "the"}}], demo_model)
+    pairs = tk.PromptPairs.from_text([row], demo_model)
+    tokenizer = demo_model.tokenizer
+    spans = pairs[0].spans
+
+    def text(name):
+        return tokenizer.decode([pairs[0].prompt_ids[i] for i in spans[name]]).strip()
+
+    assert {name: text(name) for name in spans} == row["spans"]
+    whole = pairs.by_span()[0].spans
+    assert sorted(itertools.chain(*whole.values())) == list(range(len(pairs[0].prompt_ids)))
+    assert pairs.by_span().span_names == ("who", "whom", "rest", "last")
+
+
+def test_spans_from_text_of_gpt2(gpt2_tokenizer):
+    row = {
+        "prompt": "The Space Needle is in downtown",
+        "counterfactual": "Well, the Colosseum is in downtown",
+        "x": " Seattle",
+        "spans": {"subject": "Space Needle"},
+    }
+    pairs = tk.PromptPairs.from_text([{**row, "counterfactual": None}], gpt2_tokenizer)
+    texts = [gpt2_tokenizer.decode([pairs[0].prompt_ids[i]]) for i in pairs[0].spans["subject"]]
+    assert "".join(texts) == " Space Needle"
+    with pytest.raises(tk.TracekitError, match="give both spans"):
+        tk.PromptPairs.from_text([{k: v for k, v in row.items() if k != "spans"}], gpt2_tokenizer)
+    with pytest.raises(SpanError, match="has 3 tokens, and 4 in the counterfactual"):
+        tk.PromptPairs.from_text(
+            [{**row, "counterfactual_spans": {"subject": " Colosseum"}}], gpt2_tokenizer
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spans": {"a": [0, 99]}}, r"The span 'a' of example 1 is \[0, 99\]. Give a range"),
+        ({"spans": {"a": [1, 1]}}, "Give a range of tokens"),
+        ({"spans": {"a": [0, 2], "b": [1, 3]}}, "'a' and 'b' of example 1 share token 1"),
+        ({"spans": {"last": [0, 1]}}, "is called 'last'"),
+        ({"spans": {"a@b": [0, 1]}}, "is called 'a@b'"),
+        ({"spans": [0, 1]}, "Give a mapping from name"),
+        ({"spans": {"third": [0, 1]}}, "Example 1 .* has the spans third, and example 0 has first"),
+        ({"spans": None}, "Example 1 .* has no spans"),
+    ],
+)
+def test_spans_that_are_none(model, change, message):
+    rows = rows_with_spans(3)
+    rows[1] |= change
+    with pytest.raises(SpanError, match=message):
+        tk.Tracer(model, tk.PromptPairs.from_ids(rows), "residual", by="span")
+
+
+def test_combinations_that_are_refused(model, unchecked):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
+    with pytest.raises(SpanError, match="means something else in each. Name spans"):
+        tk.Tracer(model, pairs, "residual", by="position")
+    with pytest.raises(SpanError, match="Only spans of them can be exchanged: trace by='span'"):
+        tk.Tracer(model, unequal, "residual")
+    with pytest.raises(SpanError, match="are over the keys of one prompt. Use head-outputs"):
+        tk.Tracer(model, unequal, "attention-patterns", by="span")
+    with pytest.raises(ConfigError, match="Unknown by='spans'. Use 'span' or 'position'"):
+        tk.Tracer(model, pairs, "residual", by="spans")
+    with pytest.raises(ConfigError, match="Both by='span' and positions='last'"):
+        tk.Tracer(model, pairs, "residual", by="span", positions="last")
+    for windows in (0, 4, 1.5):
+        with pytest.raises(ComponentError, match=f"windows is {windows}. Give a number of layers"):
+            tk.Tracer(model, pairs, "residual", windows=windows)
+    registry = tk.Tracer(model, pairs, "residual", by="span").registry
+    with pytest.raises(SpanError, match="the components are of first, second, rest, last"):
+        tk.Tracer(model, tiny.pairs(), registry)
+    with pytest.raises(ComponentError, match="given along with a registry"):
+        tk.Tracer(model, pairs, registry, by="span")
+    with pytest.raises(PositionError):
+        tk.Tracer(model, pairs, "residual", positions="sometimes")

@@ -1,0 +1,182 @@
+"""Spans: named parts of a prompt, so that positions can be told apart as components.
+
+A span is a set of token positions of the prompt. The user names some, by their text or by a range
+of tokens. Two are implied: `last`, the final token of the prompt, and `rest`, every token of no
+other span. Where a counterfactual prompt has another length than its prompt, its own spans say
+which tokens take the place of which, and there is no `rest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracekit._options import shortened, whole_numbers
+from tracekit.errors import SpanError
+
+Spans = Mapping[str, tuple[int, ...]]
+"""Name of a span -> its token positions, ascending."""
+
+LAST, REST = "last", "rest"
+
+
+def spans_from_text(
+    tokenizer: Any, prompt: str, ids: Sequence[int], texts: Any, number: int
+) -> dict[str, list[int]]:
+    """Token ranges of parts of a prompt.
+
+    A token belongs to a span if it holds any character of it other than a space before it.
+
+    Args:
+        tokenizer: The tokenizer.
+        prompt: The prompt.
+        ids: Its tokens.
+        texts: Name of each span -> its text.
+        number: Of the example, for messages.
+
+    Returns:
+        First token and one past the last token of each span.
+
+    Raises:
+        SpanError: A text that does not occur in the prompt, or occurs more than once.
+    """
+    if not isinstance(texts, Mapping):
+        raise SpanError(
+            f"The spans of example {number} are {shortened(texts)}. Give a mapping from name to "
+            "text, e.g. {'subject': 'Space Needle'}."
+        )
+    ranges: dict[str, list[int]] = {}
+    edges: list[tuple[int, int]] | None = None
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            # A range of tokens, which `checked_spans` looks at.
+            ranges[name] = text
+            continue
+        count = prompt.count(text) if text else 0
+        if count != 1:
+            problem = "does not occur" if not count else f"occurs {count} times"
+            raise SpanError(
+                f"The span {name!r} of example {number}, {text!r}, {problem} in {prompt!r}. Give "
+                "a text that occurs once, or a range of tokens [first, one past the last]."
+            )
+        edges = _edges(tokenizer, prompt, ids, number) if edges is None else edges
+        first = prompt.index(text) + len(text) - len(text.lstrip())
+        stop = prompt.index(text) + len(text)
+        inside = [i for i, (start, end) in enumerate(edges) if start < stop and end > first]
+        if not inside:
+            raise SpanError(
+                f"The span {name!r} of example {number}, {text!r}, holds no token. "
+                "Give its range of tokens [first, one past the last]."
+            )
+        ranges[name] = [inside[0], inside[-1] + 1]
+    return ranges
+
+
+def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list[tuple[int, int]]:
+    """First character and one past the last of every token of a prompt."""
+    # A beginning-of-sequence token is no part of the text.
+    n_extra = _n_special(tokenizer, ids)
+    own = list(ids[n_extra:])
+    edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
+    if edges is None:
+        raise SpanError(
+            f"The tokenizer does not say which tokens of example {number} ({prompt!r}) stand for "
+            "which text. Give ranges of tokens [first, one past the last] instead of texts."
+        )
+    return [(0, 0)] * n_extra + edges
+
+
+def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+    """As a fast tokenizer says."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    encoded = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
+    if list(encoded["input_ids"]) != list(ids):
+        return None
+    return [(start, stop) for start, stop in encoded["offset_mapping"]]
+
+
+def _edges_by_decoding(
+    tokenizer: Any, prompt: str, ids: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """From the lengths of decoded beginnings, where these are beginnings of the prompt."""
+    decode = getattr(tokenizer, "decode", None)
+    if decode is None:
+        return None
+    edges, before = [], 0
+    for count in range(1, len(ids) + 1):
+        text = decode(list(ids[:count]))
+        if not prompt.startswith(text):
+            return None
+        edges.append((before, len(text)))
+        before = len(text)
+    return edges if before == len(prompt) else None
+
+
+def _n_special(tokenizer: Any, ids: Sequence[int]) -> int:
+    """How many special tokens a sequence begins with."""
+    special = set(getattr(tokenizer, "all_special_ids", ()) or ())
+    count = 0
+    while count < len(ids) and ids[count] in special:
+        count += 1
+    return count
+
+
+def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:
+    """Spans from ranges of tokens.
+
+    Args:
+        given: Name of each span -> [first token, one past the last].
+        n_tokens: Tokens of the prompt.
+        number: Of the example, for messages.
+        of: What has these tokens.
+
+    Raises:
+        SpanError: A range outside the prompt, spans that overlap, or a name that is implied.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise SpanError(
+            f"The spans of example {number} are {shortened(given)}. Give a mapping from name to "
+            "a range of tokens [first, one past the last]."
+        )
+    spans: dict[str, tuple[int, ...]] = {}
+    owner: dict[int, str] = {}
+    for name, edges in given.items():
+        if not isinstance(name, str) or not name or name in (LAST, REST) or set(name) & set("@,+"):
+            raise SpanError(
+                f"A span of example {number} is called {name!r}. Give a name without @ , + that is "
+                "neither 'last' nor 'rest', which are implied."
+            )
+        numbers = whole_numbers(edges)
+        if numbers is None or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1] <= n_tokens:
+            raise SpanError(
+                f"The span {name!r} of example {number} is {shortened(edges)}. Give a range of "
+                f"tokens [first, one past the last] within the {n_tokens} of its {of}."
+            )
+        spans[name] = tuple(range(*numbers))
+        for position in spans[name]:
+            if position in owner:
+                raise SpanError(
+                    f"The spans {owner[position]!r} and {name!r} of example {number} share token "
+                    f"{position}. Give spans without a common token."
+                )
+            owner[position] = name
+    return spans
+
+
+def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[int, ...]]:
+    """Spans with `last` and `rest`, where any token is left for them.
+
+    Args:
+        spans: Those that have names.
+        n_tokens: Tokens of the prompt.
+        rest: Whether to add `rest`.
+    """
+    taken = {position for positions in spans.values() for position in positions}
+    complete = dict(spans)
+    if n_tokens - 1 not in taken:
+        complete[LAST] = (n_tokens - 1,)
+    others = tuple(p for p in range(n_tokens - 1) if p not in taken)
+    if rest and others:
+        complete[REST] = others
+    return complete

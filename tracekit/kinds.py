@@ -1,0 +1,329 @@
+"""Kinds of component: which activation a component is a part of, and what else is known of it.
+
+`KINDS` holds those that are built in. A kind of one's own is a `Kind`, given to a `Tracer` in place
+of a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tracekit._options import is_whole, shortened
+from tracekit.errors import ComponentError, UnknownKindError
+
+Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
+"""What an axis of an activation stands for."""
+
+
+def _problem_of(kind: Kind) -> str | None:
+    """What is wrong with the definition of a kind."""
+    axes = kind.axes
+    unknown = [axis for axis in axes if axis not in get_args(Axis)]
+    if unknown or isinstance(axes, str) or len(set(axes)) < len(axes):
+        shown = ", ".join(get_args(Axis))
+        return f"has the axes {axes!r}. Give a tuple of different ones of {shown}."
+    if not axes or axes[0] != "batch":
+        return f"has the axes {axes!r}. The first must be 'batch'."
+    if ("pos" in axes) == ("query" in axes) or ("query" in axes) != ("key" in axes):
+        return f"has the axes {axes!r}. Give it 'pos', or 'query' and 'key'."
+    if "key" in axes and axes[-1] != "key":
+        return f"has the axes {axes!r}. The last must be 'key'."
+    if (kind.width is None) != ("component" not in axes):
+        return (
+            f"has the axes {axes!r} and the width {kind.width!r}. A width goes with an axis "
+            "'component', and none with an activation that is one component."
+        )
+    if isinstance(kind.width, int) and (not is_whole(kind.width) or kind.width < 1):
+        return f"has a width of {kind.width!r}. Give a whole number, at least 1."
+    if any(symbol in kind.name for symbol in "+@,") or not kind.name.strip():
+        return "has a name that is empty or holds one of + @ ,. Give it another."
+    if kind.hook.startswith("blocks.") or not kind.hook:
+        return f"has the hook point {kind.hook!r}. Name it within a block, e.g. 'hook_resid_post'."
+    try:
+        kind.label.format(layer=0, index=0)
+    except (KeyError, IndexError, ValueError):
+        return f"has the label {kind.label!r}. Use {{layer}} and {{index}} only."
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of component.
+
+    A kind of one's own is given to a `Tracer` in place of a name:
+
+    ```python
+    coordinates = tk.Kind(
+        name="residual-coordinates",
+        hook="hook_resid_post",
+        axes=("batch", "pos", "component"),
+        width="d_model",
+        label="L{layer}R{index}",
+    )
+    tracer = tk.Tracer(model, pairs, coordinates)
+    ```
+    """
+
+    name: str
+    """What users write, e.g. `head-outputs`."""
+    hook: str
+    """Hook point within a block, as TransformerLens names it, e.g. `attn.hook_z`."""
+    axes: tuple[Axis, ...]
+    """Axes of the activation. Without an axis `component` the whole activation is one component."""
+    width: str | int | None
+    """How many components a layer has: a number, or the attribute of the model's configuration
+    that says it; None: one."""
+    label: str
+    """Format of a component's printed name, of `layer` and `index`."""
+    noun: str = "component"
+    """What one component is called on the axis of a figure."""
+    meaning: str = ""
+    """What one component is, in a phrase."""
+    learning_rate: float = 0.1
+    """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
+    instead: str = "another kind"
+    """What to use where this kind cannot be intervened on."""
+
+    def __post_init__(self) -> None:
+        problem = _problem_of(self)
+        if problem:
+            raise ComponentError(f"The kind {self.name!r} {problem}")
+
+    def width_in(self, shape: Any) -> int:
+        """How many components of this kind a layer of a model has.
+
+        Args:
+            shape: Sizes of the model.
+
+        Raises:
+            ComponentError: The model does not say.
+        """
+        if self.width is None:
+            return 1
+        if isinstance(self.width, int):
+            return self.width
+        width = getattr(shape, self.width, None)
+        if width is None and self.width == "n_key_value_heads":
+            # Without grouped queries, every head has keys and values of its own.
+            width = shape.n_heads
+        if width is None or not is_whole(width) or width < 1:
+            raise ComponentError(
+                f"The kind {self.name!r} takes its width from {self.width!r}, and the model's "
+                f"configuration has {shortened(width)} there. Give the width as a number."
+            )
+        return int(width)
+
+    @property
+    def component_dim(self) -> int | None:
+        """Axis of the activation that indexes the components; None if it is one component."""
+        return self.axes.index("component") if "component" in self.axes else None
+
+    @property
+    def position_dim(self) -> int:
+        """Axis of the position; for attention patterns of the query."""
+        return self.axes.index("query" if "query" in self.axes else "pos")
+
+    @property
+    def key_dim(self) -> int | None:
+        """Axis of the position attended to; None if there is none."""
+        return self.axes.index("key") if "key" in self.axes else None
+
+    def expected_shape(
+        self, *, rows: int, length: int, n_components: int, d_model: int
+    ) -> tuple[int | None, ...]:
+        """Shape of the activation on a batch; None where any size will do.
+
+        Args:
+            rows: Sequences in the batch.
+            length: Tokens in each.
+            n_components: Components of this kind in the layer.
+            d_model: Width of the residual stream.
+        """
+        sizes: dict[str, int | None] = {
+            "batch": rows,
+            **dict.fromkeys(("pos", "query", "key"), length),
+            "component": n_components,
+            "d_model": d_model,
+            "d_head": None,
+        }
+        return tuple(sizes[axis] for axis in self.axes)
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="attention-patterns",
+            hook="attn.hook_pattern",
+            axes=("batch", "component", "query", "key"),
+            width="n_heads",
+            label="L{layer}H{index}",
+            noun="head",
+            meaning="a head's attention weights over the prompt",
+            learning_rate=0.1,
+            instead="head-outputs",
+        ),
+        Kind(
+            name="head-outputs",
+            hook="attn.hook_z",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_heads",
+            label="L{layer}H{index}",
+            noun="head",
+            meaning="a head's output before the output projection",
+            learning_rate=0.1,
+            instead="mlp-blocks",
+        ),
+        Kind(
+            name="mlp-outputs",
+            hook="hook_mlp_out",
+            axes=("batch", "pos", "component"),
+            width="d_model",
+            label="L{layer}O{index}",
+            noun="coordinate of the MLP output",
+            meaning="one coordinate of what the MLP adds to the residual stream",
+            learning_rate=0.5,
+            instead="mlp-neurons",
+        ),
+        Kind(
+            name="mlp-neurons",
+            hook="mlp.hook_post",
+            axes=("batch", "pos", "component"),
+            width="d_mlp",
+            label="L{layer}N{index}",
+            noun="neuron",
+            meaning="one hidden unit of the MLP, after the activation function",
+            learning_rate=0.5,
+            instead="mlp-outputs or mlp-blocks",
+        ),
+        Kind(
+            name="mlp-blocks",
+            hook="hook_mlp_out",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="MLP{layer}",
+            noun="MLP block",
+            meaning="all that an MLP layer adds to the residual stream",
+            learning_rate=0.01,
+            instead="mlp-neurons",
+        ),
+        Kind(
+            name="attention-blocks",
+            hook="hook_attn_out",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="ATT{layer}",
+            noun="attention block",
+            meaning="all that an attention layer adds to the residual stream",
+            learning_rate=0.01,
+            instead="head-outputs",
+        ),
+        Kind(
+            name="queries",
+            hook="attn.hook_q",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_heads",
+            label="L{layer}Q{index}",
+            noun="head",
+            meaning="a head's queries",
+            instead="head-outputs",
+        ),
+        Kind(
+            name="keys",
+            hook="attn.hook_k",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_key_value_heads",
+            label="L{layer}K{index}",
+            noun="key/value head",
+            meaning="the keys of a key/value head, which several heads may share",
+            instead="head-outputs",
+        ),
+        Kind(
+            name="values",
+            hook="attn.hook_v",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_key_value_heads",
+            label="L{layer}V{index}",
+            noun="key/value head",
+            meaning="the values of a key/value head, which several heads may share",
+            instead="head-outputs",
+        ),
+        Kind(
+            name="residual",
+            hook="hook_resid_post",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="R{layer}",
+            noun="residual stream",
+            meaning="the residual stream after a block",
+            learning_rate=0.01,
+            instead="residual-before",
+        ),
+        Kind(
+            name="residual-before",
+            hook="hook_resid_pre",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="RB{layer}",
+            noun="residual stream",
+            meaning="the residual stream before a block",
+            learning_rate=0.01,
+            instead="residual",
+        ),
+        Kind(
+            name="residual-between",
+            hook="hook_resid_mid",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="RM{layer}",
+            noun="residual stream",
+            meaning="the residual stream between attention and MLP",
+            learning_rate=0.01,
+            instead="residual",
+        ),
+    )
+}
+
+_OWN_KINDS: dict[str, Kind] = {}
+"""Kinds of users, by name, once a registry was built of them."""
+
+_READINGS = {
+    "heads": (
+        "'heads' has two readings: 'attention-patterns' (attention weights, which the paper calls "
+        "heads) and 'head-outputs' (what a head writes, before the output projection)."
+    ),
+    "neurons": (
+        "'neurons' has two readings: 'mlp-neurons' (hidden units of the MLP) and 'mlp-outputs' "
+        "(coordinates of the MLP output, which the paper calls neurons)."
+    ),
+}
+"""Names that mean one thing in the paper and another in the field."""
+
+
+def kind_of(name: str) -> Kind:
+    """A kind by name.
+
+    Raises:
+        UnknownKindError: There is none of that name, or the name has two readings.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if name in _OWN_KINDS:
+        return _OWN_KINDS[name]
+    raise UnknownKindError(name, {**KINDS, **_OWN_KINDS}, hint=_READINGS.get(name))
+
+
+def register_kind(kind: Kind) -> Kind:
+    """Makes a kind known by its name; a registry that is built of it does so.
+
+    Raises:
+        ComponentError: Another kind has that name.
+    """
+    registered = KINDS.get(kind.name) or _OWN_KINDS.setdefault(kind.name, kind)
+    if registered != kind:
+        raise ComponentError(
+            f"The name {kind.name!r} is that of another kind: {registered}. "
+            "Give this one a new name."
+        )
+    return registered
