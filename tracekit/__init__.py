@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tracekit.metrics import Metric as Metric
     from tracekit.models import load_model as load_model
     from tracekit.results import Comparison as Comparison
+    from tracekit.results import Faithfulness as Faithfulness
     from tracekit.results import InteractionGrid as InteractionGrid
     from tracekit.results import ParetoFront as ParetoFront
     from tracekit.results import SizeStatistics as SizeStatistics
@@ -80,6 +81,7 @@ _NAMES = {
     "models": ("load_model",),
     "results": (
         "Comparison",
+        "Faithfulness",
         "InteractionGrid",
         "ParetoFront",
         "SizeStatistics",

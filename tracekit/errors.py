@@ -221,6 +221,14 @@ class SpanError(TracekitError, ValueError):
     """A span that is not in the prompt, or spans that do not suit each other."""
 
 
+class MibFormatError(TracekitError, ValueError):
+    """Importances that are not in the format of the MIB benchmark, or cannot be."""
+
+
+class NoTracerError(TracekitError, RuntimeError):
+    """A result that was loaded, or whose tracer is gone, and can measure nothing."""
+
+
 class MissingReadingError(TracekitError, ValueError):
     """A metric asks for something of a run that the run was not asked for."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from tracekit import checks, masks
 from tracekit._options import check_seed, renamed_arguments, shortened
-from tracekit.components import Component, ComponentRegistry
+from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
@@ -35,8 +36,16 @@ from tracekit.kinds import Kind
 from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
+from tracekit.results.faithfulness import (
+    MIB_SHARES,
+    Faithfulness,
+    Ranking,
+    measure_faithfulness,
+    prefix_sets,
+)
 from tracekit.results.interactions import InteractionGrid, measure_pairs
 from tracekit.results.metric_table import metric_table
+from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pareto_front import ParetoFront, component_ranking
 from tracekit.results.pareto_statistics import measure_statistics
 from tracekit.results.result import TraceCurve, TraceResult
@@ -447,6 +456,8 @@ class Tracer:
             dataset=engine.pairs.name,
             dataset_fingerprint=engine.pairs.fingerprint,
             versions=versions(),
+            model_sizes=model_sizes(self.model.cfg),
+            tracer=weakref.ref(self),
         )
 
     def _also_per_example(self, mask: Tensor) -> Tensor | None:
@@ -555,6 +566,79 @@ class Tracer:
             rows.append((effect, low, high, full, effect / full if full else float("nan")))
         columns = ["effect", "low", "high", "full_effect", "share"]
         return pd.DataFrame(rows, columns=columns, index=list(get_args(Direction)))
+
+    def faithfulness(self, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
+        """How much sets of components do alone, and how much is left without them.
+
+        Args:
+            members: A result, a list of components or a mask; a curve or a front, for all of its
+                sets; or, with `ranking`, a score for each component.
+            ranking: Take the components with the highest scores at each share of the MIB
+                benchmark: by the scores themselves (`signed`) or their absolute values
+                (`absolute`). Of a result, by what its method ranked by.
+
+        Raises:
+            ConfigError: Another ranking.
+            MaskShapeError, MaskRangeError, ComponentError: About the set, or soft masks.
+        """
+        checks.check_unchanged(self.engine)
+        method = getattr(members, "method", "")
+        if ranking is not None:
+            if ranking not in get_args(Ranking):
+                raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
+            sets = prefix_sets(self._scores_of(members), ranking)
+            return measure_faithfulness(
+                self.engine, sets, shares=MIB_SHARES, how=ranking, method=method
+            )
+        if isinstance(members, ParetoFront) and members.largest == len(self.registry):
+            n = len(self.registry)
+            chosen = [
+                self._members(members.at(int(share * n))) if share * n >= members.sizes[0] else ()
+                for share in MIB_SHARES
+            ]
+            # All components, of which no set of fewer may do better.
+            chosen[-1] = tuple(range(n))
+            return measure_faithfulness(
+                self.engine, chosen, shares=MIB_SHARES, method=members[0].method
+            )
+        if isinstance(members, (ParetoFront, TraceCurve)):
+            sets = [self._members(result) for result in members]
+            return measure_faithfulness(self.engine, sets, method=members[0].method)
+        return measure_faithfulness(self.engine, [self._members(members)], method=method)
+
+    def _members(self, members: Any) -> ComponentSet:
+        """Flat indices of the components of a result, a list or a binary mask."""
+        entries = self._as_mask(members)
+        if entries.ndim != 1 or not ((entries == 0) | (entries == 1)).all():
+            raise MaskShapeError(
+                "Faithfulness is of sets of components. Give a result, a list of components, or "
+                "one mask of zeros and ones."
+            )
+        return tuple(entries.nonzero()[:, 0].tolist())
+
+    def _scores_of(self, members: Any) -> Tensor:
+        if isinstance(members, TraceResult):
+            scores = members.component_scores
+            by_component = members.soft_mask if scores is None else scores
+            order = [members.registry.index(component) for component in self.registry]
+            return by_component[order]
+        scores = torch.as_tensor(members, dtype=torch.float32)
+        if scores.shape != (len(self.registry),) or not torch.isfinite(scores).all():
+            raise MaskShapeError(
+                f"The scores have shape {tuple(scores.shape)} or are not finite. Give one number "
+                f"for each of the {len(self.registry)} components."
+            )
+        return scores
+
+    def from_mib(self, path: str | Path) -> Tensor:
+        """Reads importances of a file of the MIB benchmark, one for each component.
+
+        Measure them by `faithfulness(scores, ranking="signed")`.
+
+        Raises:
+            MibFormatError: The file is none, or is of another model or other components.
+        """
+        return read_mib(Path(path), self.registry, model_sizes(self.model.cfg))
 
     def _engine_in(self, direction: str) -> Engine:
         """This tracer's engine, or one that asks in the other direction; made once."""

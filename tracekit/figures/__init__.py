@@ -5,7 +5,7 @@ all of its numbers, which tests and readers compare instead of pixels. Nothing e
 """
 
 from tracekit.figures.charts import Chart, bars, lines, similarities
-from tracekit.figures.curves import curve, curve_data, pareto_curve
+from tracekit.figures.curves import curve, curve_data, faithfulness_curve, pareto_curve
 from tracekit.figures.export import for_print, write, write_all
 from tracekit.figures.heatmap import (
     Color,
@@ -29,6 +29,7 @@ __all__ = [
     "curve",
     "curve_data",
     "data_and_model",
+    "faithfulness_curve",
     "for_print",
     "front_heatmap",
     "heatmap",

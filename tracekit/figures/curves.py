@@ -25,6 +25,8 @@ from tracekit.results.result import TraceResult
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tracekit.results.faithfulness import Faithfulness
+
 
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     """The table behind an effect curve: a row per method and number of components.
@@ -275,3 +277,47 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
             ),
         )
     return _finish_curve(figure, first, largest=front.largest)
+
+
+def faithfulness_curve(faithfulness: Faithfulness) -> go.Figure:
+    """Faithfulness and completeness of sets against their size, with 95 % bootstrap intervals.
+
+    The numbers are those of `Faithfulness.to_frame`.
+    """
+    figure, frame = go.Figure(), faithfulness.to_frame().sort_values("size")
+    n = faithfulness.n_components
+    for name, (color, symbol, dash) in (
+        ("faithfulness", STYLES["local-search"]),
+        ("completeness", STYLES["greedy"]),
+    ):
+        low, high = frame[f"{name}_low"], frame[f"{name}_high"]
+        figure.add_scatter(
+            x=frame["size"],
+            y=frame[name],
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "dash": dash, "width": 2},
+            marker={"color": color, "symbol": symbol, "size": 8 if len(frame) < 14 else 5},
+            error_y={
+                "array": high - frame[name],
+                "arrayminus": frame[name] - low,
+                "color": color,
+                "thickness": 1,
+                "width": 3,
+            },
+            customdata=[
+                (f"{100 * size / n:.1f} %", f"{bottom:.3g} to {top:.3g}")
+                for size, bottom, top in zip(frame["size"], low, high, strict=True)
+            ],
+            hovertemplate=(
+                f"{name}<br>%{{x}} of {n} components (%{{customdata[0]}})"
+                "<br>%{y:.4g} (%{customdata[1]})<extra></extra>"
+            ),
+        )
+    for height in (0, 1):
+        figure.add_hline(y=height, line={"color": "black", "width": 1, "dash": "dot"})
+    figure.update_xaxes(title_text="number of components", rangemode="tozero")
+    figure.update_yaxes(title_text="share of the whole effect")
+    title = f"{plain(faithfulness.method)}: faithfulness by {plain(faithfulness.metric)}"
+    figure = finish(figure, title, f"sets of {n} components, {faithfulness.ranking}")
+    return _add_share_axis(figure, n, int(frame["size"].max()))

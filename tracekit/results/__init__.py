@@ -1,6 +1,7 @@
 """Results: what a search found and what it does, and how that is saved."""
 
 from tracekit.results.comparison import Comparison, compare
+from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import effect_interval
 from tracekit.results.pareto_front import ParetoFront
@@ -9,6 +10,7 @@ from tracekit.results.result import TraceCurve, TraceResult
 
 __all__ = [
     "Comparison",
+    "Faithfulness",
     "InteractionGrid",
     "ParetoFront",
     "SizeStatistics",

@@ -9,6 +9,29 @@ from torch import Tensor
 _RESAMPLES = 2000
 
 
+def ratio_interval(
+    numerators: Float[Tensor, " example"],
+    denominators: Float[Tensor, " example"],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a ratio of two means over the same examples.
+
+    Args:
+        numerators: Values, times the weights of their examples if these have weights.
+        denominators: The same of what they are divided by.
+        confidence: Share of resamples within the interval.
+        seed: Of the resamples.
+    """
+    n = len(numerators)
+    picks = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    ratios = numerators.double()[picks].sum(1) / denominators.double()[picks].sum(1)
+    tail = (1 - confidence) / 2
+    low, high = ratios.quantile(torch.tensor([tail, 1 - tail], dtype=ratios.dtype)).tolist()
+    return low, high
+
+
 def effect_interval(
     per_example: Float[Tensor, " example"],
     *,

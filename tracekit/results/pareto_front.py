@@ -14,13 +14,15 @@ from torch import Tensor
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
 from tracekit.results.pareto_statistics import SizeStatistics
-from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs
+from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs, tracer_of
 from tracekit.results.storage import damaged, read_document, write_document
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.local.local_search import SearchState
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from tracekit.results.faithfulness import Faithfulness
 
 _FRONT = "pareto.json"
 
@@ -95,6 +97,17 @@ class ParetoFront(Sequence[TraceResult]):
     def stopped(self) -> str | None:
         """What cut the search short, if anything."""
         return self.results[0].stopped
+
+    def faithfulness(self) -> Faithfulness:
+        """How faithful and how complete its sets are, at the sizes of the MIB benchmark.
+
+        Each share of components gets the best set of at most that size. Of a front that does not
+        go up to all components, only its own sizes are measured, and there are no areas.
+
+        Raises:
+            NoTracerError: The front was loaded, or its tracer is gone.
+        """
+        return tracer_of(self.results[0]).faithfulness(self)
 
     def curve(self) -> go.Figure:
         """Effect against size, its bootstrap band, held-out effect, control and full effect."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from tracekit.components import Component, ComponentRegistry
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, TracekitError
+from tracekit.errors import BudgetError, NoTracerError, TracekitError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
+from tracekit.results.mib import write_mib
 from tracekit.results.storage import (
     damaged,
     read_document,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tracekit.figures import Color
+    from tracekit.results.faithfulness import Faithfulness
 
 _CURVE = "curve.json"
 _RUN = "budget-"
@@ -115,6 +117,13 @@ class TraceResult:
     dataset: str
     dataset_fingerprint: str
     versions: Mapping[str, str]
+    model_sizes: Mapping[str, int | bool] = field(default_factory=dict)
+    """Layers, heads and width of the model, for files of the MIB benchmark."""
+    tracer: Any = field(default=None, repr=False)
+    """A weak reference to the tracer that made it, in this process; not saved."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "tracer": None}
 
     @property
     def components(self) -> list[Component]:
@@ -198,6 +207,28 @@ class TraceResult:
             f"effect {self.effect:.4g} (all: {self.full_effect:.4g}); {names})"
         )
 
+    def faithfulness(self) -> Faithfulness:
+        """How much the selected components do alone, and how much is left without them.
+
+        Two sets are measured, by the tracer that made the result.
+
+        Raises:
+            NoTracerError: The result was loaded, or its tracer is gone.
+        """
+        return tracer_of(self).faithfulness(self)
+
+    def to_mib(self, path: str | Path) -> Path:
+        """Writes the importance of every component as a file of the MIB benchmark.
+
+        That is what the method ranked by: its scores, or else the soft mask.
+
+        Raises:
+            MibFormatError: Components that have no counterpart there, such as attention patterns.
+        """
+        scores = self.soft_mask if self.component_scores is None else self.component_scores
+        write_mib(Path(path), self.registry, scores, self.binary_mask, self.model_sizes)
+        return Path(path)
+
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
         """Which components are selected, layer by layer.
 
@@ -219,9 +250,9 @@ class TraceResult:
             name: getattr(self, name) for name in _TENSOR_FIELDS if getattr(self, name) is not None
         }
         entries = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in _TENSOR_FIELDS
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in (*_TENSOR_FIELDS, "tracer")
         }
         entries["registry"] = self.registry.spec()
         entries["cost"] = asdict(self.cost)
@@ -297,6 +328,21 @@ def _check_consistent(result: TraceResult) -> None:
     tolerance = 1e-5 * result.per_example.abs().mean().item() + 1e-7
     if not abs(result.effect - result.per_example.mean().item()) <= tolerance:
         raise ValueError(f"The effect {result.effect} is not the mean of its examples.")
+
+
+def tracer_of(result: TraceResult) -> Any:
+    """The tracer that made a result.
+
+    Raises:
+        NoTracerError: The result was loaded, or its tracer is gone.
+    """
+    tracer = None if result.tracer is None else result.tracer()
+    if tracer is None:
+        raise NoTracerError(
+            "This result was loaded, or its tracer is gone, so nothing can be measured. Build the "
+            "tracer again and call tracer.faithfulness(result)."
+        )
+    return tracer
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,211 @@
+"""Faithfulness and completeness, the areas of MIB, and its files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from itertools import pairwise
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tests.plain import Plain
+from tracekit.errors import BudgetError, ConfigError, MaskShapeError, MibFormatError, NoTracerError
+from tracekit.results.faithfulness import MIB_SHARES
+from tracekit.results.intervals import ratio_interval
+
+
+@pytest.fixture
+def tracer(model):
+    return tk.Tracer(model, tiny.pairs(12, seed=3), "head-outputs", "logit-difference")
+
+
+def test_against_plain_hooks(model):
+    """(score of the set - score of nothing) / (score of the model - score of nothing)."""
+    rows = tiny.rows(6)
+    pairs = tk.PromptPairs.from_ids(rows)
+    tracer = tk.Tracer(model, pairs, "head-outputs", "logit-difference")
+    members = [tk.Component("head-outputs", 0, 1), tk.Component("head-outputs", 2, 3)]
+    found = tracer.faithfulness(members)
+    plain = Plain("gpt2", "head-outputs")
+    inside = torch.zeros(tiny.N_LAYERS, tiny.N_HEADS)
+    inside[0, 1] = inside[2, 3] = 1
+
+    def score(mask):
+        total = 0.0
+        for row in rows:
+            prompt = row["prompt_ids"]
+            change = plain.mixed(mask, plain.activations(row["counterfactual_ids"]), len(prompt))
+            y, x = (plain.score(prompt, row[key], change) for key in ("y_ids", "x_ids"))
+            total += (x - y).item()
+        return total / len(rows)
+
+    nothing, everything = score(torch.ones_like(inside)), score(torch.zeros_like(inside))
+    expected = (score(1 - inside) - nothing) / (everything - nothing)
+    assert found.faithfulness[0] == pytest.approx(expected, abs=1e-3)
+    without = (score(inside) - nothing) / (everything - nothing)
+    assert found.completeness[0] == pytest.approx(without, abs=1e-3)
+    assert found.sizes == (2,)
+
+
+def test_the_ends(tracer):
+    everything = tracer.faithfulness(torch.ones(12))
+    nothing = tracer.faithfulness(torch.zeros(12))
+    assert everything.faithfulness == pytest.approx((1,))
+    assert everything.completeness == pytest.approx((0,), abs=1e-6)
+    assert nothing.faithfulness == pytest.approx((0,), abs=1e-6)
+    assert nothing.completeness == pytest.approx((1,))
+    assert everything.faithfulness_intervals[0] == pytest.approx((1, 1))
+
+
+def test_denoising_measures_the_same_intervention(model):
+    """What is restored alone is what is left when everything else is patched."""
+    pairs = tiny.pairs(12, seed=3)
+    options = {"components": "head-outputs", "metric": "logit-difference"}
+    noising = tk.Tracer(model, pairs, **options)
+    denoising = tk.Tracer(model, pairs, direction="denoising", positions="prompt", **options)
+    # From the counterfactual run with all heads restored to the clean run is not the whole way.
+    mask = torch.zeros(12)
+    mask[[1, 5, 7]] = 1
+    share = denoising.evaluate(mask) / denoising.full_effect
+    found = denoising.faithfulness(mask)
+    assert found.faithfulness[0] == pytest.approx(share, abs=1e-5)
+    others = denoising.evaluate(1 - mask) / denoising.full_effect
+    assert found.completeness[0] == pytest.approx(others, abs=1e-5)
+    assert noising.faithfulness(mask).faithfulness[0] == pytest.approx(
+        1 - noising.evaluate(1 - mask) / noising.full_effect, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("ranking", ["signed", "absolute"])
+def test_areas_of_a_ranking(model, ranking):
+    tracer = tk.Tracer(model, tiny.pairs(8), "mlp-neurons", "logit-difference")
+    result = tracer.run("attribution", budget=10)
+    found = tracer.faithfulness(result, ranking=ranking)
+    assert found.ranking == ranking
+    assert found.shares == MIB_SHARES
+    scores = result.component_scores
+    order = (scores if ranking == "signed" else scores.abs()).argsort(descending=True)
+    values = []
+    for share, size in zip(MIB_SHARES, found.sizes, strict=True):
+        assert size == int(share * len(scores))
+        mask = torch.zeros(len(scores))
+        mask[order[:size]] = 1
+        values.append(1 - tracer.evaluate(1 - mask) / tracer.full_effect)
+    assert found.faithfulness == pytest.approx(values, abs=1e-3)
+    steps = list(pairwise(zip(MIB_SHARES, values, strict=True)))
+    cpr = sum((b - a) * (u + v) / 2 for (a, u), (b, v) in steps)
+    cmd = sum((b - a) * (abs(1 - u) + abs(1 - v)) / 2 for (a, u), (b, v) in steps)
+    assert found.cpr == pytest.approx(cpr, abs=1e-3)
+    assert found.cmd == pytest.approx(cmd, abs=1e-3)
+    assert f"CPR {found.cpr:.4g}" in repr(found)
+
+
+def test_of_results_curves_and_fronts(tracer):
+    front = tracer.pareto(statistics=False)
+    found = front.faithfulness()
+    assert found.shares == MIB_SHARES
+    assert found.sizes[-1] == 12
+    assert found.faithfulness[-1] == pytest.approx(1)
+    assert found.sizes[MIB_SHARES.index(0.5)] <= 6
+    assert found.cpr > 0
+    frame = found.to_frame()
+    assert list(frame["share"]) == list(MIB_SHARES)
+    assert (frame["faithfulness_low"] <= frame["faithfulness"] + 1e-6).all()
+    figure = found.curve()
+    drawn = {trace.name: list(trace.y) for trace in figure.data if trace.name}
+    assert drawn["faithfulness"] == list(frame["faithfulness"])
+    assert drawn["completeness"] == list(frame["completeness"])
+    short = tracer.pareto(max_budget=3, statistics=False).faithfulness()
+    with pytest.raises(BudgetError, match="do not cover them. Take a front without max_budget"):
+        _ = short.cpr
+    curve = tracer.run("greedy", budgets=[1, 3])
+    of_curve = tracer.faithfulness(curve)
+    assert of_curve.sizes == (1, 3)
+    assert curve[1].faithfulness().faithfulness[0] == pytest.approx(of_curve.faithfulness[1])
+
+
+def test_intervals_of_ratios():
+    values = torch.arange(1.0, 30.0)
+    assert ratio_interval(2 * values, values) == pytest.approx((2, 2))
+    noise = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    low, high = ratio_interval(1 + noise, torch.ones(4000))
+    width = 2 * 1.96 / 4000**0.5
+    assert high - low == pytest.approx(width, rel=0.1)
+    assert low < 1 + noise.mean() < high
+
+
+def test_a_loaded_result_measures_nothing(tracer, tmp_path):
+    result = tracer.run("top-k", budget=2)
+    loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
+    with pytest.raises(NoTracerError, match="This result was loaded, or its tracer is gone"):
+        loaded.faithfulness()
+    assert tracer.faithfulness(loaded).sizes == (2,)
+    for copied in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert copied.components == result.components
+        with pytest.raises(NoTracerError):
+            copied.faithfulness()
+
+
+def test_what_is_refused(tracer, unchecked):
+    with pytest.raises(MaskShapeError, match="Faithfulness is of sets"):
+        tracer.faithfulness(torch.full((12,), 0.5))
+    with pytest.raises(ConfigError, match="Unknown ranking 'best'. Use 'signed' or 'absolute'"):
+        tracer.faithfulness(torch.ones(12), ranking="best")
+    with pytest.raises(MaskShapeError, match=r"The scores have shape \(3,\)"):
+        tracer.faithfulness(torch.ones(3), ranking="signed")
+
+
+# ---- files of MIB ----------------------------------------------------------------------------
+
+
+def test_importances_go_to_a_file_and_back(model, tmp_path):
+    tracer = tk.Tracer(model, tiny.pairs(8), "head-outputs+mlp-blocks", "logit-difference")
+    result = tracer.run("top-k", budget=4)
+    path = result.to_mib(tmp_path / "importances.json")
+    document = json.loads(path.read_text())
+    assert document["cfg"] == {
+        "n_layers": 3,
+        "n_heads": 4,
+        "d_model": 24,
+        "parallel_attn_mlp": False,
+    }
+    assert list(document["nodes"])[:6] == ["input", "a0.h0", "a0.h1", "a0.h2", "a0.h3", "m0"]
+    assert document["nodes"]["logits"] == {"in_graph": True}
+    kept = {name for name, node in document["nodes"].items() if node["in_graph"]}
+    assert len(kept) == 2 + result.n_selected
+    index = tracer.registry.index(tk.Component("head-outputs", 2, 1))
+    score = result.component_scores[index].item()
+    assert document["nodes"]["a2.h1"]["score"] == pytest.approx(score)
+    torch.testing.assert_close(tracer.from_mib(path), result.component_scores)
+    ours = tracer.faithfulness(result, ranking="signed")
+    theirs = tracer.faithfulness(tracer.from_mib(path), ranking="signed")
+    assert ours.faithfulness == pytest.approx(theirs.faithfulness)
+
+
+def test_mib_files_that_do_not_fit(model, tmp_path):
+    tracer = tk.Tracer(model, tiny.pairs(8), "head-outputs", "logit-difference")
+    result = tracer.run("top-k", budget=2)
+    path = result.to_mib(tmp_path / "importances.json")
+    document = json.loads(path.read_text())
+    patterns = tk.Tracer(model, tiny.pairs(8), "attention-patterns")
+    with pytest.raises(MibFormatError, match="attention-patterns have no node in a MIB file"):
+        patterns.run("top-k", budget=2).to_mib(path)
+    both = tk.Tracer(model, tiny.pairs(8), "head-outputs+mlp-blocks")
+    with pytest.raises(MibFormatError, match=r"has no score of m0 \(MLP0\)"):
+        both.from_mib(path)
+    (tmp_path / "other.json").write_text(
+        json.dumps({**document, "cfg": {**document["cfg"], "n_layers": 12}})
+    )
+    with pytest.raises(MibFormatError, match="is of another model: its n_layers is 12"):
+        tracer.from_mib(tmp_path / "other.json")
+    (tmp_path / "none.json").write_text("[1, 2]")
+    for name in ("none.json", "missing.json"):
+        with pytest.raises(MibFormatError, match="cannot be read as importances of MIB"):
+            tracer.from_mib(tmp_path / name)
+    wide = tk.Tracer(model, tiny.pairs(8), "mlp-blocks", windows=2)
+    with pytest.raises(MibFormatError, match="Trace without them"):
+        wide.run("top-k", budget=1).to_mib(path)

@@ -1,0 +1,178 @@
+"""Faithfulness and completeness: how much of the behaviour a set of components carries.
+
+The effect of all components together, F, is the whole behaviour. With C the set and C' all others:
+
+    faithfulness(C) = 1 - effect(C') / F    what is left when everything but the set is patched
+    completeness(C) = 1 - effect(C) / F     what is left when the set is patched; 0 is complete
+
+For metrics that are linear in a score, such as `logit-difference`, faithfulness is that of the MIB
+benchmark, (score of the set - score of nothing) / (score of the model - score of nothing), as means
+over examples. Its areas are taken by the trapezoid rule over the shares of components of
+`MIB_SHARES`: CPR under the curve, CMD between the curve and 1. Completeness is that of Marks et al.
+2024: the faithfulness of the complement. When clean values are put back (`denoising`), the set's
+own effect over F is its faithfulness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.errors import BudgetError
+from tracekit.masks import Mask, ranking
+from tracekit.results.intervals import ratio_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Shares of components at which the MIB benchmark measures (Mueller et al. 2025)."""
+Ranking = Literal["signed", "absolute"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Faithfulness:
+    """Faithfulness and completeness of sets of several sizes."""
+
+    sizes: tuple[int, ...]
+    """Components of each set."""
+    n_components: int
+    """Components in all."""
+    faithfulness: tuple[float, ...]
+    """Of each set; 1 where the set does all that the model does. May lie outside [0, 1]."""
+    faithfulness_intervals: tuple[tuple[float, float], ...]
+    """95 % bootstrap intervals over examples."""
+    completeness: tuple[float, ...]
+    """Of each set; 0 where nothing is left without it."""
+    completeness_intervals: tuple[tuple[float, float], ...]
+    """95 % bootstrap intervals over examples."""
+    shares: tuple[float, ...] = ()
+    """Share of all components that each set was made for; empty if the sets were given."""
+    ranking: str = "sets"
+    """How the sets were made: `signed` or `absolute` scores, highest first, or `sets`: given."""
+    metric: str = ""
+    """What the effects are measured by."""
+    method: str = ""
+    """What found the sets."""
+
+    @property
+    def cpr(self) -> float:
+        """Area under faithfulness over the share of components (MIB); higher is better.
+
+        Raises:
+            BudgetError: The sets do not reach from the smallest share to all components.
+        """
+        return self._area(lambda value: value)
+
+    @property
+    def cmd(self) -> float:
+        """Area between faithfulness and 1 over the share of components (MIB); lower is better.
+
+        Raises:
+            BudgetError: As for `cpr`.
+        """
+        return self._area(lambda value: abs(1 - value))
+
+    def _area(self, height: Callable[[float], float]) -> float:
+        if self.shares != MIB_SHARES:
+            raise BudgetError(
+                "CPR and CMD are areas over all shares of components from 0.001 to 1, and these "
+                "sets do not cover them. Take a front without max_budget, or a result's ranking: "
+                "tracer.faithfulness(result, ranking='signed')."
+            )
+        points = list(zip(self.shares, map(height, self.faithfulness), strict=True))
+        return sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairwise(points))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per set."""
+        import pandas as pd
+
+        columns: dict[str, Sequence[float]] = {"size": self.sizes}
+        if self.shares:
+            columns["share"] = self.shares
+        for name in ("faithfulness", "completeness"):
+            intervals = getattr(self, f"{name}_intervals")
+            columns[name] = getattr(self, name)
+            columns[f"{name}_low"] = [low for low, _ in intervals]
+            columns[f"{name}_high"] = [high for _, high in intervals]
+        return pd.DataFrame(columns)
+
+    def curve(self) -> go.Figure:
+        """Faithfulness and completeness against the number of components."""
+        from tracekit import figures
+
+        return figures.faithfulness_curve(self)
+
+    def __repr__(self) -> str:
+        values = ", ".join(
+            f"{size}: {value:.3g}"
+            for size, value in zip(self.sizes, self.faithfulness, strict=True)
+        )
+        areas = f"; CPR {self.cpr:.4g}, CMD {self.cmd:.4g}" if self.shares == MIB_SHARES else ""
+        return f"Faithfulness({self.method} by {self.metric}, {self.ranking}: {values}{areas})"
+
+
+def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
+    """Components with the highest scores, at each of the shares of MIB.
+
+    Args:
+        scores: One per component.
+        how: Whether by the scores or by their absolute values.
+    """
+    order = ranking(scores if how == "signed" else scores.abs())
+    n = len(order)
+    return [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
+
+
+def measure_faithfulness(
+    engine: Engine,
+    sets: Sequence[ComponentSet],
+    *,
+    shares: tuple[float, ...] = (),
+    how: str = "sets",
+    method: str = "",
+) -> Faithfulness:
+    """Measures sets and their complements.
+
+    Args:
+        engine: The data set.
+        sets: Sets of flat indices.
+        shares: What each was made for.
+        how: How they were made.
+        method: What found them.
+    """
+    everything = range(engine.n_components)
+    complements = [tuple(i for i in everything if i not in set(members)) for members in sets]
+    effects = engine.set_effects([*sets, *complements], "faithfulness")
+    of_sets, of_others = effects[: len(sets)], effects[len(sets) :]
+    full = engine.full_effects
+    if engine.metric.direction == "noising":
+        faithful, complete = full - of_others, full - of_sets
+    else:
+        faithful, complete = of_sets, of_others
+    return Faithfulness(
+        sizes=tuple(map(len, sets)),
+        n_components=engine.n_components,
+        faithfulness=_ratios(faithful, full),
+        faithfulness_intervals=tuple(ratio_interval(row, full) for row in faithful),
+        completeness=_ratios(complete, full),
+        completeness_intervals=tuple(ratio_interval(row, full) for row in complete),
+        shares=shares,
+        ranking=how,
+        metric=engine.metric.name,
+        method=method,
+    )
+
+
+def _ratios(
+    effects: Float[Tensor, "set example"], full: Float[Tensor, " example"]
+) -> tuple[float, ...]:
+    return tuple((effects.mean(1) / full.mean()).tolist())

@@ -1,0 +1,139 @@
+"""Node importances in the format of the MIB benchmark (Mueller et al. 2025; EAP-IG's graphs).
+
+A file names heads `a5.h3` and MLPs `m5`, and says of each how important it is and whether it is in
+the circuit. Heads are `head-outputs`, MLPs `mlp-blocks`. Other kinds have no counterpart there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracekit.components import Component, ComponentRegistry
+from tracekit.errors import MibFormatError
+from tracekit.files import write_beside
+from tracekit.masks import BinaryMask, Mask
+
+_NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
+SIZES = ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
+"""What a file says of its model."""
+
+
+def model_sizes(cfg: Any) -> dict[str, int | bool]:
+    """What a file says of a model, from its TransformerLens configuration."""
+    return {
+        "n_layers": int(cfg.n_layers),
+        "n_heads": int(cfg.n_heads),
+        "d_model": int(cfg.d_model),
+        "parallel_attn_mlp": bool(getattr(cfg, "parallel_attn_mlp", False)),
+    }
+
+
+def write_mib(
+    path: Path,
+    registry: ComponentRegistry,
+    scores: Mask,
+    selected: BinaryMask,
+    sizes: Mapping[str, int | bool],
+) -> None:
+    """Writes importances.
+
+    Nodes that are not under study have no score and stay in the circuit.
+
+    Args:
+        path: The file.
+        registry: What the entries stand for.
+        scores: Importance of each component.
+        selected: Which are in the circuit.
+        sizes: As from `model_sizes`.
+
+    Raises:
+        MibFormatError: Components that have no counterpart there.
+    """
+    check_registry(registry)
+    if not sizes:
+        raise MibFormatError(
+            "The result does not hold the sizes of its model, which a MIB file needs; an earlier "
+            "tracekit saved it. Run it again."
+        )
+    nodes: dict[str, dict[str, Any]] = {"input": {"in_graph": True}}
+    for layer in range(int(sizes["n_layers"])):
+        for head in range(int(sizes["n_heads"])):
+            nodes[f"a{layer}.h{head}"] = {"in_graph": True}
+        nodes[f"m{layer}"] = {"in_graph": True}
+    nodes["logits"] = {"in_graph": True}
+    for component, score, is_selected in zip(
+        registry, scores.tolist(), selected.tolist(), strict=True
+    ):
+        nodes[_node(component)] = {"in_graph": is_selected, "score": score}
+    document = {"cfg": dict(sizes), "nodes": nodes, "edges": {}}
+    write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | bool]) -> Mask:
+    """Reads importances.
+
+    Args:
+        path: The file.
+        registry: What the entries are to stand for.
+        sizes: Of the model that is traced, as from `model_sizes`.
+
+    Returns:
+        Importance of each component.
+
+    Raises:
+        MibFormatError: The file is none, is of another model, or lacks the score of a component.
+    """
+    check_registry(registry)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        cfg, nodes = dict(document["cfg"]), dict(document["nodes"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MibFormatError(
+            f"{path} cannot be read as importances of MIB: a JSON file with the entries cfg, nodes "
+            "and edges. Export it again."
+        ) from error
+    for name in SIZES:
+        if name in cfg and cfg[name] != sizes[name]:
+            raise MibFormatError(
+                f"{path} is of another model: its {name} is {cfg[name]}, and that of the traced "
+                f"model is {sizes[name]}. Trace the model that the file is of."
+            )
+    scores = []
+    for component in registry:
+        node = nodes.get(_node(component))
+        score = node.get("score") if isinstance(node, dict) else None
+        if not isinstance(score, (int, float)) or not math.isfinite(score):
+            raise MibFormatError(
+                f"{path} has no score of {_node(component)} ({component}). Score every node, or "
+                "trace only those that have one."
+            )
+        scores.append(float(score))
+    return torch.tensor(scores)
+
+
+def check_registry(registry: ComponentRegistry) -> None:
+    """Refuses components that have no counterpart.
+
+    Raises:
+        MibFormatError: They have none.
+    """
+    for kind in registry.kinds:
+        if kind not in _NODES:
+            raise MibFormatError(
+                f"{kind} have no node in a MIB file, which knows what heads and MLPs give out. "
+                "Trace head-outputs, mlp-blocks, or both."
+            )
+    if registry.spans or registry.has_windows:
+        raise MibFormatError(
+            "Components of spans or windows have no node in a MIB file. Trace without them."
+        )
+
+
+def _node(component: Component) -> str:
+    return _NODES[component.kind].format(layer=component.layer, index=component.index)
