@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tracekit.engine import Cost as Cost
     from tracekit.engine import Engine as Engine
     from tracekit.engine import EngineConfig as EngineConfig
+    from tracekit.engine import Keep as Keep
     from tracekit.engine import MaskedPatch as MaskedPatch
     from tracekit.engine import Mean as Mean
     from tracekit.errors import TracekitError as TracekitError
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "components": ("Component", "ComponentRegistry"),
     "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
-    "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "MaskedPatch", "Mean"),
+    "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "Keep", "MaskedPatch", "Mean"),
     "errors": ("TracekitError",),
     "kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),

@@ -229,6 +229,10 @@ class NoTracerError(TracekitError, RuntimeError):
     """A result that was loaded, or whose tracer is gone, and can measure nothing."""
 
 
+class NothingKeptError(TracekitError, RuntimeError):
+    """No set that a search tried leaves what is to be kept within its bounds."""
+
+
 class MissingReadingError(TracekitError, ValueError):
     """A metric asks for something of a run that the run was not asked for."""
 

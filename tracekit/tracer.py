@@ -21,6 +21,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.keeping import Keep, KeepingEngine, nothing_kept
 from tracekit.engine.layout import Positions
 from tracekit.engine.sources import Source, name_of, resolve_source
 from tracekit.errors import (
@@ -51,7 +52,7 @@ from tracekit.results.pareto_statistics import measure_statistics
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection, make
-from tracekit.search.base import config_of
+from tracekit.search.base import best_within, config_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,6 +201,7 @@ class Tracer:
         )
         self.source = name_of(source)
         """Where the values come from that are put in."""
+        self._to_pairs = to_pairs
         self._noising = _Question(to_pairs(pairs), resolve_metric(metric))
         self._engines: dict[str, Engine] = {}
         asked = self._noising if direction == "noising" else self._noising.reversed()
@@ -312,6 +314,7 @@ class Tracer:
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
+        keep: Keep | None = None,
         seed: int = 0,
         **options: Any,
     ) -> TraceResult | TraceCurve:
@@ -325,6 +328,7 @@ class Tracer:
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components
                 as possible.
+            keep: What is to stay as it is: only sets within its bound are given back.
             seed: Seed of the search; the same seed gives the same result.
             **options: Fields of the search, e.g. `lambda1=1e-3` or `draws=200`.
 
@@ -335,6 +339,7 @@ class Tracer:
             UnknownMethodError, UnknownOptionError, ConfigError: About the search, or the seed.
             BudgetError: About the budget.
             TargetNotReachedError: No set that was tried reaches the target.
+            NothingKeptError: No set that was tried stays within the bound of `keep`.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         check_seed(seed)
@@ -342,8 +347,18 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        selections, spent = self._accounted(lambda: search.search(self.engine, goal, seed))
-        results = [self._to_result(search, each, goal, seed, spent) for each in selections]
+        engine, to_search = self._searched(keep), goal
+        if keep is not None and getattr(search, "records_every_size", False):
+            # Its sets grow until they leave the bounds.
+            to_search = goal.with_smaller_sizes()
+        selections, spent = self._accounted(engine, lambda: search.search(engine, to_search, seed))
+        if to_search is not goal:
+            selections = [best_within(selections, budget) for budget in goal.budgets]
+        kept = [self._kept(engine, each.mask) for each in selections]
+        results = [
+            self._to_result(search, each, goal, seed, spent, what)
+            for each, what in zip(selections, kept, strict=True)
+        ]
         self.results += results
         if any(result.stopped == "interrupted" for result in results):
             _warn("Stopped by Ctrl-C: the result is the best found so far.")
@@ -353,6 +368,7 @@ class Tracer:
         self,
         *,
         max_budget: int | float | None = None,
+        keep: Keep | None = None,
         statistics: bool = True,
         seed: int = 0,
         **options: Any,
@@ -364,6 +380,7 @@ class Tracer:
 
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
+            keep: What is to stay as it is: the front holds the sets within its bound.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
                 the front itself; their passes are in `statistics_cost`, and limits apply to each
@@ -377,24 +394,33 @@ class Tracer:
             BudgetError: About `max_budget`.
             NotDifferentiableError: The metric has no gradient.
             NothingMeasuredError: A limit was reached before any set was measured.
+            NothingKeptError: No set that was measured stays within the bound of `keep`.
             CheckpointError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
         search = cast(LocalSearch, make(LocalSearch, options))
         n = len(self.registry)
         goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
-        state, spent = self._accounted(lambda: search.run(self.engine, goal, seed))
-        results = [
-            self._to_result(search, state.selection(size, size), goal, seed, spent)
-            for size in state.best_sets.improving
-        ]
+        engine = self._searched(keep)
+        state, spent = self._accounted(engine, lambda: search.run(engine, goal, seed))
+        results = []
+        for size in state.best_sets.improving:
+            selection = state.selection(size, size)
+            kept = self._kept(engine, selection.mask, raises=False)
+            if keep is None or kept is not None:
+                results.append(self._to_result(search, selection, goal, seed, spent, kept))
+        if not results:
+            raise nothing_kept(keep)
         front = ParetoFront(tuple(results), goal.budgets[-1], component_ranking(state))
         if state.stopped == "interrupted":
             _warn("Stopped by Ctrl-C: the front holds the best sets found so far, no statistics.")
         elif statistics:
             # What was searched is not lost for what could not be added to it.
             try:
-                by_size, cost = measure_statistics(self.engine, search, state, seed)
+                sizes = [result.n_selected for result in results]
+                by_size, cost = measure_statistics(
+                    self.engine, search, state, seed, searched=engine, sizes=sizes
+                )
             except KeyboardInterrupt:
                 _warn("Stopped by Ctrl-C: the front is complete, but has no statistics.")
             except NothingMeasuredError:
@@ -403,24 +429,57 @@ class Tracer:
                 return replace(front, statistics=by_size, statistics_cost=cost)
         return front
 
-    def _accounted(self, work: Callable[[], _T]) -> tuple[_T, _Spent]:
+    def _searched(self, keep: Keep | None) -> Engine:
+        """The engine that a search is given."""
+        if keep is None:
+            return self.engine
+        metric = self._resolved([keep.metric])[0]
+        pairs = self.pairs
+        if keep.pairs is not None:
+            pairs = self._to_pairs(keep.pairs.by_span() if self.registry.spans else keep.pairs)
+            pairs = pairs if self.direction == "noising" else pairs.reversed()
+        engine = self.engine
+        keeping = Engine(engine.model, pairs, engine.registry, metric, engine.config)
+        return KeepingEngine(engine, keeping, keep)
+
+    def _kept(
+        self, engine: Engine, mask: Tensor, *, raises: bool = True
+    ) -> Mapping[str, Any] | None:
+        """What a set does to what is kept; None if nothing is, or if it leaves the bounds."""
+        if not isinstance(engine, KeepingEngine):
+            return None
+        kept = engine.report(mask.nonzero()[:, 0].tolist())
+        if abs(kept["effect"]) <= kept["at_most"]:
+            return kept
+        if raises:
+            raise nothing_kept(engine.keep, kept["effect"])
+        return None
+
+    def _accounted(self, engine: Engine, work: Callable[[], _T]) -> tuple[_T, _Spent]:
         """Searches on an unchanged model, and says what that took."""
         _ = self.full_effect  # Shared by all methods, so it counts for none.
         if not self._has_looked:
             self._has_looked = True
             _warn_of_effects(self.engine)
         checks.check_unchanged(self.engine)
-        cost, start = self.engine.cost, time.perf_counter()
+        cost, start = engine.cost, time.perf_counter()
         outcome = work()
-        return outcome, _Spent(self.engine.cost - cost, time.perf_counter() - start)
+        return outcome, _Spent(engine.cost - cost, time.perf_counter() - start)
 
     def _to_result(
-        self, search: Search, selection: Selection, goal: Goal, seed: int, spent: _Spent
+        self,
+        search: Search,
+        selection: Selection,
+        goal: Goal,
+        seed: int,
+        spent: _Spent,
+        kept: Mapping[str, Any] | None,
     ) -> TraceResult:
         engine = self.engine
         config = engine.config
         mask, soft_mask = selection.mask, selection.soft_mask
-        scores = selection.component_scores
+        # With something kept, scores hold penalties, and are no effects of single components.
+        scores = selection.component_scores if kept is None else None
         positions = config.positions
         return TraceResult(
             method=search.name,
@@ -439,6 +498,7 @@ class Tracer:
             held_out_weights=None if self._held_out is None else self._held_out.pairs.weights,
             also_metrics=tuple(metric.name for metric in self.also),
             also_per_example=self._also_per_example(mask),
+            kept=kept,
             budget=selection.budget,
             target_effect=goal.target,
             history=selection.history,

@@ -619,3 +619,21 @@ def test_help_is_grouped(command, name, panels):
     # Every option has a place; only --help has none.
     first = out[: out.index(f"─ {titles[1]} ─")]
     assert first.count("--") == 1
+
+
+def test_further_metrics_spans_and_bounds(command, tmp_path):
+    code, out, err = command(
+        *("trace", "--dataset", "demo-facts", "--limit", "8", "--components", "residual"),
+        *("--by", "span", "--windows", "2", "--also", "kl", "--also", "rank-change"),
+        *("--method", "greedy", "--budget", "2", "--keep-at-most", "5", "--quiet"),
+        *("--output", str(tmp_path / "run")),
+    )
+    assert code == 0, err
+    assert "rank-change" in out
+    result = tk.TraceResult.load(tmp_path / "run" / "greedy-2")
+    assert set(result.also) == {"kl", "rank-change"}
+    assert result.kept["at_most"] == 5
+    assert result.components[0].span in ("subject", "rest", "last")
+    code, _, err = command("pareto", "--limit", "8", "--keep-dataset", "demo-bias")
+    assert code == 1
+    assert "--keep-dataset needs a bound" in err

@@ -9,8 +9,10 @@ import typer
 
 from tracekit.cli.output import load, progress_is_shown
 from tracekit.cli.parsing import parse_layers, parse_loading, parse_options, parse_positions
+from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tracekit.engine import Keep
     from tracekit.tracer import Tracer
 
 # Panels of `--help`, in the order in which their first options stand.
@@ -152,6 +154,23 @@ MeanOfTokens = Annotated[
         help="Mean over continuation tokens: geometric or arithmetic.", rich_help_panel=_WHAT
     ),
 ]
+KeepAtMost = Annotated[
+    float | None,
+    typer.Option(
+        help="Search only sets whose effect by the kept metric is at most this.",
+        rich_help_panel=HOW,
+    ),
+]
+KeepMetric = Annotated[
+    str, typer.Option(help="The metric that is to stay within it.", rich_help_panel=HOW)
+]
+KeepDataset = Annotated[
+    str | None,
+    typer.Option(
+        help="The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
+        rich_help_panel=HOW,
+    ),
+]
 MaxBatchSize = Annotated[
     int,
     typer.Option(
@@ -173,6 +192,24 @@ HeldOut = Annotated[
         rich_help_panel=_DATA,
     ),
 ]
+
+
+def build_keep(
+    tracer: Tracer, at_most: float | None, metric: str, dataset: str | None
+) -> Keep | None:
+    """What a search is to leave as it is; the arguments are options of a command.
+
+    Raises:
+        ConfigError: A data set without a bound.
+    """
+    import tracekit as tk
+
+    if at_most is None:
+        if dataset is not None:
+            raise ConfigError("--keep-dataset needs a bound. Give --keep-at-most, e.g. 0.05.")
+        return None
+    pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
+    return tk.Keep(pairs=pairs, metric=metric, at_most=at_most)
 
 
 def build_tracer(

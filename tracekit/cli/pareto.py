@@ -23,6 +23,9 @@ from tracekit.cli.options import (
     DirectionOption,
     Dtype,
     HeldOut,
+    KeepAtMost,
+    KeepDataset,
+    KeepMetric,
     Layers,
     Limit,
     MaxBatchSize,
@@ -39,6 +42,7 @@ from tracekit.cli.options import (
     SourceOption,
     Split,
     Windows,
+    build_keep,
     build_tracer,
 )
 from tracekit.cli.output import check_folder, console, print_tracer, write_figures
@@ -101,6 +105,9 @@ def pareto(
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,
+    keep_at_most: KeepAtMost = None,
+    keep_metric: KeepMetric = "kl",
+    keep_dataset: KeepDataset = None,
     output: Output = Path("run"),
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -144,11 +151,12 @@ def pareto(
         seed=seed,
         quiet=quiet,
     )
+    keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
     print_tracer(tracer)
     with warnings.catch_warnings():
         # `_print_front` says it with the name of the option.
         warnings.simplefilter("ignore", SearchStoppedWarning)
-        front = tracer.pareto(max_budget=largest, seed=seed, **options)
+        front = tracer.pareto(keep=keep, max_budget=largest, seed=seed, **options)
     front.save(output / "pareto")
     _print_front(front)
     write_figures({"pareto": front.curve(), "heatmap": tracer.heatmap(front[-1])}, output)

@@ -20,6 +20,9 @@ from tracekit.cli.options import (
     DirectionOption,
     Dtype,
     HeldOut,
+    KeepAtMost,
+    KeepDataset,
+    KeepMetric,
     Layers,
     Limit,
     MaxBatchSize,
@@ -36,6 +39,7 @@ from tracekit.cli.options import (
     SourceOption,
     Split,
     Windows,
+    build_keep,
     build_tracer,
 )
 from tracekit.cli.output import check_folder, print_table, print_tracer, save, write_tracer_figures
@@ -93,6 +97,9 @@ def trace(
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,
+    keep_at_most: KeepAtMost = None,
+    keep_metric: KeepMetric = "kl",
+    keep_dataset: KeepDataset = None,
     output: Output = Path("run"),
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -133,9 +140,10 @@ def trace(
         seed=seed,
         quiet=quiet,
     )
+    keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
     print_tracer(tracer)
     for name in methods:
-        save(tracer.run(searches[name], seed=seed, **goals[name]), output)
+        save(tracer.run(searches[name], seed=seed, keep=keep, **goals[name]), output)
         if tracer.results[-1].stopped == "interrupted":
             break
     print_table(tracer.results)

@@ -66,6 +66,11 @@ class ParetoFront(Sequence[TraceResult]):
                 f"The front goes up to {self.largest} components, and {count} were asked for. "
                 "Search it with a larger max_budget."
             )
+        if count < self.sizes[0]:
+            raise BudgetError(
+                f"The smallest set of the front has {self.sizes[0]} components, and {count} were "
+                "asked for. Ask for more."
+            )
         best = max(r for r in range(len(self)) if self.results[r].n_selected <= count)
         return replace(self.results[best], budget=count)
 

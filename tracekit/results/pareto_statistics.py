@@ -57,7 +57,13 @@ class SizeStatistics:
 
 
 def measure_statistics(
-    engine: Engine, search: LocalSearch, state: SearchState, seed: int
+    engine: Engine,
+    search: LocalSearch,
+    state: SearchState,
+    seed: int,
+    *,
+    searched: Engine | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> tuple[tuple[SizeStatistics, ...], Cost]:
     """Statistics of a front at up to 12 sizes, and the passes they took.
 
@@ -66,12 +72,16 @@ def measure_statistics(
         search: The search, which is repeated on each half of the examples.
         state: What it found.
         seed: Draws the halves and the controls.
+        searched: The engine that was searched, where that is another one (see `keeping.py`).
+        sizes: Sizes of the front; by default all at which a set does better than smaller ones.
     """
     before = engine.cost
-    improving = state.best_sets.improving
+    improving = list(state.best_sets.improving if sizes is None else sizes)
     wanted = log_spaced_sizes(improving[0], improving[-1], _AT_MOST)
     sizes = sorted({min(improving, key=lambda s: abs(s - at)) for at in wanted})
-    held_out, stability, cost_of_halves = _search_halves(engine, search, sizes, seed)
+    held_out, stability, cost_of_halves = _search_halves(
+        engine, searched or engine, search, sizes, seed
+    )
     generator = torch.Generator().manual_seed(seed)
     statistics = []
     for rank, size in enumerate(sizes):
@@ -100,7 +110,7 @@ def measure_statistics(
 
 
 def _search_halves(
-    engine: Engine, search: LocalSearch, sizes: Sequence[int], seed: int
+    engine: Engine, searched: Engine, search: LocalSearch, sizes: Sequence[int], seed: int
 ) -> tuple[Float[Tensor, "size example"] | None, list[float] | None, Cost]:
     """Held-out effect of every example, and similarity of the halves' sets, at each size."""
     n = engine.n_examples
@@ -112,15 +122,15 @@ def _search_halves(
     without_checkpoint = replace(search, checkpoint=None)
     effects, cost = torch.zeros(len(sizes), n), Cost()
     selected: list[list[ComponentSet]] = []
-    for searched, held_out in (parts, reversed(parts)):
-        half = engine.with_pairs(engine.pairs.subset(searched))
+    for own, held_out in (parts, reversed(parts)):
+        half = searched.with_pairs(engine.pairs.subset(own))
         state = without_checkpoint.run(half, goal, seed)
         if state.stopped == "interrupted":
             raise KeyboardInterrupt
         sets = [state.best_sets.best_within(size) for size in sizes]
         selected.append(sets)
         effects[:, held_out] = engine.set_effects(sets, "held-out effects")[:, held_out]
-        share = len(searched) / n
+        share = len(own) / n
         cost += Cost(half.cost.forward * share, half.cost.backward * share)
     return effects, [jaccard(*pair) for pair in zip(*selected, strict=True)], cost
 

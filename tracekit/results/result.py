@@ -90,6 +90,9 @@ class TraceResult:
     """Further metrics by which the selection was measured."""
     also_per_example: Float[Tensor, "metric example"] | None = None
     """Effect on each example by each of them, times its weight."""
+    kept: Mapping[str, Any] | None = None
+    """What the search was to leave as it is, and the selection's effect on it: `metric`,
+    `dataset`, `at_most` and `effect`."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
     target_effect: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -67,6 +67,14 @@ class Goal:
                 "to reach."
             )
         return cls(budgets=tuple(counts), target=target_effect)
+
+    def with_smaller_sizes(self) -> Goal:
+        """The same budgets and smaller ones, at most 32 of them, on a logarithmic scale."""
+        if not self.budgets:
+            return self
+        last = self.budgets[-1]
+        smaller = {round(last ** (step / 31)) for step in range(32)}
+        return replace(self, budgets=tuple(sorted({*self.budgets, *smaller})))
 
     def require(self, method: str) -> None:
         """Refuses a goal without budget or target.
@@ -226,6 +234,18 @@ def _bisect(
         else:
             below = middle
     return size
+
+
+def best_within(selections: Sequence[Selection], budget: int) -> Selection:
+    """The selection of at most so many components with the largest effect, as that budget's.
+
+    Args:
+        selections: Some of which are within it.
+        budget: Number of components.
+    """
+    fitting = [each for each in selections if int(each.mask.sum()) <= budget]
+    best = max(fitting, key=lambda each: each.effects.mean().item())
+    return replace(best, budget=budget)
 
 
 def not_reached(target: float, best: float) -> TargetNotReachedError:

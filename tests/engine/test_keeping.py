@@ -1,0 +1,177 @@
+"""Searches that leave another metric within bounds."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.engine.keeping import KeepingEngine
+from tracekit.errors import BudgetError, ConfigError, NothingKeptError, UnknownMetricError
+from tracekit.masks import from_indices
+
+METHODS = (
+    *("exhaustive", "greedy", "top-k", "random", "local-search", "mask-ig", "attribution"),
+    *("pgb-ct", "dcm"),
+)
+
+
+@pytest.fixture
+def tracer(model):
+    return tk.Tracer(model, tiny.pairs(10, seed=3), "head-outputs", "logit-difference")
+
+
+@pytest.fixture
+def neutral():
+    return tiny.pairs(7, seed=8)
+
+
+def keeping_engine(tracer, keep):
+    engine = tracer._searched(keep)
+    assert isinstance(engine, KeepingEngine)
+    return engine
+
+
+def kept_by(model, neutral, members, metric="kl"):
+    """Measured by a tracer that knows nothing of keeping."""
+    other = tk.Tracer(model, neutral, "head-outputs", metric)
+    return other.evaluate(from_indices(members, 12).float())
+
+
+def best_by_trying(model, tracer, neutral, size, bound):
+    other = tk.Tracer(model, neutral, "head-outputs", "kl")
+    sets = [each for k in range(1, size + 1) for each in combinations(range(12), k)]
+    effects, kept = (each.engine.set_effects(sets).mean(1) for each in (tracer, other))
+    return max(e for e, k in zip(effects.tolist(), kept.tolist(), strict=True) if k <= bound)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_search_stays_within_the_bound(model, tracer, neutral, method):
+    free = tracer.run("exhaustive", budget=3)
+    unbound = kept_by(model, neutral, tiny.members_of(free))
+    bound = 0.6 * unbound
+    options = {"epochs": 6} if method in ("pgb-ct", "dcm") else {}
+    options |= {"trials": 3} if method == "pgb-ct" else {}
+    keep = tk.Keep(pairs=neutral, metric="kl", at_most=bound)
+    result = tracer.run(method, budget=3, keep=keep, **options)
+    assert kept_by(model, neutral, tiny.members_of(result)) <= bound * 1.0001
+    assert result.kept["effect"] == pytest.approx(
+        kept_by(model, neutral, tiny.members_of(result)), rel=1e-3, abs=1e-6
+    )
+    assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
+    best = best_by_trying(model, tracer, neutral, 3, bound)
+    assert result.effect <= best + 1e-5
+    if method in ("exhaustive", "local-search"):
+        assert result.effect == pytest.approx(best, abs=1e-5)
+    assert result.cost.forward > 0
+
+
+@pytest.mark.parametrize("method", ["greedy", "top-k", "random", "exhaustive", "local-search"])
+def test_a_bound_that_nothing_reaches_changes_no_search(tracer, neutral, method):
+    free = tracer.run(method, budget=3)
+    kept = tracer.run(method, budget=3, keep=tk.Keep(pairs=neutral, metric="kl", at_most=1e6))
+    assert kept.components == free.components
+    assert kept.effect == pytest.approx(free.effect, abs=1e-6)
+
+
+def test_the_gradient_is_that_of_the_effects(tracer, neutral):
+    mask = torch.linspace(0.2, 0.9, 12)
+    for bound in (1e-3, 1e3):
+        engine = keeping_engine(tracer, tk.Keep(pairs=neutral, metric="kl", at_most=bound))
+        effects, gradient = engine.gradient(mask, torch.ones_like)
+        gradient = gradient / engine.n_examples
+        penalty = tracer.engine.effects(mask).mean() - effects.mean()
+        assert (penalty > 1e-3) == (bound < 1)
+        step = 1e-2
+        for index in (0, 5, 11):
+            moved = [mask.clone(), mask.clone()]
+            moved[0][index] -= step
+            moved[1][index] += step
+            low, high = (engine.gradient(each, torch.ones_like)[0].mean() for each in moved)
+            slope = (high - low) / (2 * step)
+            assert gradient[index].item() == pytest.approx(slope.item(), rel=2e-2, abs=1e-2)
+
+
+def test_measured_sets_within_the_bound_have_their_own_effects(tracer, neutral):
+    keep = tk.Keep(pairs=neutral, metric="kl", at_most=0.05)
+    engine = keeping_engine(tracer, keep)
+    sets = [(i,) for i in range(12)] + [tuple(range(12))]
+    own, given = tracer.engine.set_effects(sets), engine.set_effects(sets)
+    within = [abs(engine.kept_effect(members)) <= 0.05 for members in sets]
+    assert len(set(within)) == 2
+    least = min(given[k].mean() for k, ok in enumerate(within) if ok)
+    for k, ok in enumerate(within):
+        if ok:
+            assert torch.equal(own[k], given[k])
+        else:
+            assert given[k].mean() < least
+
+
+def test_predictions_count_what_they_do_to_what_is_kept(tracer, neutral):
+    keep = tk.Keep(pairs=neutral, metric="kl", at_most=1e-4)
+    engine = keeping_engine(tracer, keep)
+    strict, free = engine.predict_changes((0, 3)), tracer.engine.predict_changes((0, 3))
+    assert not torch.allclose(strict.gains, free.gains)
+    loose = keeping_engine(tracer, tk.Keep(pairs=neutral, metric="kl", at_most=1e6))
+    torch.testing.assert_close(loose.predict_changes((0, 3)).gains, free.gains)
+
+
+def test_a_front_of_sets_within_the_bound(model, tracer, neutral, tmp_path):
+    bound = 0.5 * kept_by(model, neutral, range(12))
+    keep = tk.Keep(pairs=neutral, metric="kl", at_most=bound)
+    front = tracer.pareto(max_budget=5, keep=keep, checkpoint=tmp_path / "search.ckpt")
+    for result in front:
+        assert kept_by(model, neutral, tiny.members_of(result)) <= bound * 1.0001
+        best = best_by_trying(model, tracer, neutral, result.n_selected, bound)
+        assert result.effect >= 0.95 * best
+    assert {row.size for row in front.statistics} <= set(front.sizes)
+    loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
+    assert loaded[0].kept == front[0].kept
+    assert loaded[0].kept["at_most"] == bound
+    # The checkpoint of a search that kept something is of no use to one that does not.
+    with pytest.raises(tk.errors.CheckpointError):
+        tracer.pareto(max_budget=5, checkpoint=tmp_path / "search.ckpt")
+
+
+def test_a_metric_of_the_traced_examples_is_kept(model, tracer):
+    keep = tk.Keep(metric="entropy-change", at_most=0.05)
+    result = tracer.run("exhaustive", budget=2, keep=keep)
+    other = tk.Tracer(model, tracer.pairs, "head-outputs", "entropy-change")
+    assert abs(other.evaluate(result)) <= 0.05 + 1e-6
+    assert result.kept["dataset"] == tracer.pairs.name
+
+
+@pytest.mark.parametrize("options", [{"direction": "denoising"}, {"source": "mean"}])
+def test_keeping_asks_as_the_tracer_does(model, neutral, options):
+    tracer = tk.Tracer(model, tiny.pairs(8), "head-outputs", "logit-difference", **options)
+    result = tracer.run("greedy", budget=2, keep=tk.Keep(pairs=neutral, at_most=10.0))
+    other = tk.Tracer(model, neutral, "head-outputs", "kl", **options)
+    if "source" not in options:
+        assert result.kept["effect"] == pytest.approx(other.evaluate(result), abs=1e-5)
+    else:
+        # The means are over the traced prompts.
+        source = tk.Mean(pairs=tracer.pairs)
+        other = tk.Tracer(model, neutral, "head-outputs", "kl", source=source)
+        assert result.kept["effect"] == pytest.approx(other.evaluate(result), abs=1e-5)
+
+
+def test_what_is_refused(tracer, neutral):
+    with pytest.raises(NothingKeptError, match="No set that was tried keeps kl within 1e-09"):
+        tracer.run("greedy", budget=2, keep=tk.Keep(pairs=neutral, at_most=1e-9))
+    with pytest.raises(NothingKeptError, match="ask for fewer components"):
+        tracer.pareto(max_budget=2, keep=tk.Keep(pairs=neutral, at_most=1e-9))
+    for bound in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="at_most is .*. It must be positive"):
+            tk.Keep(at_most=bound)
+    with pytest.raises(UnknownMetricError):
+        tk.Keep(metric="kll", at_most=1.0)
+
+
+def test_a_front_that_begins_later_says_so(tracer, neutral):
+    front = tracer.pareto(max_budget=4, statistics=False)
+    later = tk.ParetoFront(front.results[1:], front.largest, front.ranking)
+    with pytest.raises(BudgetError, match="The smallest set of the front has 2 components"):
+        later.at(1)

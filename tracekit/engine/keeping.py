@@ -1,0 +1,205 @@
+"""Keeping: a search for a large effect on one data set while another metric stays within bounds.
+
+The searches know nothing of it. They are given an engine whose effects are those of the traced
+metric less a penalty for leaving the bounds, with k the mean effect of the kept metric, b the bound
+and F the effect of all components:
+
+    measured sets    a set with |k| > b loses 2 |F| + |F| (|k| - b) / b, so that none within the
+                     bounds is worse; one within them loses nothing, and has its own numbers
+    soft masks       lose |F| (|k| - b) / b beyond the bounds, with its gradient
+
+Sets are still proposed by predictions, and chosen by what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from math import isfinite
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.components import ComponentSet
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine, GradientWeight
+from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.precision import Precision
+from tracekit.errors import ConfigError, NothingKeptError
+from tracekit.masks import Mask
+from tracekit.metrics import Effects, Metric, MetricFunction, resolve
+
+
+def nothing_kept(keep: Keep | None, effect: float | None = None) -> NothingKeptError:
+    """The error for a search that found no set within the bounds."""
+    assert keep is not None
+    best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
+    return NothingKeptError(
+        f"No set that was tried keeps {resolve(keep.metric).name} within {keep.at_most:g}.{best} "
+        "Allow more, or ask for fewer components."
+    )
+
+
+_OUTSIDE = 2.0
+"""What leaving the bounds costs a measured set, in effects of all components."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Keep:
+    """What a search is to leave as it is."""
+
+    pairs: PromptPairs | None = None
+    """Examples on which it is measured, e.g. neutral text; None: those that are traced."""
+    metric: str | Metric | MetricFunction = "kl"
+    """What is measured on them."""
+    at_most: float
+    """Bound on the absolute value of its mean effect, in units of the metric."""
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.at_most) and self.at_most > 0):
+            raise ConfigError(f"at_most is {self.at_most}. It must be positive.")
+        resolve(self.metric)
+
+    def describe(self, traced: PromptPairs) -> str:
+        """What is kept, in a phrase."""
+        pairs = traced if self.pairs is None else self.pairs
+        return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most:g}"
+
+
+class KeepingEngine(Engine):
+    """An engine whose effects are lower where a kept metric leaves its bounds."""
+
+    def __init__(self, traced: Engine, keeping: Engine, keep: Keep) -> None:
+        """Shares everything with an engine but effects, gradients and accounts.
+
+        Args:
+            traced: Gives the effects of the traced metric.
+            keeping: Gives those of the kept metric, for the same components.
+            keep: The bound.
+        """
+        _ = traced.full_effects, traced.clean
+        kept = f"keeping {keep.describe(traced.pairs)} ({keeping.pairs.fingerprint[:12]})"
+        # A name of its own, for checkpoints; and effects below any bound are possible now.
+        metric = replace(traced.metric, name=f"{traced.metric.name}, {kept}", lower_bound=None)
+        vars(self).update(vars(traced))
+        vars(self).update(
+            _n_forward=0,
+            _n_backward=0,
+            _metric=metric,
+            _traced=traced,
+            _keeping=keeping,
+            _keep=keep,
+            _scale=traced.full_effects.mean().abs().item() or 1.0,
+            _before=keeping.cost,
+            _steps=count(),
+        )
+
+    _traced: Engine
+    _keeping: Engine
+    _keep: Keep
+    _scale: float
+    _before: Cost
+    _steps: Iterator[int]
+
+    @property
+    def cost(self) -> Cost:
+        """Interventional work on both data sets, in passes over the traced one."""
+        kept, share = self._keeping.cost - self._before, self._keeping.n_examples / self.n_examples
+        return super().cost + Cost(kept.forward * share, kept.backward * share)
+
+    def with_pairs(self, pairs: PromptPairs) -> Engine:
+        """An engine on other traced pairs that keeps the same."""
+        keeping = self._keeping
+        if self._keep.pairs is None:
+            keeping = keeping.with_pairs(pairs)
+        return KeepingEngine(self._traced.with_pairs(pairs), keeping, self._keep)
+
+    @property
+    def keep(self) -> Keep:
+        """What is kept."""
+        return self._keep
+
+    def report(self, members: Sequence[int]) -> dict[str, Any]:
+        """What a set does to what is kept, ready to be saved."""
+        return {
+            "metric": self._keeping.metric.name,
+            "dataset": self._keeping.pairs.name,
+            "dataset_fingerprint": self._keeping.pairs.fingerprint,
+            "at_most": self._keep.at_most,
+            "effect": self.kept_effect(members),
+        }
+
+    def kept_effect(self, members: Sequence[int]) -> float:
+        """Mean effect of a set by the kept metric."""
+        return self._keeping.set_effects([tuple(members)]).mean().item()
+
+    def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
+        """Effects less the penalty for measured sets; see `Engine.effects`."""
+        return super().effects(mask) - self._penalties(self._keeping.effects(mask))
+
+    def set_effects(
+        self, sets: Iterable[Sequence[int]], label: str = "effects"
+    ) -> Float[Tensor, "set example"]:
+        """Effects less the penalty for measured sets; see `Engine.set_effects`."""
+        listed = [tuple(members) for members in sets]
+        kept = self._keeping.set_effects(listed, f"{label}, kept")
+        return super().set_effects(listed, label) - self._penalties(kept)
+
+    def _penalties(self, kept: Float[Tensor, "*set example"]) -> Float[Tensor, "*set 1"]:
+        beyond = self._beyond(kept.mean(-1, keepdim=True))
+        return torch.where(beyond > 0, self._scale * (_OUTSIDE + beyond), 0.0)
+
+    def _beyond(self, kept: Tensor) -> Tensor:
+        """How far mean effects lie outside the bounds, in units of the bound."""
+        return (kept.abs() / self._keep.at_most - 1).clamp(min=0)
+
+    def gradient(
+        self,
+        mask: Mask,
+        example_weights: GradientWeight,
+        examples: Int[Tensor, " example"] | None = None,
+        *,
+        precision: Precision = "float32",
+    ) -> tuple[Effects, Mask]:
+        """Effects less the penalty for soft masks, and their gradient; see `Engine.gradient`.
+
+        With a part of the examples, as many of the kept ones are read, in turn.
+        """
+        n_kept = self._keeping.n_examples
+        size = n_kept if examples is None else min(len(examples), n_kept)
+        read = (torch.arange(size) + next(self._steps) * size) % n_kept
+        kept, slope = self._keeping.gradient(mask, torch.ones_like, read, precision=precision)
+        penalty = self._scale * self._beyond(kept.mean())
+        total = torch.zeros((), device=self.device)
+
+        def weights(effects: Effects) -> Effects:
+            nonlocal total
+            of_examples = example_weights(effects - penalty.to(effects.device))
+            total = total + of_examples.sum()
+            return of_examples
+
+        effects, gradient = super().gradient(mask, weights, examples, precision=precision)
+        is_beyond = (penalty > 0).to(gradient.dtype)
+        push = is_beyond * self._scale / self._keep.at_most * kept.mean().sign() * slope / size
+        return effects - penalty.to(effects.device), gradient - total.to(gradient.device) * push
+
+    def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
+        """Predictions less the penalty that they bring; see `Engine.predict_changes`."""
+        traced, kept = super().predict_changes(members), self._keeping.predict_changes(members)
+        now = self.kept_effect(members)
+        inside = torch.zeros(self.n_components, dtype=torch.bool)
+        inside[list(members)] = True
+
+        def less_penalty(gains: Mask, kept_gains: Mask) -> Mask:
+            # A gain is the value of having a component: what joining brings, or leaving costs.
+            after = now + torch.where(inside, -kept_gains, kept_gains)
+            change = self._scale * (self._beyond(after) - self._beyond(torch.tensor(now)))
+            return gains - torch.where(inside, -change, change)
+
+        return FirstOrderPrediction(
+            less_penalty(traced.gains, kept.gains), less_penalty(traced.gradient, kept.gradient)
+        )
