@@ -356,8 +356,8 @@ class Tracer:
             selections = [best_within(selections, budget) for budget in goal.budgets]
         kept = [self._kept(engine, each.mask) for each in selections]
         results = [
-            self._to_result(search, each, goal, seed, spent, what)
-            for each, what in zip(selections, kept, strict=True)
+            self._to_result(search, each, goal, seed, spent, report)
+            for each, report in zip(selections, kept, strict=True)
         ]
         self.results += results
         if any(result.stopped == "interrupted" for result in results):
