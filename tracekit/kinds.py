@@ -84,6 +84,8 @@ class Kind:
     """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
     instead: str = "another kind"
     """What to use where this kind cannot be intervened on."""
+    is_added: bool = False
+    """Whether the activation is added to the residual stream, and thus must not contain it."""
 
     def __post_init__(self) -> None:
         problem = _problem_of(self)
@@ -185,6 +187,7 @@ KINDS: dict[str, Kind] = {
             meaning="one coordinate of what the MLP adds to the residual stream",
             learning_rate=0.5,
             instead="mlp-neurons",
+            is_added=True,
         ),
         Kind(
             name="mlp-neurons",
@@ -207,6 +210,7 @@ KINDS: dict[str, Kind] = {
             meaning="all that an MLP layer adds to the residual stream",
             learning_rate=0.01,
             instead="mlp-neurons",
+            is_added=True,
         ),
         Kind(
             name="attention-blocks",
@@ -218,6 +222,7 @@ KINDS: dict[str, Kind] = {
             meaning="all that an attention layer adds to the residual stream",
             learning_rate=0.01,
             instead="head-outputs",
+            is_added=True,
         ),
         Kind(
             name="queries",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from tests import tiny
 from tracekit.checks.hooks import check_engine, check_sites
 from tracekit.components import KINDS
 from tracekit.errors import HookPointError, IdentityCheckError, UnsupportedModelError
+from tracekit.models import hooked
 
 
 @pytest.mark.parametrize("kinds", list(KINDS))
@@ -17,8 +20,11 @@ def test_every_kind_passes_on_models_that_work(any_model, kinds):
     check_sites(any_model, tk.ComponentRegistry.build(any_model.cfg, kinds))
 
 
-def test_discarded_edits_of_attention_patterns_are_found_on_opt():
+def test_discarded_edits_of_attention_patterns_are_found_on_opt(monkeypatch):
     model = tk.load_model(tiny.hf_model("opt"))
+    assert tk.Tracer(model, tiny.pairs(), components="attention-patterns").full_effect != 0
+    # Without firing the hook point where patterns are computed.
+    monkeypatch.setattr(hooked, "patterns_in_place", lambda model: nullcontext())
     with pytest.raises(HookPointError) as caught:
         tk.Tracer(model, tiny.pairs(), components="attention-patterns")
     text = str(caught.value)

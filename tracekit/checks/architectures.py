@@ -60,6 +60,7 @@ def _config(name: str, **options: Any) -> Any:
 
 _HEAD = {"head_dim": 6}
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 
 ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
     "gpt2": _gpt2_like("GPT2", **_TOKENS),
@@ -104,6 +105,67 @@ ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
         **_TOKENS,
     ),
     "gptj": _gpt2_like("GPTJ", rotary_dim=4, **_TOKENS),
+    "gemma": _llama_like("Gemma", **_HEAD, **_TOKENS),
+    "vaultgemma": _llama_like("VaultGemma", **_HEAD, query_pre_attn_scalar=6, **_TOKENS),
+    "phi": _llama_like("Phi", partial_rotary_factor=2 / 3, **_TOKENS),
+    "starcoder2": _llama_like("Starcoder2", **_TOKENS),
+    "cohere": _llama_like("Cohere", pad_token_id=0, **_TOKENS),
+    "cohere2": _llama_like("Cohere2", pad_token_id=0, **_TOKENS),
+    "granite": _llama_like("Granite", residual_multiplier=0.5, **_TOKENS),
+    "granitemoe": _llama_like("GraniteMoe", **_EXPERTS, **_TOKENS),
+    "glm": _llama_like("Glm", **_HEAD, pad_token_id=0, **_TOKENS),
+    "glm4": _llama_like("Glm4", **_HEAD, pad_token_id=0, **_TOKENS),
+    "olmo": _llama_like("Olmo", pad_token_id=0, **_TOKENS),
+    "olmo3": _llama_like("Olmo3", pad_token_id=0, **_TOKENS),
+    "olmoe": _llama_like("Olmoe", num_experts=2, num_experts_per_tok=1, pad_token_id=0, **_TOKENS),
+    "exaone4": _llama_like("Exaone4", **_HEAD, pad_token_id=0, **_TOKENS),
+    "qwen2_moe": _llama_like(
+        "Qwen2Moe",
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=_D_MLP,
+        shared_expert_intermediate_size=_D_MLP,
+    ),
+    "qwen3_moe": _llama_like(
+        "Qwen3Moe", **_HEAD, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=_D_MLP
+    ),
+    "gpt_oss": _llama_like("GptOss", **_HEAD, **_EXPERTS),
+    "smollm3": _llama_like("SmolLM3", pad_token_id=0, **_TOKENS),
+    "seed_oss": _llama_like("SeedOss", **_HEAD, pad_token_id=0, **_TOKENS),
+    "arcee": _llama_like("Arcee"),
+    "apertus": _llama_like("Apertus", pad_token_id=0, **_TOKENS),
+    "ernie4_5": _llama_like("Ernie4_5", **_HEAD, pad_token_id=0, **_TOKENS),
+    "hunyuan": _llama_like("HunYuanDenseV1", **_HEAD, pad_token_id=0, **_TOKENS),
+    "nemotron": _llama_like("Nemotron", pad_token_id=0, **_TOKENS),
+    "ministral3": _llama_like("Ministral3", **_HEAD),
+    "falcon": lambda: _config(
+        "Falcon",
+        vocab_size=VOCABULARY,
+        hidden_size=D_MODEL,
+        num_hidden_layers=N_LAYERS,
+        num_attention_heads=N_HEADS,
+        multi_query=True,
+        parallel_attn=True,
+        **_TOKENS,
+    ),
+    "bloom": lambda: _config(
+        "Bloom",
+        vocab_size=VOCABULARY,
+        hidden_size=D_MODEL,
+        n_layer=N_LAYERS,
+        n_head=N_HEADS,
+        **_TOKENS,
+    ),
+    "mpt": lambda: _config(
+        "Mpt",
+        vocab_size=VOCABULARY,
+        d_model=D_MODEL,
+        n_layers=N_LAYERS,
+        n_heads=N_HEADS,
+        max_seq_len=_CONTEXT,
+    ),
+    "codegen": _gpt2_like("CodeGen", rotary_dim=4, **_TOKENS),
+    "gpt_bigcode": _gpt2_like("GPTBigCode", **_TOKENS),
 }
 """Configurations of tiny models, by architecture."""
 
@@ -128,7 +190,10 @@ def random_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes
     for name, value in changes.items():
         setattr(config, name, value)
     generator = torch.Generator().manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    # Vectors, such as attention sinks, are drawn by the class itself.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             if parameter.ndim > 1:

@@ -7,16 +7,18 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
     1. it exists, fires exactly once, and has the expected shape;
     2. an empty mask leaves every logit bit-equal;
     3. a real edit moves the logits, and a gradient reaches the mask, at every site;
-    4. a row that is padded on the right gives the logits of the row alone.
+    4. what is said to be added to the residual stream does not contain it;
+    5. a row that is padded on the right gives the logits of the row alone.
 `check_engine`, on the first examples of the data set:
-    5. the empty mask has effect 0, and the full mask changes a score.
+    6. the empty mask has effect 0, and the full mask changes a score.
 `check_unchanged`, before every run:
-    6. the empty mask still has effect 0 on a batch of the data.
+    7. the empty mask still has effect 0 on a batch of the data.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -57,6 +59,7 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         warnings.filterwarnings("ignore", message=".*discarded.*")
         activations = _observe(model, registry, tokens)
         _check_mask_acts(model, registry, tokens, activations)
+        _check_added(model, registry, tokens)
         _check_padding(model, tokens)
 
 
@@ -175,6 +178,27 @@ def _check_mask_acts(
     for site in registry.sites:
         if not gradient[site.start : site.stop].abs().max() > 0:
             raise _refusal(model, site, "ignores what a hook returns")
+
+
+def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
+    """Without what a layer adds, its residual stream must still tell tokens apart."""
+
+    def nothing(activation: Tensor, hook: Any = None) -> Tensor:
+        return torch.zeros_like(activation)
+
+    sites = [site for site in registry.sites if site.kind.is_added]
+    if not sites:
+        return
+    last = max(sites, key=lambda site: site.layer)
+    after = f"blocks.{last.layer}.hook_resid_post"
+    hooks, recorded = recording_hooks([after])
+    # All at once: what one of them wipes out does not come back.
+    removed = dict.fromkeys((site.hook_name for site in sites), nothing)
+    with torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=[*removed.items(), *hooks])
+    stream = recorded[after][0].float() if recorded[after] else None
+    if stream is not None and not (stream - stream[:, :1]).abs().max() > 1e-6 * stream.abs().max():
+        raise _refusal(model, last, "holds the residual stream besides what is added to it")
 
 
 def _check_padding(model: HookedModel, tokens: Tensor) -> None:

@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tracekit.errors import UnsupportedModelError
+from tracekit.models.attention_patterns import patterns_in_place
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 """Hook points before the unembedding; the first that a model has is used."""
@@ -163,9 +164,10 @@ def scored_hook(model: HookedModel) -> str:
 def frozen(model: HookedModel) -> Iterator[None]:
     """Within the block, no parameter takes a gradient and dropout is off; restored afterwards.
 
-    One thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
+    Edits of attention patterns act there too, where TransformerLens would throw them away. One
+    thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
     """
-    with _lock_of(model):
+    with _lock_of(model), patterns_in_place(model):
         yield from _frozen(model)
 
 

@@ -1,0 +1,83 @@
+"""Attention patterns where TransformerLens reads them only after they were used.
+
+For some architectures (OPT, GPT-Neo, GPT-J) a bridge lets the Hugging Face module compute its
+attention, and fires `hook_pattern` on the weights that it gives back: an edit is thrown away.
+Within `patterns_in_place` the hook point fires where the weights are computed instead, on the
+softmax in the module's own forward, so that edited weights multiply the values. Nothing else of the
+computation changes, and the model is as it was afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)
+_WEIGHTS_NDIM = 4
+"""Axes of attention weights: row, head, query, key."""
+_FORWARD = "AttentionBridge.forward"
+"""The forward of TransformerLens that leaves the computation to Hugging Face."""
+
+
+class _SoftmaxThrough(TorchFunctionMode):
+    """Within, attention weights pass through a function when they are computed."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function; the mode is off meanwhile."""
+        out = func(*args, **(kwargs or {}))
+        is_weights = func in _SOFTMAX and out.ndim == _WEIGHTS_NDIM
+        return self._change(out) if is_weights else out
+
+
+@contextmanager
+def patterns_in_place(model: Any) -> Iterator[None]:
+    """Within, edits at `attn.hook_pattern` act on every block of a bridge."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for block in getattr(model, "blocks", None) or ():
+            attention = getattr(block, "attn", None)
+            if not _reads_afterwards(attention):
+                continue
+            for name, value in _replacements(attention).items():
+                # Not setattr: a bridge would hand it through to the module it wraps.
+                replaced.append((vars(attention), name, vars(attention).get(name)))
+                vars(attention)[name] = value
+        yield
+    finally:
+        for attributes, name, before in reversed(replaced):
+            if before is None:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = before
+
+
+def _reads_afterwards(attention: Any) -> bool:
+    forward = getattr(type(attention), "forward", None)
+    fires_afterwards = hasattr(type(attention), "_fire_post_hoc_hook")
+    return fires_afterwards and getattr(forward, "__qualname__", "") == _FORWARD
+
+
+def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
+    """What stands in for two methods of an attention bridge."""
+    kind = type(attention)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _SoftmaxThrough(attention.hook_pattern):
+            return kind.forward(attention, *args, **kwargs)
+
+    def fire(hook: Any, value: Tensor, name: str) -> Tensor:
+        # It has fired within.
+        if name == "hook_pattern":
+            return value
+        return kind._fire_post_hoc_hook(attention, hook, value, name)
+
+    return {"forward": forward, "_fire_post_hoc_hook": fire}
