@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -151,7 +151,7 @@ class ComponentRegistry(Sequence[Component]):
         start = 0
         for kind in chosen:
             width = kind.width_in(shape)
-            for layer in in_layers:
+            for layer in _check_features(kind, in_layers, layers, windows):
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
                     window = _window(layer, windows, shape.n_layers)
@@ -204,13 +204,17 @@ class ComponentRegistry(Sequence[Component]):
 
     def whole_sites(self) -> ComponentRegistry:
         """The same hook points with all of their components, at all positions."""
-        plain = {"indices": None, "spans": (), "acts_in": ()}
-        entries = [{**entry, **plain} for entry in self.spec()]
-        for entry, site in zip(self.spec(), self.sites, strict=True):
-            entries += [{**entry, **plain, "layer": layer} for layer in site.acts_in]
         # Windows overlap: every layer once.
-        once = {(entry["kind"], entry["layer"]): entry for entry in entries}
-        return self.from_spec(list(once.values()))
+        layers = dict.fromkeys(
+            (site.kind, layer, site.width)
+            for site in self.sites
+            for layer in site.acts_in or (site.layer,)
+        )
+        sites: list[Site] = []
+        for kind, layer, width in layers:
+            start = sites[-1].stop if sites else 0
+            sites.append(Site(kind, layer, width, tuple(range(width)), start))
+        return ComponentRegistry(tuple(sites))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -278,7 +282,7 @@ class ComponentRegistry(Sequence[Component]):
                 "indices": None if site.complete else list(site.indices),
                 **({"spans": list(site.spans)} if site.spans else {}),
                 **({"acts_in": list(site.acts_in)} if site.acts_in else {}),
-                **({} if site.kind.name in KINDS else {"definition": asdict(site.kind)}),
+                **({} if site.kind.name in KINDS else {"definition": site.kind.definition()}),
             }
             for site in self.sites
         ]
@@ -313,7 +317,8 @@ class ComponentRegistry(Sequence[Component]):
             indices = tuple(range(entry["width"])) if listed is None else tuple(listed)
             definition = entry.get("definition")
             if definition is not None:
-                register_kind(Kind(**{**definition, "axes": tuple(definition["axes"])}))
+                lists = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
+                register_kind(Kind(**{**definition, **lists}))
             kind, layer, width = kind_of(entry["kind"]), entry["layer"], entry["width"]
             spans, acts_in = tuple(entry.get("spans", ())), tuple(entry.get("acts_in", ()))
             sites.append(Site(kind, layer, width, indices, start, spans, acts_in))
@@ -334,6 +339,22 @@ def _check_kinds(kinds: Any) -> list[Kind]:
     if len(set(names)) != len(names):
         raise ComponentError(f"A kind is named twice in {names}. Name each kind once.")
     return chosen
+
+
+def _check_features(
+    kind: Kind, in_layers: Sequence[int], asked: Sequence[int] | None, windows: int
+) -> Sequence[int]:
+    """Layers in which a kind has components: of features, those that have some."""
+    if not kind.feature_layers:
+        return in_layers
+    lacking = [layer for layer in in_layers if layer not in kind.feature_layers]
+    if (asked is not None and lacking) or windows > 1:
+        problem = f"in layers {_ranges(lacking)}" if lacking else "of windows"
+        raise ComponentError(
+            f"The kind {kind.name!r} has no features {problem}. It has those of layers "
+            f"{_ranges(kind.feature_layers)}, one by one."
+        )
+    return [layer for layer in in_layers if layer in kind.feature_layers]
 
 
 def _window(layer: int, windows: int, n_layers: int) -> tuple[int, ...]:

@@ -6,14 +6,33 @@ of a name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from torch import Tensor
 
 from tracekit._options import is_whole, shortened
 from tracekit.errors import ComponentError, UnknownKindError
 
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
 """What an axis of an activation stands for."""
+
+
+@runtime_checkable
+class FeatureMap(Protocol):
+    """Features of an activation, such as those of a sparse autoencoder (SAELens' have this form).
+
+    On the device of the layer; both functions keep all axes but the last.
+    """
+
+    def encode(self, activation: Tensor, /) -> Tensor:
+        """Features of activations: the last axis becomes that of the features."""
+        ...
+
+    def decode(self, features: Tensor, /) -> Tensor:
+        """Activations that features stand for."""
+        ...
 
 
 def _problem_of(kind: Kind) -> str | None:
@@ -38,6 +57,11 @@ def _problem_of(kind: Kind) -> str | None:
         return f"has a width of {kind.width!r}. Give a whole number, at least 1."
     if any(symbol in kind.name for symbol in "+@,") or not kind.name.strip():
         return "has a name that is empty or holds one of + @ ,. Give it another."
+    if kind.feature_layers and (axes[-1:] != ("component",) or not isinstance(kind.width, int)):
+        return (
+            f"is of features, and has the axes {axes!r} and the width {kind.width!r}. Features lie "
+            "along the last axis, 'component'; give their number as the width."
+        )
     if kind.hook.startswith("blocks.") or not kind.hook:
         return f"has the hook point {kind.hook!r}. Name it within a block, e.g. 'hook_resid_post'."
     try:
@@ -84,13 +108,40 @@ class Kind:
     """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
     instead: str = "another kind"
     """What to use where this kind cannot be intervened on."""
+    features: Mapping[int, FeatureMap] | None = field(default=None, compare=False, repr=False)
+    """By layer, what encodes the activation into features and decodes them, such as a sparse
+    autoencoder; components are then its features, along the axis `component`. What it does not
+    reconstruct keeps its value. None: components are parts of the activation itself."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers that have features; follows from `features`."""
     is_added: bool = False
     """Whether the activation is added to the residual stream, and thus must not contain it."""
 
     def __post_init__(self) -> None:
+        if self.features is not None:
+            object.__setattr__(self, "feature_layers", tuple(sorted(self.features)))
         problem = _problem_of(self)
         if problem:
             raise ComponentError(f"The kind {self.name!r} {problem}")
+
+    def features_in(self, layer: int) -> FeatureMap | None:
+        """What encodes and decodes the activation of a layer; None if it is taken as it is.
+
+        Raises:
+            ComponentError: The kind was loaded, and its features were not.
+        """
+        if not self.feature_layers:
+            return None
+        if self.features is None:
+            raise ComponentError(
+                f"The kind {self.name!r} is of features, which are not saved with results. Trace "
+                "with a Kind that has them."
+            )
+        return self.features[layer]
+
+    def definition(self) -> dict[str, Any]:
+        """What defines the kind, ready to be saved: all but its features."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def width_in(self, shape: Any) -> int:
         """How many components of this kind a layer of a model has.
@@ -145,7 +196,8 @@ class Kind:
         sizes: dict[str, int | None] = {
             "batch": rows,
             **dict.fromkeys(("pos", "query", "key"), length),
-            "component": n_components,
+            # Features are not the activation's own coordinates.
+            "component": None if self.feature_layers else n_components,
             "d_model": d_model,
             "d_head": None,
         }
@@ -326,6 +378,9 @@ def register_kind(kind: Kind) -> Kind:
         ComponentError: Another kind has that name.
     """
     registered = KINDS.get(kind.name) or _OWN_KINDS.setdefault(kind.name, kind)
+    if registered == kind and kind.features is not None:
+        # One that was loaded has no features.
+        _OWN_KINDS[kind.name] = registered = kind
     if registered != kind:
         raise ComponentError(
             f"The name {kind.name!r} is that of another kind: {registered}. "

@@ -434,3 +434,101 @@ def test_combinations_that_are_refused(model, unchecked):
         tk.Tracer(model, pairs, registry, by="span")
     with pytest.raises(PositionError):
         tk.Tracer(model, pairs, "residual", positions="sometimes")
+
+
+# ---- features of an autoencoder --------------------------------------------------------------
+
+
+class Autoencoder(torch.nn.Module):
+    """A tiny sparse autoencoder, which reconstructs badly."""
+
+    def __init__(self, n_features=10, seed=0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.into = torch.nn.Parameter(torch.randn(tiny.D_MODEL, n_features, generator=generator))
+        self.out = torch.nn.Parameter(torch.randn(n_features, tiny.D_MODEL, generator=generator))
+        self.bias = torch.nn.Parameter(torch.randn(tiny.D_MODEL, generator=generator))
+
+    def encode(self, activation):
+        return ((activation - self.bias) @ self.into / 5).relu()
+
+    def decode(self, features):
+        return features @ self.out / 5 + self.bias
+
+
+def feature_kind(name="features", layers=(0, 2)):
+    return tk.Kind(
+        name=name,
+        hook="hook_resid_post",
+        axes=("batch", "pos", "component"),
+        width=10,
+        label="L{layer}F{index}",
+        features={layer: Autoencoder(seed=layer) for layer in layers},
+    )
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_features_are_mixed_and_the_error_is_kept(architecture, soft):
+    plain, rows, kind = Plain(architecture, "residual"), tiny.rows(5), feature_kind()
+    pairs = tk.PromptPairs.from_ids(rows)
+    model = tk.load_model(tiny.hf_model(architecture))
+    tracer = tk.Tracer(model, pairs, kind, "logit-difference")
+    assert len(tracer.registry) == 20
+    assert tracer.registry.layers == (0, 2)
+    assert str(tracer.registry[13]) == "L2F3"
+    mask = torch.rand(2, 10, generator=torch.Generator().manual_seed(1))
+    mask = mask if soft else (mask > 0.5).float()
+    found = tracer.evaluate(mask.flatten(), per_example=True)
+    by_layer = dict(zip((0, 2), mask, strict=True))
+    for effect, row in zip(found, rows, strict=True):
+        prompt = row["prompt_ids"]
+        source, n_tokens = plain.activations(row["counterfactual_ids"]), len(prompt)
+
+        def change(layer, value, source=source, length=n_tokens):
+            if layer not in by_layer:
+                return None
+            sae, value = kind.features[layer], value.clone()
+            clean = value[0, :length]
+            own = sae.encode(clean)
+            mixed = torch.lerp(own, sae.encode(source[layer]), by_layer[layer])
+            value[0, :length] = sae.decode(mixed) + (clean - sae.decode(own))
+            return value
+
+        odds = [
+            plain.score(prompt, row["y_ids"], act) - plain.score(prompt, row["x_ids"], act)
+            for act in (change, lambda layer, value: None)
+        ]
+        assert effect.item() == pytest.approx((odds[0] - odds[1]).item(), abs=1e-3)
+    none = tracer.evaluate(torch.zeros(20))
+    assert none == 0
+
+
+def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path, monkeypatch):
+    kind = feature_kind("searched")
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    tracer = tk.Tracer(model, pairs, [kind, "mlp-blocks"], by="span")
+    for method, options in (("top-k", {}), ("pgb-ct", {"trials": 2, "epochs": 2}), ("mask-ig", {})):
+        result = tracer.run(method, budget=3, **options)
+        assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
+    folder = result.save(tmp_path / "run")
+    monkeypatch.setattr(tk.kinds, "_OWN_KINDS", {})
+    loaded = tk.TraceResult.load(folder)
+    assert loaded.components == result.components
+    assert loaded.heatmap().data
+    with pytest.raises(ComponentError, match="is of features, which are not saved with results"):
+        tk.Tracer(model, pairs, loaded.registry)
+    again = tk.Tracer(model, pairs, [kind, "mlp-blocks"], by="span")
+    assert again.evaluate(loaded) == pytest.approx(result.effect, abs=1e-5)
+
+
+def test_features_that_do_not_fit(model, unchecked):
+    with pytest.raises(ComponentError, match=r"has no features in layers 1. It has those of"):
+        tk.Tracer(model, tiny.pairs(), feature_kind("a"), layers=[0, 1])
+    with pytest.raises(ComponentError, match="has no features in layers 1"):
+        tk.Tracer(model, tiny.pairs(), feature_kind("b"), windows=2)
+    for source in ("zero", "mean"):
+        with pytest.raises(tk.errors.SourceError, match="Features take their values from a run"):
+            tk.Tracer(model, tiny.pairs(), feature_kind("c"), source=source)
+    with pytest.raises(ComponentError, match="give their number as the width"):
+        tk.Kind(**{**COORDINATES, "features": {0: Autoencoder()}})

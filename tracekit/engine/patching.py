@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Kind, Site
+from tracekit.kinds import FeatureMap
 from tracekit.models.hooked import Hook, to_device
 
 Activations = Mapping[str, Tensor]
@@ -63,6 +64,7 @@ class MaskedPatch:
 
     def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
         source, kind = self.counterfactual[name], sites[0].kind
+        layer = int(name.split(".")[1])
         span = source.shape[kind.position_dim]
         numbers = None if self.span_numbers is None else self.span_numbers[:, :span]
         weights = [_weight(site, mask, source.ndim, numbers) for site in sites]
@@ -76,13 +78,25 @@ class MaskedPatch:
             mixed = start.to(dtype).unflatten(0, (-1, len(source)))
             # Layers may lie on different devices.
             values = source.to(activation.device, dtype)
-            for weight in weights:
+            for site, weight in zip(sites, weights, strict=True):
                 share = (weight * is_patched).to(activation.device, dtype)
-                mixed = torch.lerp(mixed, values, share)
+                mixed = _mixed(mixed, values, share, site.kind.features_in(layer))
             mixed = mixed.flatten(0, 1).to(activation.dtype)
             return _replace_first_positions(activation, mixed, kind)
 
         return mix
+
+
+def _mixed(
+    clean: Tensor, counterfactual: Tensor, share: Tensor, features: FeatureMap | None
+) -> Tensor:
+    """Values between the clean and the counterfactual ones."""
+    if features is None:
+        return torch.lerp(clean, counterfactual, share)
+    # What the features do not reconstruct stays as it is.
+    own = features.encode(clean)
+    mixed = torch.lerp(own, features.encode(counterfactual)[None], share)
+    return clean + (features.decode(mixed) - features.decode(own))
 
 
 def _weight(

@@ -110,6 +110,11 @@ def resolve_source(
             return _noise(model, seed)
         if source == "resample":
             return lambda given: _resampled(given, seed)
+    if any(kind.feature_layers for kind in kinds.values()):
+        raise SourceError(
+            "Features take their values from a run of the model. Use source='counterfactual', "
+            "'noise' or 'resample'."
+        )
     if isinstance(source, (str, Mean)):
         if source == "zero":
             values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}

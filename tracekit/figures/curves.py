@@ -319,5 +319,6 @@ def faithfulness_curve(faithfulness: Faithfulness) -> go.Figure:
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text="share of the whole effect")
     title = f"{plain(faithfulness.method)}: faithfulness by {plain(faithfulness.metric)}"
-    figure = finish(figure, title, f"sets of {n} components, {faithfulness.ranking}")
+    made = "given sets" if faithfulness.ranking == "sets" else f"{faithfulness.ranking} ranking"
+    figure = finish(figure, title, f"{made} of {n} components")
     return _add_share_axis(figure, n, int(frame["size"].max()))
