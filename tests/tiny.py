@@ -32,7 +32,7 @@ WRITING_KINDS = (
     "mlp-blocks",
 )
 """Kinds that may all be patched at once without one hiding what another does."""
-PATCHED_KINDS = (*WRITING_KINDS, "keys", "residual-before", "residual")
+PATCHED_KINDS = (*WRITING_KINDS, "keys", "residual-before")
 """Kinds with every form of activation, and at every place of a block."""
 METHOD_OPTIONS = {
     "pgb-ct": {"trials": 3, "epochs": 5},

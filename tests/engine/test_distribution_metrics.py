@@ -68,7 +68,7 @@ def plain_values(row, before, after):
 
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(name, marks=() if name == "llama" else pytest.mark.slow) for name in MODULES],
+    [pytest.param(name, marks=() if name == "llama" else pytest.mark.soak) for name in MODULES],
 )
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("direction", ["noising", "denoising"])

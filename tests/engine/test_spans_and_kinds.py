@@ -12,10 +12,8 @@ from tests import tiny
 from tests.plain import KINDS, MODULES, Plain
 from tracekit.errors import ComponentError, ConfigError, PositionError, SpanError, UnknownKindError
 
-QUICK = ("llama",)
-ARCHITECTURES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODULES
-]
+MARKS = {"llama": (), "gpt2": pytest.mark.slow}
+ARCHITECTURES = [pytest.param(name, marks=MARKS.get(name, pytest.mark.soak)) for name in MODULES]
 
 
 def rows_with_spans(count=6, seed=0, *, other_length=False):
@@ -127,12 +125,12 @@ SPAN_KINDS = ("attention-patterns", "head-outputs", "mlp-neurons", "residual", "
 
 @pytest.mark.parametrize("kind", SPAN_KINDS)
 @pytest.mark.parametrize(("windows", "source"), [(1, "counterfactual"), (2, "zero"), (3, "mean")])
-def test_fast_paths_equal_the_plain_way(any_model, kind, windows, source):
+def test_fast_paths_equal_the_plain_way(model, kind, windows, source):
     pairs = tk.PromptPairs.from_ids(rows_with_spans(5))
     options = {"indices": [0, 1]} if kind == "mlp-neurons" else {}
     fast, plain = (
         tk.Tracer(
-            any_model,
+            model,
             pairs,
             kind,
             by="span",
