@@ -83,7 +83,7 @@ def engine(model, data: tk.PromptPairs, kinds="attention-patterns", metric="odds
     """An engine without the checks of a tracer; options are those of a registry or a config."""
     from tracekit.metrics import resolve
 
-    selection = {key: options.pop(key) for key in ("layers", "indices") if key in options}
+    selection = {key: options.pop(key) for key in ("layers", "indices", "spans") if key in options}
     registry = tk.ComponentRegistry.build(model.cfg, kinds, **selection)
     return tk.Engine(model, data, registry, resolve(metric), tk.EngineConfig(**options))
 

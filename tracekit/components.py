@@ -14,7 +14,7 @@ several consecutive layers at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -172,7 +172,7 @@ class ComponentRegistry(Sequence[Component]):
         flat = int(item) + len(self) if item < 0 else int(item)
         if not 0 <= flat < len(self):
             raise IndexError(f"Component {item} of {len(self)}. Use 0 to {len(self) - 1}.")
-        site = self.sites[bisect_right(self._starts, flat) - 1]
+        site = self.site_of(flat)
         rank, span = divmod(flat - site.start, site.n_spans)
         named = site.spans[span] if site.spans else ""
         return Component(site.kind.name, site.layer, site.indices[rank], named)
@@ -201,6 +201,28 @@ class ComponentRegistry(Sequence[Component]):
             f"{value} ({value.kind}) is not among the {len(self)} components of this registry. "
             f"It contains {self.describe()}."
         )
+
+    def check_windows(self, components: Iterable[Component], of: ComponentRegistry) -> None:
+        """Refuses components of another registry that act in other layers here.
+
+        Args:
+            components: The components.
+            of: Their registry.
+
+        Raises:
+            ComponentError: One acts in other layers, or is not here.
+        """
+        for component in components:
+            here, there = (r.site_of(r.index(component)).acts_in for r in (self, of))
+            if here != there:
+                raise ComponentError(
+                    f"{component} acts in layers {_ranges(there or (component.layer,))} there, and "
+                    f"in layers {_ranges(here or (component.layer,))} here. Use equal windows."
+                )
+
+    def site_of(self, flat: int) -> Site:
+        """The site of the component of a flat index."""
+        return self.sites[bisect_right(self._starts, flat) - 1]
 
     def whole_sites(self) -> ComponentRegistry:
         """The same hook points with all of their components, at all positions."""

@@ -372,18 +372,20 @@ def kind_of(name: str) -> Kind:
 
 
 def register_kind(kind: Kind) -> Kind:
-    """Makes a kind known by its name; a registry that is built of it does so.
+    """Makes an own kind known by its name, in place of an earlier one of that name.
 
     Raises:
-        ComponentError: Another kind has that name.
+        ComponentError: A built-in kind has that name.
     """
-    registered = KINDS.get(kind.name) or _OWN_KINDS.setdefault(kind.name, kind)
-    if registered == kind and kind.features is not None:
-        # One that was loaded has no features.
-        _OWN_KINDS[kind.name] = registered = kind
-    if registered != kind:
-        raise ComponentError(
-            f"The name {kind.name!r} is that of another kind: {registered}. "
-            "Give this one a new name."
-        )
-    return registered
+    if kind.name in KINDS:
+        if KINDS[kind.name] != kind:
+            raise ComponentError(
+                f"The name {kind.name!r} is that of another kind: {KINDS[kind.name]}. "
+                "Give this one a new name."
+            )
+        return KINDS[kind.name]
+    earlier = _OWN_KINDS.get(kind.name)
+    # The newest definition holds, but one that was loaded has no features.
+    if earlier != kind or kind.features is not None:
+        _OWN_KINDS[kind.name] = kind
+    return _OWN_KINDS[kind.name]

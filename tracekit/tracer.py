@@ -21,7 +21,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
-from tracekit.engine.keeping import Keep, KeepingEngine, nothing_kept
+from tracekit.engine.keeping import Keep, KeepingEngine, measured_history, nothing_kept
 from tracekit.engine.layout import Positions
 from tracekit.engine.sources import Source, name_of, resolve_source
 from tracekit.errors import (
@@ -167,7 +167,14 @@ class Tracer:
         if direction not in get_args(Direction):
             raise ConfigError(f"Unknown direction {direction!r}. Use noising or denoising.")
         self.model = model if isinstance(model, HookedModel) else load_model(model)
-        pairs, held_out = self._told_apart(by, pairs, held_out, positions)
+        if isinstance(components, ComponentRegistry) and components.spans and by is None:
+            # Its spans are of names or of positions; both may be there already.
+            told_apart = all(name.split()[0].isdigit() for name in components.spans)
+            pairs, held_out = self._told_apart(
+                "position" if told_apart else "span", pairs, held_out, positions
+            )
+        else:
+            pairs, held_out = self._told_apart(by, pairs, held_out, positions)
         if not isinstance(components, ComponentRegistry):
             components = ComponentRegistry.build(
                 self.model.cfg,
@@ -207,6 +214,8 @@ class Tracer:
         asked = self._noising if direction == "noising" else self._noising.reversed()
         self.engine = Engine(self.model, asked.pairs, components, asked.metric, config)
         self.also = self._resolved(also)
+        for further in self.also:
+            self.engine.check_metric(further)
         """Further metrics that every result is measured by."""
         checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
@@ -352,7 +361,7 @@ class Tracer:
             # Its sets grow until they leave the bounds.
             to_search = goal.with_smaller_sizes()
         selections, spent = self._accounted(engine, lambda: search.search(engine, to_search, seed))
-        if to_search is not goal:
+        if keep is not None and goal.budgets:
             selections = [best_within(selections, budget) for budget in goal.budgets]
         kept = [self._kept(engine, each.mask) for each in selections]
         results = [
@@ -433,6 +442,10 @@ class Tracer:
         """The engine that a search is given."""
         if keep is None:
             return self.engine
+        if not isinstance(keep, Keep):
+            raise ConfigError(
+                f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
+            )
         metric = self._resolved([keep.metric])[0]
         pairs = self.pairs
         if keep.pairs is not None:
@@ -501,7 +514,7 @@ class Tracer:
             kept=kept,
             budget=selection.budget,
             target_effect=goal.target,
-            history=selection.history,
+            history=measured_history(selection.history, kept),
             seed=seed,
             cost=spent.cost + selection.saved,
             seconds=spent.seconds,
@@ -678,11 +691,17 @@ class Tracer:
 
     def _scores_of(self, members: Any) -> Tensor:
         if isinstance(members, TraceResult):
-            scores = members.component_scores
-            by_component = members.soft_mask if scores is None else scores
+            by_component = members.ranked_by
+            self.registry.check_windows(self.registry, members.registry)
             order = [members.registry.index(component) for component in self.registry]
             return by_component[order]
-        scores = torch.as_tensor(members, dtype=torch.float32)
+        try:
+            scores = torch.as_tensor(members, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise MaskShapeError(
+                f"A ranking is of scores, and {shortened(members)} was given. Give a result, or "
+                f"one number for each of the {len(self.registry)} components."
+            ) from error
         if scores.shape != (len(self.registry),) or not torch.isfinite(scores).all():
             raise MaskShapeError(
                 f"The scores have shape {tuple(scores.shape)} or are not finite. Give one number "
@@ -753,6 +772,8 @@ class Tracer:
         # By component: another registry may have as many entries that mean something else.
         members = mask.components if is_result else mask
         if is_result or (isinstance(mask, Sequence) and mask and isinstance(mask[0], Component)):
+            if is_result:
+                self.registry.check_windows(members, mask.registry)
             entries = torch.zeros(len(self.registry))
             entries[[self.registry.index(component) for component in members]] = 1
             return entries

@@ -288,3 +288,34 @@ def test_token_sets_from_text(demo_model):
         tk.PromptPairs.from_text([{**row, "x_set": [" she ironed"]}], demo_model)
     with pytest.raises(PairsError, match="The x_set of example 0 is ' she'. Give a list"):
         tk.PromptPairs.from_text([{**row, "x_set": " she"}], demo_model)
+
+
+def test_a_changed_model_is_found_out_though_the_clean_run_is_done_again(model):
+    from copy import deepcopy
+
+    changed = tk.load_model(deepcopy(tiny.hf_model("gpt2")))
+    tracer = tk.Tracer(changed, tiny.pairs(8), "head-outputs", "kl", max_memory=0, max_batch_size=4)
+    tracer.evaluate(torch.ones(12))
+    weight = next(p for n, p in changed.named_parameters() if p.ndim == 2 and "wte" not in n)
+    with torch.no_grad():
+        weight.mul_(1.5)
+    with pytest.raises(tk.errors.IdentityCheckError):
+        tracer.evaluate(torch.ones(12))
+
+
+def test_sets_that_share_a_token_are_refused(model):
+    rows = tiny.rows(4)
+    rows[2] |= {"x_ids": [4, 6], "y_ids": [4, 7]}
+    pairs = tk.PromptPairs.from_ids(rows)
+    with pytest.raises(PairsError, match="Token 4 counts as x and as y in example 2"):
+        tk.Tracer(model, pairs, "head-outputs", "set-logit-difference")
+    tracer = tk.Tracer(model, pairs, "head-outputs", "logit-difference")
+    with pytest.raises(PairsError, match="begin alike"):
+        tracer.evaluate(torch.ones(12), metrics=["set-probability-difference"])
+
+
+def test_further_metrics_are_checked_before_a_search(model):
+    rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows()]
+    pairs = tk.PromptPairs.from_ids(rows)
+    with pytest.raises(MissingContinuationError):
+        tk.Tracer(model, pairs, "head-outputs", "probability-drop", also=["logit-difference"])

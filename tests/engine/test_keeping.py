@@ -179,3 +179,32 @@ def test_a_front_that_begins_later_says_so(tracer, neutral):
     later = tk.ParetoFront(front.results[1:], front.largest, front.ranking)
     with pytest.raises(BudgetError, match="The smallest set of the front has 2 components"):
         later.at(1)
+
+
+def test_sets_within_the_bound_come_first_however_small_the_whole_effect(model):
+    """All components together may do next to nothing where single ones do much."""
+    pairs, neutral = tiny.pairs(4, seed=0), tiny.pairs(7, seed=8)
+    tracer = tk.Tracer(model, pairs, "head-outputs", "logit-difference")
+    singles = tracer.engine.set_effects([(i,) for i in range(12)]).mean(1)
+    kept = [kept_by(model, neutral, (i,)) for i in range(12)]
+    bound = sorted(kept)[8]
+    for method in ("exhaustive", "local-search", "top-k"):
+        keep = tk.Keep(pairs=neutral, metric="kl", at_most=bound * 1.001)
+        result = tracer.run(method, budget=1, keep=keep)
+        best = max(e for e, k in zip(singles.tolist(), kept, strict=True) if k <= bound * 1.001)
+        assert result.effect == pytest.approx(best, abs=1e-5)
+
+
+def test_histories_hold_effects_only(tracer, neutral):
+    keep = tk.Keep(pairs=neutral, metric="kl", at_most=0.05)
+    result = tracer.run("local-search", budget=4, keep=keep)
+    assert all(abs(record["effect"]) < 1e3 for record in result.history)
+
+
+def test_arguments_of_another_type(tracer, unchecked):
+    with pytest.raises(ConfigError, match="keep is 0.05. Give a tk.Keep"):
+        tracer.run("greedy", budget=2, keep=0.05)
+    with pytest.raises(ConfigError, match="at_most is '0.05'. It must be positive"):
+        tk.Keep(at_most="0.05")
+    with pytest.raises(ConfigError, match="The pairs to keep are"):
+        tk.Keep(pairs=[1], at_most=0.05)

@@ -426,7 +426,7 @@ def test_combinations_that_are_refused(model, unchecked):
         with pytest.raises(ComponentError, match=f"windows is {windows}. Give a number of layers"):
             tk.Tracer(model, pairs, "residual", windows=windows)
     registry = tk.Tracer(model, pairs, "residual", by="span").registry
-    with pytest.raises(SpanError, match="the components are of first, second, rest, last"):
+    with pytest.raises(SpanError, match="has no spans. Give every example spans"):
         tk.Tracer(model, tiny.pairs(), registry)
     with pytest.raises(ComponentError, match="given along with a registry"):
         tk.Tracer(model, pairs, registry, by="span")
@@ -530,3 +530,73 @@ def test_features_that_do_not_fit(model, unchecked):
             tk.Tracer(model, tiny.pairs(), feature_kind("c"), source=source)
     with pytest.raises(ComponentError, match="give their number as the width"):
         tk.Kind(**{**COORDINATES, "features": {0: Autoencoder()}})
+
+
+# ---- what a registry, a result or other pairs bring along ------------------------------------
+
+
+@pytest.mark.parametrize("by", ["span", "position"])
+def test_a_registry_of_spans_asks_the_same(model, by):
+    rows = rows_with_spans(40)
+    rows = [row for row in rows if len(row["prompt_ids"]) == 7][:5] if by == "position" else rows
+    pairs = tk.PromptPairs.from_ids(rows)
+    tracer = tk.Tracer(model, pairs, "residual", by=by)
+    again = tk.Tracer(model, pairs, tracer.registry)
+    mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(0))
+    assert again.evaluate(mask) == pytest.approx(tracer.evaluate(mask), abs=1e-6)
+    assert again.full_effect == pytest.approx(tracer.full_effect, abs=1e-6)
+    with pytest.raises(ConfigError, match="say where to intervene. Leave one out"):
+        tk.Tracer(model, pairs, tracer.registry, positions="last")
+    with pytest.raises(SpanError, match="the components are of"):
+        tiny.engine(model, pairs, "residual", spans=tracer.registry.spans)
+
+
+def test_windows_are_not_taken_for_single_layers(model):
+    wide = tk.Tracer(model, tiny.pairs(), "mlp-blocks", windows=3)
+    narrow = tk.Tracer(model, tiny.pairs(), "mlp-blocks")
+    result = wide.run("top-k", budget=1)
+    with pytest.raises(ComponentError, match="acts in layers .* there, and in layers"):
+        narrow.evaluate(result)
+    with pytest.raises(ComponentError, match="Use equal windows"):
+        narrow.faithfulness(result, ranking="signed")
+
+
+def test_counterfactual_spans_need_spans_and_a_prompt():
+    row = {"prompt_ids": [1, 2, 3], "x_ids": [4], "counterfactual_spans": {"a": [0, 1]}}
+    with pytest.raises(SpanError, match="has counterfactual_spans, and no spans"):
+        tk.PromptPairs.from_ids([{**row, "counterfactual_ids": [1, 2, 4]}])
+    noise = torch.zeros(2, tiny.D_MODEL)
+    with pytest.raises(SpanError, match="no counterfactual prompt"):
+        tk.PromptPairs.from_ids([{**row, "spans": {"a": [0, 1]}, "noise": noise}])
+
+
+def test_a_long_counterfactual_is_refused(model):
+    row = rows_with_spans(1, other_length=True)[0]
+    row["counterfactual_ids"] = row["counterfactual_ids"] + [1] * 80
+    with pytest.raises(tk.errors.PairsError, match="needs .* positions. The model has 64"):
+        tk.Tracer(model, tk.PromptPairs.from_ids([row]), "residual", by="span")
+
+
+def test_means_at_each_position_are_of_one_length(model):
+    rows = tiny.rows(40)
+    traced, other = (
+        tk.PromptPairs.from_ids([row for row in rows if len(row["prompt_ids"]) == n][:3])
+        for n in (5, 4)
+    )
+    with pytest.raises(tk.errors.SourceError, match="the means at each position are of prompts"):
+        tk.Tracer(model, traced, "head-outputs", source="mean-positional", held_out=other)
+
+
+def test_masks_of_spans_are_not_rounded(model):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans(3))
+    tracer = tk.Tracer(model, pairs, "residual", by="span")
+    engine = tracer.engine
+    batch = engine.batches[0]
+    mask = torch.full((len(tracer.registry),), 0.7513)
+    known = engine.counterfactual_cache.activations_for(batch)
+    source = {name: torch.ones_like(values) for name, values in known.items()}
+    name, hook = engine.hooks(batch, source, mask[None])[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = hook(torch.zeros_like(source[name]))
+    inside = batch.positions[:, : mixed.shape[1]]
+    assert mixed[inside].unique().tolist() == pytest.approx([0.7513], abs=1e-6)

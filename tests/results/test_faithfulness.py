@@ -209,3 +209,15 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
     wide = tk.Tracer(model, tiny.pairs(8), "mlp-blocks", windows=2)
     with pytest.raises(MibFormatError, match="Trace without them"):
         wide.run("top-k", budget=1).to_mib(path)
+
+
+def test_a_selection_ranks_nothing(tracer, tmp_path):
+    result = tracer.run("greedy", budget=3)
+    for ask in (
+        lambda: tracer.faithfulness(result, ranking="signed"),
+        lambda: result.to_mib(tmp_path / "importances.json"),
+    ):
+        with pytest.raises(ConfigError, match="has no scores of components, only a selection"):
+            ask()
+    with pytest.raises(MaskShapeError, match="A ranking is of scores"):
+        tracer.faithfulness(result.components, ranking="signed")

@@ -558,6 +558,13 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
     pair = PromptPair(**ids, counterfactual=counterfactual, texts=texts or None, weight=weight)
+    if row.get("counterfactual_spans") is not None and (
+        row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
+    ):
+        raise SpanError(
+            f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
+            "that they could be of. Give both."
+        )
     return pair if row.get("spans") is None else _with_spans(pair, row, number)
 
 

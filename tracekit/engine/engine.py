@@ -47,6 +47,7 @@ from tracekit.errors import (
 )
 from tracekit.masks import Mask
 from tracekit.metrics import (
+    METRICS,
     ContinuationLogProbs,
     ContinuationMean,
     Effects,
@@ -334,7 +335,11 @@ class Engine:
         with frozen(self.model), torch.no_grad():
             source = self.counterfactual_cache.activations_for(batch)
             empty = torch.zeros(1, self.n_components, device=self.device)
-            return self.batch_effects(batch, source, empty).abs().max().item()
+            effect = self.batch_effects(batch, source, empty).abs().max().item()
+            # A metric may hide a change, or read a clean run that is computed again.
+            now = self.forward_pass.log_probs(batch, self.hooks(batch, source, empty))
+            known = self.clean_of(batch, ())
+            return max(effect, (now.x - known.x).abs().max().item())
 
     def log_probs(self, mask: Any) -> ContinuationLogProbs:
         """Log-probabilities of every example's continuations under a mask."""
@@ -533,6 +538,15 @@ class Engine:
         self._n_forward += n_examples
         self._n_backward += n_examples if backward else 0
 
+    def check_metric(self, metric: Metric) -> None:
+        """Refuses a metric that these examples have no continuations for.
+
+        Raises:
+            MissingContinuationError: An example lacks a y.
+            PairsError: A token counts as x and as y.
+        """
+        _check_continuations(self.pairs, metric)
+
     def check_finite(self, effects: Effects, metric: Metric | None = None) -> None:
         """Refuses effects that are not finite, or whose mean is not.
 
@@ -576,6 +590,16 @@ def _check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 f"({pair.describe()}) has no y. Give every example a continuation y, or use "
                 "probability-drop or probability-ratio."
             )
+        if "token-sets" in metric.reads and metric.name in METRICS:
+            of_x = pair.x_set_ids or pair.x_ids[:1]
+            of_y = pair.y_set_ids or (pair.y_ids or ())[:1]
+            both = sorted(set(of_x) & set(of_y))
+            if both:
+                raise PairsError(
+                    f"Token {both[0]} counts as x and as y in example {number} "
+                    f"({pair.describe()}), whose x and y begin alike. Give it token sets (x_set, "
+                    "y_set), or use logit-difference."
+                )
 
 
 def _check_exchange(pairs: PromptPairs, registry: ComponentRegistry) -> None:
@@ -600,7 +624,8 @@ def _check_pairs_fit(pairs: PromptPairs, model: HookedModel, metric: Metric) -> 
                 f"Example {number} ({pair.describe()}) has a token id outside the vocabulary. "
                 f"Ids must be 0 to {vocabulary - 1}; encode with the model's own tokenizer."
             )
-        longest = len(pair.prompt_ids) + max(len(pair.x_ids), len(pair.y_ids or ())) - 1
+        read = max(len(pair.prompt_ids), len(pair.source_ids))
+        longest = read + max(len(pair.x_ids), len(pair.y_ids or ())) - 1
         if context and longest > context:
             raise PairsError(
                 f"Example {number} ({pair.describe()}) needs {longest} positions. "

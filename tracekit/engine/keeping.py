@@ -4,8 +4,8 @@ The searches know nothing of it. They are given an engine whose effects are thos
 metric less a penalty for leaving the bounds, with k the mean effect of the kept metric, b the bound
 and F the effect of all components:
 
-    measured sets    a set with |k| > b loses 2 |F| + |F| (|k| - b) / b, so that none within the
-                     bounds is worse; one within them loses nothing, and has its own numbers
+    measured sets    a set with |k| > b has an effect of -10^9 (1 + (|k| - b) / b), so that none
+                     within the bounds is worse; one within them has its own numbers
     soft masks       lose |F| (|k| - b) / b beyond the bounds, with its gradient
 
 Sets are still proposed by predictions, and chosen by what is measured.
@@ -13,7 +13,7 @@ Sets are still proposed by predictions, and chosen by what is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import isfinite
@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._options import shortened
 from tracekit.components import ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
@@ -44,8 +45,25 @@ def nothing_kept(keep: Keep | None, effect: float | None = None) -> NothingKeptE
     )
 
 
-_OUTSIDE = 2.0
-"""What leaving the bounds costs a measured set, in effects of all components."""
+def measured_history(
+    history: tuple[Record, ...], kept: Mapping[str, Any] | None
+) -> tuple[Record, ...]:
+    """What a search recorded, without sets outside the bounds, whose effects are none."""
+    if kept is None:
+        return history
+    return tuple(r for r in history if not isinstance(r.get("effect"), float) or _is_effect(r))
+
+
+def _is_effect(record: Record) -> bool:
+    return record["effect"] > _OUTSIDE / 2
+
+
+_OUTSIDE = -1e9
+"""Effect of a measured set that lies just outside the bounds: below that of any other."""
+
+
+Record = Mapping[str, Any]
+"""What a search recorded of one step."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,8 +78,11 @@ class Keep:
     """Bound on the absolute value of its mean effect, in units of the metric."""
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.at_most) and self.at_most > 0):
-            raise ConfigError(f"at_most is {self.at_most}. It must be positive.")
+        is_number = isinstance(self.at_most, (int, float)) and isfinite(self.at_most)
+        if not is_number or self.at_most <= 0:
+            raise ConfigError(f"at_most is {self.at_most!r}. It must be positive.")
+        if self.pairs is not None and not isinstance(self.pairs, PromptPairs):
+            raise ConfigError(f"The pairs to keep are {shortened(self.pairs)}. Give PromptPairs.")
         resolve(self.metric)
 
     def describe(self, traced: PromptPairs) -> str:
@@ -139,7 +160,7 @@ class KeepingEngine(Engine):
 
     def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
         """Effects less the penalty for measured sets; see `Engine.effects`."""
-        return super().effects(mask) - self._penalties(self._keeping.effects(mask))
+        return self._ranked(super().effects(mask), self._keeping.effects(mask))
 
     def set_effects(
         self, sets: Iterable[Sequence[int]], label: str = "effects"
@@ -147,11 +168,14 @@ class KeepingEngine(Engine):
         """Effects less the penalty for measured sets; see `Engine.set_effects`."""
         listed = [tuple(members) for members in sets]
         kept = self._keeping.set_effects(listed, f"{label}, kept")
-        return super().set_effects(listed, label) - self._penalties(kept)
+        return self._ranked(super().set_effects(listed, label), kept)
 
-    def _penalties(self, kept: Float[Tensor, "*set example"]) -> Float[Tensor, "*set 1"]:
+    def _ranked(
+        self, effects: Float[Tensor, "*set example"], kept: Float[Tensor, "*set kept_example"]
+    ) -> Float[Tensor, "*set example"]:
+        """Effects of sets, below all others where a set leaves the bounds."""
         beyond = self._beyond(kept.mean(-1, keepdim=True))
-        return torch.where(beyond > 0, self._scale * (_OUTSIDE + beyond), 0.0)
+        return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), effects)
 
     def _beyond(self, kept: Tensor) -> Tensor:
         """How far mean effects lie outside the bounds, in units of the bound."""

@@ -161,7 +161,9 @@ class Layout:
                 [key[:2] for key in sources], needs_attention_mask=packed
             ),
             source_lengths=source_lengths,
-            source_positions=_position_mask(scope, source_prompt_lengths, source_lengths),
+            source_positions=_position_mask(
+                "prompt" if spans else scope, source_prompt_lengths, source_lengths
+            ),
             beyond_limit=_n_positions(rows) > limit,
             sources_beyond_limit=_n_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
@@ -329,7 +331,8 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
     implied = {LAST, REST}
     for number, pair in enumerate(pairs):
         own = set(pair.spans or ())
-        if spans and own - implied != set(spans) - implied:
+        is_other = own - implied != set(spans) - implied or own - set(spans)
+        if spans and (is_other or not pairs.told_apart):
             raise SpanError(
                 f"Example {number} ({pair.describe()}) has the spans "
                 f"{', '.join(sorted(own)) or 'of none'}, and the components are of "

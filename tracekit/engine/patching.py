@@ -133,12 +133,15 @@ def _weight_by_span(
     while by_index.ndim < 4:
         # One mask for all sets, or for all rows.
         by_index = by_index[None] if by_index.ndim == 2 else by_index[:, None]
-    is_in_span = span_numbers[..., None] == torch.arange(n_spans, device=span_numbers.device)
-    spread = torch.einsum(
-        "srcn,rpn->srpc",
-        by_index.expand(-1, len(span_numbers), -1, -1),
-        is_in_span.to(by_index.device, by_index.dtype),
+    numbers = span_numbers.to(by_index.device)
+    n_sets, n_rows, width = by_index.shape[0], len(numbers), site.width
+    # Picked, not multiplied: products may be rounded where masks are learned.
+    picked = (
+        by_index.expand(-1, n_rows, -1, -1)
+        .gather(3, numbers.clamp(min=0)[None, :, None].expand(n_sets, -1, width, -1))
+        .masked_fill((numbers < 0)[None, :, None], 0.0)
     )
+    spread = picked.transpose(2, 3)
     shape = [1] * (ndim + 1)
     shape[:2], shape[kind.position_dim + 1] = spread.shape[:2], spread.shape[2]
     if kind.component_dim is None:

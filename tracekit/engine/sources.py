@@ -110,7 +110,7 @@ def resolve_source(
             return _noise(model, seed)
         if source == "resample":
             return lambda given: _resampled(given, seed)
-    if any(kind.feature_layers for kind in kinds.values()):
+    if any(site.kind.feature_layers for site in registry.sites):
         raise SourceError(
             "Features take their values from a run of the model. Use source='counterfactual', "
             "'noise' or 'resample'."
@@ -124,13 +124,24 @@ def resolve_source(
         if positional:
             _check_positional(over, pairs, kinds, positions)
         means = _means(model, over, kinds, positional, max_batch_size)
-        return _constant(Constants(name_of(source), means, positional))
+        length = len(over[0].prompt_ids) if positional else None
+        return _constant(Constants(name_of(source), means, positional), length)
     return _constant(Constants("own tensors", _checked(source, model, kinds)))
 
 
-def _constant(constants: Constants) -> ToPairs:
+def _constant(constants: Constants, length: int | None = None) -> ToPairs:
     counterfactual = ConstantCounterfactual(constants)
-    return lambda pairs: _with(pairs, [counterfactual] * len(pairs))
+
+    def apply(pairs: PromptPairs) -> PromptPairs:
+        for number, pair in enumerate(pairs):
+            if length not in (None, len(pair.prompt_ids)):
+                raise SourceError(
+                    f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
+                    f"the means at each position are of prompts of {length}. Use source='mean'."
+                )
+        return _with(pairs, [counterfactual] * len(pairs))
+
+    return apply
 
 
 def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPairs:

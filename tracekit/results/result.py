@@ -19,11 +19,11 @@ from torch import Tensor
 
 from tracekit.components import Component, ComponentRegistry
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, NoTracerError, TracekitError
+from tracekit.errors import BudgetError, ConfigError, NoTracerError, TracekitError
 from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
-from tracekit.results.mib import write_mib
+from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.storage import (
     damaged,
     read_document,
@@ -156,6 +156,22 @@ class TraceResult:
         return effect_interval(self.held_out, weights=self.held_out_weights)
 
     @property
+    def ranked_by(self) -> Mask:
+        """What the components were ranked by: their scores, or else the soft mask.
+
+        Raises:
+            ConfigError: There is neither, but only the selection.
+        """
+        if self.component_scores is not None:
+            return self.component_scores
+        if torch.equal(self.soft_mask, self.binary_mask.float()):
+            raise ConfigError(
+                f"This result of {self.method} has no scores of components, only a selection, "
+                "which ranks nothing. Use a result of top-k, attribution, mask-ig or pgb-ct."
+            )
+        return self.soft_mask
+
+    @property
     def also(self) -> dict[str, float]:
         """Mean effect of the selection by each of the further metrics."""
         if self.also_per_example is None:
@@ -227,8 +243,10 @@ class TraceResult:
 
         Raises:
             MibFormatError: Components that have no counterpart there, such as attention patterns.
+            ConfigError: The method ranked nothing.
         """
-        scores = self.soft_mask if self.component_scores is None else self.component_scores
+        check_registry(self.registry)
+        scores = self.ranked_by
         write_mib(Path(path), self.registry, scores, self.binary_mask, self.model_sizes)
         return Path(path)
 
