@@ -338,8 +338,8 @@ class Engine:
             effect = self.batch_effects(batch, source, empty).abs().max().item()
             # A metric may hide a change, or read a clean run that is computed again.
             now = self.forward_pass.log_probs(batch, self.hooks(batch, source, empty))
-            known = self.clean_of(batch, ())
-            return max(effect, (now.x - known.x).abs().max().item())
+            kept = self.clean_of(batch, ())
+            return max(effect, (now.x - kept.x).abs().max().item())
 
     def log_probs(self, mask: Any) -> ContinuationLogProbs:
         """Log-probabilities of every example's continuations under a mask."""
