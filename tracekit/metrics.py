@@ -483,7 +483,7 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
         name,
         metric,
         needs_y=False,
-        reads=("argmax", "token-sets", "rank"),
+        reads=("argmax",),
         axis_label=f"effect ({name})",
     )
 

@@ -18,6 +18,7 @@ from tracekit import checks, masks
 from tracekit._options import check_seed, renamed_arguments, shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
+from tracekit.data.spans import position_names
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
@@ -31,6 +32,7 @@ from tracekit.errors import (
     NoResultError,
     NothingMeasuredError,
     SearchStoppedWarning,
+    SpanError,
     WeakEffectWarning,
 )
 from tracekit.kinds import Kind
@@ -127,7 +129,7 @@ class Tracer:
             model: A TransformerLens model, or anything `load_model` takes.
             pairs: The data set.
             components: Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a
-                list; a `Kind` of one's own; or a registry.
+                list; a `Kind` of one's own; or a registry (with `by` again, if it has spans).
             metric: Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable
                 of the clean and the intervened `ContinuationLogProbs`.
             layers: Layers to study; all by default.
@@ -167,28 +169,18 @@ class Tracer:
         if direction not in get_args(Direction):
             raise ConfigError(f"Unknown direction {direction!r}. Use noising or denoising.")
         self.model = model if isinstance(model, HookedModel) else load_model(model)
-        if isinstance(components, ComponentRegistry) and components.spans and by is None:
-            # Its spans are of names or of positions; both may be there already.
-            told_apart = all(name.split()[0].isdigit() for name in components.spans)
-            pairs, held_out = self._told_apart(
-                "position" if told_apart else "span", pairs, held_out, positions
-            )
-        else:
-            pairs, held_out = self._told_apart(by, pairs, held_out, positions)
-        if not isinstance(components, ComponentRegistry):
-            components = ComponentRegistry.build(
-                self.model.cfg,
-                components,
-                layers=layers,
-                indices=indices,
-                spans=pairs.span_names if by is not None else (),
-                windows=windows,
-            )
-        elif layers is not None or indices is not None or windows != 1 or by is not None:
-            raise ComponentError(
-                "layers, indices, by or windows were given along with a registry, which has its "
-                "own. Leave them out, or give kinds instead of a registry."
-            )
+        registry = components if isinstance(components, ComponentRegistry) else None
+        _check_split(by, positions, registry, pairs, [layers, indices, windows != 1 or None])
+        self._tell_apart = self._splitter(by, registry, [pairs, *([held_out] if held_out else [])])
+        pairs = self._tell_apart(pairs)
+        components = registry or ComponentRegistry.build(
+            self.model.cfg,
+            components,  # type: ignore[arg-type]
+            layers=layers,
+            indices=indices,
+            spans=pairs.span_names if by is not None else (),
+            windows=windows,
+        )
         config = EngineConfig(
             positions=positions,
             continuation_mean=continuation_mean,
@@ -214,41 +206,31 @@ class Tracer:
         asked = self._noising if direction == "noising" else self._noising.reversed()
         self.engine = Engine(self.model, asked.pairs, components, asked.metric, config)
         self.also = self._resolved(also)
+        """Further metrics that every result is measured by."""
         for further in self.also:
             self.engine.check_metric(further)
-        """Further metrics that every result is measured by."""
         checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
         self._held_out = None
         if held_out is not None:
-            held_out = to_pairs(held_out)
-            held_out = held_out if direction == "noising" else held_out.reversed()
-            self._held_out = self.engine.with_pairs(held_out)
+            self._held_out = self.engine.with_pairs(self._asked_of(held_out))
         self._has_looked = False
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
 
-    def _told_apart(
-        self, by: str | None, pairs: PromptPairs, held_out: PromptPairs | None, positions: Positions
-    ) -> tuple[PromptPairs, PromptPairs | None]:
-        """Pairs with the spans that are told apart."""
+    def _splitter(
+        self, by: By | None, registry: ComponentRegistry | None, given: Sequence[PromptPairs]
+    ) -> Callable[[PromptPairs], PromptPairs]:
+        """What tells the spans of pairs apart; positions of all the given ones have one name."""
         if by is None:
-            return pairs, held_out
-        if by not in get_args(By):
-            raise ConfigError(f"Unknown by={by!r}. Use 'span' or 'position'.")
-        if positions != "prompt":
-            raise ConfigError(
-                f"Both by={by!r} and positions={positions!r} say where to intervene. Leave one out."
-            )
+            return lambda pairs: pairs
         if by == "span":
-            return pairs.by_span(), None if held_out is None else held_out.by_span()
+            return lambda pairs: pairs.by_span()
         decode = getattr(getattr(self.model, "tokenizer", None), "decode", None)
         token_text = None if decode is None else lambda token: str(decode([token]))
-        # Together: a position has one name.
-        both = replace(pairs, pairs=(*pairs, *(held_out or ()))).by_position(token_text)
-        if held_out is not None:
-            held_out = replace(held_out, pairs=both.pairs[len(pairs) :], told_apart=True)
-        return both[: len(pairs)], held_out
+        prompts = [pair.prompt_ids for pairs in given for pair in pairs]
+        names = registry.spans if registry else position_names(prompts, token_text)
+        return lambda pairs: pairs.by_position(names)
 
     if not TYPE_CHECKING:
 
@@ -418,7 +400,7 @@ class Tracer:
             kept = self._kept(engine, selection.mask, raises=False)
             if keep is None or kept is not None:
                 results.append(self._to_result(search, selection, goal, seed, spent, kept))
-        if not results:
+        if keep is not None and not results:
             raise nothing_kept(keep)
         front = ParetoFront(tuple(results), goal.budgets[-1], component_ranking(state))
         if state.stopped == "interrupted":
@@ -447,13 +429,15 @@ class Tracer:
                 f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
             )
         metric = self._resolved([keep.metric])[0]
-        pairs = self.pairs
-        if keep.pairs is not None:
-            pairs = self._to_pairs(keep.pairs.by_span() if self.registry.spans else keep.pairs)
-            pairs = pairs if self.direction == "noising" else pairs.reversed()
+        pairs = self.pairs if keep.pairs is None else self._asked_of(keep.pairs)
         engine = self.engine
         keeping = Engine(engine.model, pairs, engine.registry, metric, engine.config)
         return KeepingEngine(engine, keeping, keep)
+
+    def _asked_of(self, pairs: PromptPairs) -> PromptPairs:
+        """Other pairs, with this tracer's spans, source and direction."""
+        prepared = self._to_pairs(self._tell_apart(pairs))
+        return prepared if self.direction == "noising" else prepared.reversed()
 
     def _kept(
         self, engine: Engine, mask: Tensor, *, raises: bool = True
@@ -514,7 +498,7 @@ class Tracer:
             kept=kept,
             budget=selection.budget,
             target_effect=goal.target,
-            history=measured_history(selection.history, kept),
+            history=measured_history(selection.history),
             seed=seed,
             cost=spent.cost + selection.saved,
             seconds=spent.seconds,
@@ -814,6 +798,35 @@ class Tracer:
         if not self.results:
             raise NoResultError("There is no result to draw yet. Call run() first.")
         return self.results
+
+
+def _check_split(
+    by: By | None,
+    positions: Positions,
+    registry: ComponentRegistry | None,
+    pairs: PromptPairs,
+    selection: Sequence[Any],
+) -> None:
+    """Refuses components, spans and positions that contradict each other."""
+    if by is not None and by not in get_args(By):
+        raise ConfigError(f"Unknown by={by!r}. Use 'span' or 'position'.")
+    if registry is not None and any(given is not None for given in selection):
+        raise ComponentError(
+            "layers, indices or windows were given along with a registry, which has its own. "
+            "Leave them out, or give kinds instead of a registry."
+        )
+    if registry is not None and by is not None and not registry.spans:
+        raise ComponentError(f"by={by!r} was given along with a registry without spans. Leave it.")
+    tells_apart = by is not None or (registry is not None and registry.spans)
+    if tells_apart and by is None and not pairs.told_apart:
+        raise SpanError(
+            "The registry tells spans of the prompts apart, and the pairs do not. Say "
+            "by='span' or by='position', as where the registry was made."
+        )
+    if tells_apart and positions != "prompt":
+        raise ConfigError(
+            f"Both spans and positions={positions!r} say where to intervene. Leave one out."
+        )
 
 
 _NEAR_ZERO = 0.01

@@ -412,7 +412,7 @@ def test_spans_that_are_none(model, change, message):
 def test_combinations_that_are_refused(model, unchecked):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
-    with pytest.raises(SpanError, match="means something else in each. Name spans"):
+    with pytest.raises(SpanError, match=r"positions to tell apart. Give prompts of one length, or name spans"):
         tk.Tracer(model, pairs, "residual", by="position")
     with pytest.raises(SpanError, match="Only spans of them can be exchanged: trace by='span'"):
         tk.Tracer(model, unequal, "residual")
@@ -420,16 +420,19 @@ def test_combinations_that_are_refused(model, unchecked):
         tk.Tracer(model, unequal, "attention-patterns", by="span")
     with pytest.raises(ConfigError, match="Unknown by='spans'. Use 'span' or 'position'"):
         tk.Tracer(model, pairs, "residual", by="spans")
-    with pytest.raises(ConfigError, match="Both by='span' and positions='last'"):
+    with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
         tk.Tracer(model, pairs, "residual", by="span", positions="last")
     for windows in (0, 4, 1.5):
         with pytest.raises(ComponentError, match=f"windows is {windows}. Give a number of layers"):
             tk.Tracer(model, pairs, "residual", windows=windows)
     registry = tk.Tracer(model, pairs, "residual", by="span").registry
     with pytest.raises(SpanError, match="has no spans. Give every example spans"):
-        tk.Tracer(model, tiny.pairs(), registry)
-    with pytest.raises(ComponentError, match="given along with a registry"):
-        tk.Tracer(model, pairs, registry, by="span")
+        tk.Tracer(model, tiny.pairs(), registry, by="span")
+    with pytest.raises(SpanError, match="Say by='span' or by='position', as where"):
+        tk.Tracer(model, pairs, registry)
+    without = tk.Tracer(model, pairs, "residual").registry
+    with pytest.raises(ComponentError, match="by='span' was given along with a registry without"):
+        tk.Tracer(model, pairs, without, by="span")
     with pytest.raises(PositionError):
         tk.Tracer(model, pairs, "residual", positions="sometimes")
 
@@ -515,7 +518,7 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
     assert loaded.components == result.components
     assert loaded.heatmap().data
     with pytest.raises(ComponentError, match="is of features, which are not saved with results"):
-        tk.Tracer(model, pairs, loaded.registry)
+        tk.Tracer(model, pairs, loaded.registry, by="span")
     again = tk.Tracer(model, pairs, [kind, "mlp-blocks"], by="span")
     assert again.evaluate(loaded) == pytest.approx(result.effect, abs=1e-5)
 
@@ -541,12 +544,12 @@ def test_a_registry_of_spans_asks_the_same(model, by):
     rows = [row for row in rows if len(row["prompt_ids"]) == 7][:5] if by == "position" else rows
     pairs = tk.PromptPairs.from_ids(rows)
     tracer = tk.Tracer(model, pairs, "residual", by=by)
-    again = tk.Tracer(model, pairs, tracer.registry)
+    again = tk.Tracer(model, pairs, tracer.registry, by=by)
     mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(0))
     assert again.evaluate(mask) == pytest.approx(tracer.evaluate(mask), abs=1e-6)
     assert again.full_effect == pytest.approx(tracer.full_effect, abs=1e-6)
     with pytest.raises(ConfigError, match="say where to intervene. Leave one out"):
-        tk.Tracer(model, pairs, tracer.registry, positions="last")
+        tk.Tracer(model, pairs, tracer.registry, by=by, positions="last")
     with pytest.raises(SpanError, match="the components are of"):
         tiny.engine(model, pairs, "residual", spans=tracer.registry.spans)
 

@@ -32,6 +32,7 @@ from tracekit.data.spans import (
     REST,
     Spans,
     checked_spans,
+    position_names,
     spans_from_text,
     with_implied,
 )
@@ -269,31 +270,25 @@ class PromptPairs(Sequence[PromptPair]):
                 )
         return replace(self, pairs=tuple(pairs), told_apart=True)
 
-    def by_position(self, token_text: Callable[[int], str] | None = None) -> PromptPairs:
+    def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
         """The pairs with a span for every position.
 
-        It is called by its number and, where all prompts have the same token there, by that.
-
         Args:
-            token_text: Gives the text of a token. None: numbers only.
+            names: What the spans are called, in order. None: by their numbers.
 
         Raises:
-            SpanError: The prompts have several lengths.
+            SpanError: The prompts have several lengths, or another one than there are names.
         """
-        lengths = {len(ids) for pair in self for ids in (pair.prompt_ids, pair.source_ids)}
-        if len(lengths) > 1:
-            raise SpanError(
-                f"The prompts have {min(lengths)} to {max(lengths)} tokens, so that a position "
-                "means something else in each. Name spans, and trace by='span'."
-            )
-        spans: dict[str, tuple[int, ...]] = {}
-        for position in range(max(lengths)):
-            tokens = {pair.prompt_ids[position] for pair in self}
-            name = str(position)
-            if token_text is not None and len(tokens) == 1:
-                text = token_text(tokens.pop()).strip()
-                name += f" {text}" if text.isprintable() and not set(text) & set("@,+") else ""
-            spans[name.strip()] = (position,)
+        names = position_names([pair.prompt_ids for pair in self]) if names is None else names
+        for number, pair in enumerate(self):
+            n_tokens = {len(pair.prompt_ids), len(pair.source_ids)}
+            if n_tokens != {len(names)}:
+                raise SpanError(
+                    f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
+                    f"there are {len(names)} positions to tell apart. Give prompts of one length, "
+                    "or name spans, and trace by='span'."
+                )
+        spans = {name: (position,) for position, name in enumerate(names)}
         changed = [replace(pair, spans=spans, counterfactual_spans=None) for pair in self]
         return replace(self, pairs=tuple(changed), told_apart=True)
 

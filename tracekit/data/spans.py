@@ -8,7 +8,7 @@ which tokens take the place of which, and there is no `rest`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekit._options import shortened, whole_numbers
@@ -180,3 +180,24 @@ def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[
     if rest and others:
         complete[REST] = others
     return complete
+
+
+def position_names(
+    prompts: Sequence[Sequence[int]], token_text: Callable[[int], str] | None = None
+) -> tuple[str, ...]:
+    """Names for the positions of prompts of one length.
+
+    A position is called by its number and, where all prompts have the same token there, by that.
+
+    Args:
+        prompts: Their tokens.
+        token_text: Gives the text of a token. None: numbers only.
+    """
+    names = []
+    # As many as the first prompt has: that all have as many is checked where they are used.
+    for position in range(len(prompts[0])):
+        tokens = {prompt[position] for prompt in prompts if position < len(prompt)}
+        text = "" if token_text is None or len(tokens) > 1 else token_text(tokens.pop()).strip()
+        is_name = text.isprintable() and not set(text) & set("@,+")
+        names.append(f"{position} {text}".strip() if is_name else str(position))
+    return tuple(names)

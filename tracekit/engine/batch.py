@@ -31,7 +31,7 @@ class Batch:
     """The counterfactual sequence of each row; always on the CPU."""
     positions: Bool[Tensor, "row pos"]
     """Where components are intervened on."""
-    span: int
+    n_positions: int
     """One past the last position that is intervened on in any row."""
     span_numbers: Int[Tensor, "row pos"] | None
     """Number of the span of each position, -1 for none, if spans are told apart."""

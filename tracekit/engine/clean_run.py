@@ -37,14 +37,16 @@ class CleanRun:
         Args:
             model: The model.
             forward_pass: Runs it.
-            max_memory: Bytes that kept distributions may take.
+            max_memory: Bytes that kept distributions may take; apart from what counterfactual
+                activations may.
             progress_bar: Wraps a loop in a progress bar.
         """
         self._model = model
         self._forward_pass = forward_pass
         self._max_memory = max_memory
         self._progress_bar = progress_bar
-        self._kept: dict[frozenset[Reading], ContinuationLogProbs] = {}
+        self._kept: ContinuationLogProbs | None = None
+        self._was_read: set[Reading] = set()
         self._latest: tuple[Batch, ContinuationLogProbs] | None = None
 
     def of_all(
@@ -54,20 +56,22 @@ class CleanRun:
 
         Args:
             batches: The data set.
-            reads: What is read; `distribution` is left out where it does not fit.
+            reads: What is read; `distribution` is left out where it does not fit. What was read
+                before is kept, and not run again.
             n_examples: Number of examples.
         """
-        wanted = frozenset(reads)
-        if not self._keeps_distribution(n_examples):
-            wanted -= {"distribution"}
-        if wanted not in self._kept:
+        lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self._was_read]
+        if "distribution" in lacking and not self._keeps_distribution(n_examples):
+            lacking.remove("distribution")
+        if self._kept is None or lacking:
             with frozen(self._model), torch.no_grad():
                 parts = [
-                    (batch.examples, self._forward_pass.log_probs(batch, [], reads=tuple(wanted)))
+                    (batch.examples, self._forward_pass.log_probs(batch, [], reads=lacking))
                     for batch in self._progress_bar(batches, "clean run")
                 ]
-            self._kept[wanted] = assemble(parts, n_examples)
-        return self._kept[wanted]
+            self._kept = _merged(self._kept, assemble(parts, n_examples))
+            self._was_read.update(lacking)
+        return self._kept
 
     def of(
         self, batch: Batch, of_all: ContinuationLogProbs, reads: Sequence[Reading]
@@ -82,11 +86,12 @@ class CleanRun:
         kept = {
             name: value[batch.examples.to(value.device)]
             for name, value in vars(of_all).items()
-            if value is not None
+            # Large, and of no use to most metrics.
+            if value is not None and (name != "distribution" or "distribution" in reads)
         }
         if "distribution" in reads and of_all.distribution is None:
             kept["distribution"] = self._again(batch)
-        return replace(of_all, **kept)
+        return ContinuationLogProbs(**kept)
 
     def _again(self, batch: Batch) -> Tensor:
         """The distributions of a batch, which are run again but for the batch before."""
@@ -99,6 +104,16 @@ class CleanRun:
     def _keeps_distribution(self, n_examples: int) -> bool:
         needed = n_examples * int(self._model.cfg.d_vocab) * _FLOAT_BYTES
         return self._max_memory is None or needed <= self._max_memory
+
+
+def _merged(
+    earlier: ContinuationLogProbs | None, added: ContinuationLogProbs
+) -> ContinuationLogProbs:
+    """What was read before, and what was read now besides."""
+    if earlier is None:
+        return added
+    new = {name: value for name, value in vars(added).items() if getattr(earlier, name) is None}
+    return replace(earlier, **new)
 
 
 def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:

@@ -90,18 +90,20 @@ class CounterfactualCache:
     def activations_for(self, batch: Batch) -> dict[str, Tensor]:
         """Activations for the rows of a batch, by hook point.
 
-        They cover positions 0 to `batch.span - 1`; where nothing is intervened on, their values
-        mean nothing.
+        They cover positions 0 to `batch.n_positions - 1`; where nothing is intervened on, their
+        values mean nothing.
         """
         if batch.source_index is not None:
-            return self._in_place_of(batch, batch.source_index[:, : batch.span])
+            return self._in_place_of(batch, batch.source_index[:, : batch.n_positions])
         return self._of_sources(batch)
 
     def _in_place_of(self, batch: Batch, index: Int[Tensor, "row pos"]) -> dict[str, Tensor]:
         """Activations of other positions of the sources, put where they are used."""
-        is_used = batch.positions[:, : batch.span]
+        is_used = batch.positions[:, : batch.n_positions]
         index = torch.where(is_used, index, 0)
-        whole = self._of_sources(replace(batch, span=int(index.max()) + 1, source_index=None))
+        whole = self._of_sources(
+            replace(batch, n_positions=int(index.max()) + 1, source_index=None)
+        )
         moved = {}
         for name, values in whole.items():
             at = to_device(index, values.device)
@@ -114,7 +116,7 @@ class CounterfactualCache:
         if self._constants is not None:
             n_rows = len(batch.sources)
             return {
-                name: self._constants.activation(name, kind, batch.span)[None].expand(
+                name: self._constants.activation(name, kind, batch.n_positions)[None].expand(
                     n_rows, *[-1] * (len(kind.axes) - 1)
                 )
                 for name, kind in self._kinds.items()
@@ -138,27 +140,27 @@ class CounterfactualCache:
         like = parts[0][0].values[name]
         # Where their layer lies, unless they were sent away.
         device = device_of(self._model) if self.storage == "host" else like.device
-        kind, span = self._kinds[name], batch.span
+        kind, n_positions = self._kinds[name], batch.n_positions
         shape = list(like.shape)
-        shape[0], shape[kind.position_dim] = len(batch.sources), span
+        shape[0], shape[kind.position_dim] = len(batch.sources), n_positions
         if kind.key_dim is not None:
-            shape[kind.key_dim] = span
+            shape[kind.key_dim] = n_positions
         assembled = like.new_zeros(shape, device=device)
         for chunk, rows, index in parts:
             values = chunk.values[name]
             values = values[to_device(index, values.device)]
-            values = to_device(_narrow_keys(values, kind, span), device)
+            values = to_device(_narrow_keys(values, kind, n_positions), device)
             slots = self._slots[chunk.numbers[index], : values.shape[kind.position_dim]]
             target = assembled
             if kind.key_dim is not None:
                 target = target.narrow(kind.key_dim, 0, values.shape[kind.key_dim])
             if self._contiguous:
                 # Slots are positions: one copy instead of an index for each of them.
-                width = min(span, values.shape[kind.position_dim])
+                width = min(n_positions, values.shape[kind.position_dim])
                 target = target.narrow(kind.position_dim, 0, width)
                 target[to_device(rows, device)] = values.narrow(kind.position_dim, 0, width)
             else:
-                row, slot = (slots < span).nonzero(as_tuple=True)
+                row, slot = (slots < n_positions).nonzero(as_tuple=True)
                 to = (to_device(rows[row], device), to_device(slots[row, slot], device))
                 at = (to_device(row, device), to_device(slot, device))
                 target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
@@ -202,10 +204,10 @@ class CounterfactualCache:
         shape = list(like.shape)
         shape[0], shape[kind.position_dim] = len(numbers), int(self._counts[numbers].max())
         if kind.key_dim is not None:
-            shape[kind.key_dim] = self._span(numbers)
+            shape[kind.key_dim] = self._n_positions(numbers)
         return like.element_size() * torch.Size(shape).numel()
 
-    def _span(self, numbers: Tensor) -> int:
+    def _n_positions(self, numbers: Tensor) -> int:
         """One past the last position in use."""
         return int(self._layout.source_positions[numbers].any(0).nonzero().max()) + 1
 
@@ -215,9 +217,9 @@ class CounterfactualCache:
         width = int(layout.source_lengths[numbers].max())
         sequences = layout.sources.rows(numbers, width).to(device_of(self._model))
         counterfactuals = [layout.counterfactuals[number] for number in numbers.tolist()]
-        span = self._span(numbers)
+        n_positions = self._n_positions(numbers)
         n_slots = int(self._counts[numbers].max())
-        slots = self._slots[numbers, :n_slots].clamp(max=span - 1)
+        slots = self._slots[numbers, :n_slots].clamp(max=n_positions - 1)
         row = torch.arange(len(numbers))[:, None]
         kept: dict[str, Tensor] = {}
 
@@ -229,7 +231,7 @@ class CounterfactualCache:
             # Prompt and noise put in the activation as it is, which needs no copy.
             if any(new is not old for new, old in zip(changed, rows, strict=True)):
                 values = torch.stack(changed).reshape(values.shape)
-            values = _narrow_keys(values, kind, span)
+            values = _narrow_keys(values, kind, n_positions)
             at = (to_device(row, values.device), to_device(slots, values.device))
             values = values.movedim(kind.position_dim, 1)[at].movedim(1, kind.position_dim)
             kept[name] = values.contiguous()
@@ -242,11 +244,11 @@ class CounterfactualCache:
         return _Chunk(numbers, kept)
 
 
-def _narrow_keys(values: Tensor, kind: Kind, span: int) -> Tensor:
-    """Attention from the first `span` queries cannot reach later keys: the models are causal."""
+def _narrow_keys(values: Tensor, kind: Kind, n_positions: int) -> Tensor:
+    """Attention from the first queries cannot reach later keys: the models are causal."""
     if kind.key_dim is None:
         return values
-    return values.narrow(kind.key_dim, 0, min(span, values.shape[kind.key_dim]))
+    return values.narrow(kind.key_dim, 0, min(n_positions, values.shape[kind.key_dim]))
 
 
 def _observer(keep: Callable[[Tensor, str], None], name: str) -> Callable[..., Tensor]:

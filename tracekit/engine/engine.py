@@ -47,7 +47,6 @@ from tracekit.errors import (
 )
 from tracekit.masks import Mask
 from tracekit.metrics import (
-    METRICS,
     ContinuationLogProbs,
     ContinuationMean,
     Effects,
@@ -84,8 +83,8 @@ class EngineConfig:
     """Examples per pass through the model; bounds memory, changes no result."""
     max_memory: int | None = None
     """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
-    in host memory, or computed again for every batch if the model is on the CPU. Changes no
-    result. None: no bound."""
+    in host memory, or computed again for every batch if the model is on the CPU. As many may be
+    taken by clean distributions, for metrics that read them. Changes no result. None: no bound."""
     progress: bool = False
     """Whether to show progress bars."""
     capabilities: Capabilities | None = None
@@ -335,11 +334,12 @@ class Engine:
         with frozen(self.model), torch.no_grad():
             source = self.counterfactual_cache.activations_for(batch)
             empty = torch.zeros(1, self.n_components, device=self.device)
-            effect = self.batch_effects(batch, source, empty).abs().max().item()
-            # A metric may hide a change, or read a clean run that is computed again.
-            now = self.forward_pass.log_probs(batch, self.hooks(batch, source, empty))
-            kept = self.clean_of(batch, ())
-            return max(effect, (now.x - kept.x).abs().max().item())
+            hooks = self.hooks(batch, source, empty)
+            now = self.forward_pass.log_probs(batch, hooks, reads=self.metric.reads)
+            clean = self.clean_of(batch)
+            effect = self.metric(clean, now).abs().max()
+            # A metric may hide a change, or read a distribution that is computed again.
+            return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
 
     def log_probs(self, mask: Any) -> ContinuationLogProbs:
         """Log-probabilities of every example's continuations under a mask."""
@@ -590,7 +590,7 @@ def _check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 f"({pair.describe()}) has no y. Give every example a continuation y, or use "
                 "probability-drop or probability-ratio."
             )
-        if "token-sets" in metric.reads and metric.name in METRICS:
+        if "token-sets" in metric.reads:
             of_x = pair.x_set_ids or pair.x_ids[:1]
             of_y = pair.y_set_ids or (pair.y_ids or ())[:1]
             both = sorted(set(of_x) & set(of_y))

@@ -34,36 +34,10 @@ from tracekit.errors import ConfigError, NothingKeptError
 from tracekit.masks import Mask
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
 
-
-def nothing_kept(keep: Keep | None, effect: float | None = None) -> NothingKeptError:
-    """The error for a search that found no set within the bounds."""
-    assert keep is not None
-    best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
-    return NothingKeptError(
-        f"No set that was tried keeps {resolve(keep.metric).name} within {keep.at_most:g}.{best} "
-        "Allow more, or ask for fewer components."
-    )
-
-
-def measured_history(
-    history: tuple[Record, ...], kept: Mapping[str, Any] | None
-) -> tuple[Record, ...]:
-    """What a search recorded, without sets outside the bounds, whose effects are none."""
-    if kept is None:
-        return history
-    return tuple(r for r in history if not isinstance(r.get("effect"), float) or _is_effect(r))
-
-
-def _is_effect(record: Record) -> bool:
-    return record["effect"] > _OUTSIDE / 2
-
-
-_OUTSIDE = -1e9
-"""Effect of a measured set that lies just outside the bounds: below that of any other."""
-
-
 Record = Mapping[str, Any]
 """What a search recorded of one step."""
+_OUTSIDE = -1e9
+"""Effect of a measured set that lies just outside the bounds: below that of any other."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,11 +62,22 @@ class Keep:
     def describe(self, traced: PromptPairs) -> str:
         """What is kept, in a phrase."""
         pairs = traced if self.pairs is None else self.pairs
-        return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most:g}"
+        return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most!r}"
 
 
 class KeepingEngine(Engine):
-    """An engine whose effects are lower where a kept metric leaves its bounds."""
+    """What a search is given in place of an engine: sets outside the bounds come last.
+
+    `effects`, `set_effects`, `gradient` and `predict_changes` are those of the traced engine,
+    changed as this file says; everything else is the traced engine's own.
+    """
+
+    _traced: Engine
+    _keeping: Engine
+    _keep: Keep
+    _scale: float
+    _before: Cost
+    _steps: Iterator[int]
 
     def __init__(self, traced: Engine, keeping: Engine, keep: Keep) -> None:
         """Shares everything with an engine but effects, gradients and accounts.
@@ -108,29 +93,25 @@ class KeepingEngine(Engine):
         metric = replace(traced.metric, name=f"{traced.metric.name}, {kept}", lower_bound=None)
         vars(self).update(vars(traced))
         vars(self).update(
-            _n_forward=0,
-            _n_backward=0,
             _metric=metric,
             _traced=traced,
             _keeping=keeping,
             _keep=keep,
             _scale=traced.full_effects.mean().abs().item() or 1.0,
-            _before=keeping.cost,
+            _before=self._work(traced, keeping),
             _steps=count(),
         )
 
-    _traced: Engine
-    _keeping: Engine
-    _keep: Keep
-    _scale: float
-    _before: Cost
-    _steps: Iterator[int]
+    @staticmethod
+    def _work(traced: Engine, keeping: Engine) -> Cost:
+        """Interventional work on both data sets so far, in passes over the traced one."""
+        kept, share = keeping.cost, keeping.n_examples / traced.n_examples
+        return traced.cost + Cost(kept.forward * share, kept.backward * share)
 
     @property
     def cost(self) -> Cost:
-        """Interventional work on both data sets, in passes over the traced one."""
-        kept, share = self._keeping.cost - self._before, self._keeping.n_examples / self.n_examples
-        return super().cost + Cost(kept.forward * share, kept.backward * share)
+        """Interventional work since this engine was made, in passes over the traced data set."""
+        return self._work(self._traced, self._keeping) - self._before
 
     def with_pairs(self, pairs: PromptPairs) -> Engine:
         """An engine on other traced pairs that keeps the same."""
@@ -159,16 +140,16 @@ class KeepingEngine(Engine):
         return self._keeping.set_effects([tuple(members)]).mean().item()
 
     def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
-        """Effects less the penalty for measured sets; see `Engine.effects`."""
-        return self._ranked(super().effects(mask), self._keeping.effects(mask))
+        """Effects of measured sets, those outside the bounds last; see `Engine.effects`."""
+        return self._ranked(self._traced.effects(mask), self._keeping.effects(mask))
 
     def set_effects(
         self, sets: Iterable[Sequence[int]], label: str = "effects"
     ) -> Float[Tensor, "set example"]:
-        """Effects less the penalty for measured sets; see `Engine.set_effects`."""
+        """Effects of measured sets, those outside the bounds last; see `Engine.set_effects`."""
         listed = [tuple(members) for members in sets]
         kept = self._keeping.set_effects(listed, f"{label}, kept")
-        return self._ranked(super().set_effects(listed, label), kept)
+        return self._ranked(self._traced.set_effects(listed, label), kept)
 
     def _ranked(
         self, effects: Float[Tensor, "*set example"], kept: Float[Tensor, "*set kept_example"]
@@ -206,14 +187,15 @@ class KeepingEngine(Engine):
             total = total + of_examples.sum()
             return of_examples
 
-        effects, gradient = super().gradient(mask, weights, examples, precision=precision)
+        effects, gradient = self._traced.gradient(mask, weights, examples, precision=precision)
         is_beyond = (penalty > 0).to(gradient.dtype)
         push = is_beyond * self._scale / self._keep.at_most * kept.mean().sign() * slope / size
         return effects - penalty.to(effects.device), gradient - total.to(gradient.device) * push
 
     def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
         """Predictions less the penalty that they bring; see `Engine.predict_changes`."""
-        traced, kept = super().predict_changes(members), self._keeping.predict_changes(members)
+        traced = self._traced.predict_changes(members)
+        kept = self._keeping.predict_changes(members)
         now = self.kept_effect(members)
         inside = torch.zeros(self.n_components, dtype=torch.bool)
         inside[list(members)] = True
@@ -227,3 +209,22 @@ class KeepingEngine(Engine):
         return FirstOrderPrediction(
             less_penalty(traced.gains, kept.gains), less_penalty(traced.gradient, kept.gradient)
         )
+
+
+def nothing_kept(keep: Keep, effect: float | None = None) -> NothingKeptError:
+    """The error for a search that found no set within the bounds.
+
+    Args:
+        keep: The bounds.
+        effect: What the least bad set does to the kept metric, if that was measured.
+    """
+    best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
+    return NothingKeptError(
+        f"No set that was tried keeps {resolve(keep.metric).name} within {keep.at_most:g}.{best} "
+        "Allow more, or ask for fewer components."
+    )
+
+
+def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
+    """What a search recorded, without sets outside the bounds, whose effects are none."""
+    return tuple(record for record in history if record.get("effect", 0.0) > _OUTSIDE / 2)

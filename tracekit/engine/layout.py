@@ -208,7 +208,7 @@ class Layout:
             sequences=self.sequences.rows(rows, longest),
             sources=self.row_sources[rows],
             positions=positions,
-            span=int(positions.any(0).nonzero().max()) + 1,
+            n_positions=int(positions.any(0).nonzero().max()) + 1,
             span_numbers=None if self.span_numbers is None else self.span_numbers[rows, :longest],
             source_index=None if self.source_index is None else self.source_index[rows, :longest],
             readout_positions=(readouts // longest, readouts % longest),

@@ -65,13 +65,13 @@ class MaskedPatch:
     def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
         source, kind = self.counterfactual[name], sites[0].kind
         layer = int(name.split(".")[1])
-        span = source.shape[kind.position_dim]
-        numbers = None if self.span_numbers is None else self.span_numbers[:, :span]
+        n_positions = source.shape[kind.position_dim]
+        numbers = None if self.span_numbers is None else self.span_numbers[:, :n_positions]
         weights = [_weight(site, mask, source.ndim, numbers) for site in sites]
-        is_patched = _along_positions(self.positions[:, :span], kind, source.ndim)
+        is_patched = _along_positions(self.positions[:, :n_positions], kind, source.ndim)
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
-            start = _first_positions(activation, kind, span)
+            start = _first_positions(activation, kind, n_positions)
             # In float32, or in the activation's own type where that is wider.
             dtype = torch.promote_types(activation.dtype, torch.float32)
             # The rows once per mask, beside the one copy of their counterfactual values.
@@ -159,20 +159,20 @@ def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:
     return positions.reshape(shape)
 
 
-def _first_positions(activation: Tensor, kind: Kind, span: int) -> Tensor:
-    """The part of an activation that belongs to the first `span` positions."""
-    start = activation.narrow(kind.position_dim, 0, span)
+def _first_positions(activation: Tensor, kind: Kind, n_positions: int) -> Tensor:
+    """The part of an activation that belongs to the first `n_positions` positions."""
+    start = activation.narrow(kind.position_dim, 0, n_positions)
     # Attention from these queries cannot reach later keys: the models are causal.
-    return start if kind.key_dim is None else start.narrow(kind.key_dim, 0, span)
+    return start if kind.key_dim is None else start.narrow(kind.key_dim, 0, n_positions)
 
 
 def _replace_first_positions(activation: Tensor, start: Tensor, kind: Kind) -> Tensor:
     """The activation with `start` in its first positions."""
     dim = kind.position_dim
-    span, length = start.shape[dim], activation.shape[dim]
-    if span == length:
+    n_positions, length = start.shape[dim], activation.shape[dim]
+    if n_positions == length:
         return start
     if kind.key_dim is not None:
         # The last axis: these queries pay no attention to the keys after them.
-        start = torch.nn.functional.pad(start, (0, activation.shape[kind.key_dim] - span))
-    return torch.cat([start, activation.narrow(dim, span, length - span)], dim=dim)
+        start = torch.nn.functional.pad(start, (0, activation.shape[kind.key_dim] - n_positions))
+    return torch.cat([start, activation.narrow(dim, n_positions, length - n_positions)], dim=dim)
