@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tracekit.engine import Keep as Keep
     from tracekit.engine import MaskedPatch as MaskedPatch
     from tracekit.engine import Mean as Mean
+    from tracekit.engine import Noise as Noise
     from tracekit.errors import TracekitError as TracekitError
     from tracekit.kinds import Kind as Kind
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
@@ -75,7 +76,16 @@ if TYPE_CHECKING:
 _NAMES = {
     "components": ("Component", "ComponentRegistry"),
     "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
-    "engine": ("Capabilities", "Cost", "Engine", "EngineConfig", "Keep", "MaskedPatch", "Mean"),
+    "engine": (
+        "Capabilities",
+        "Cost",
+        "Engine",
+        "EngineConfig",
+        "Keep",
+        "MaskedPatch",
+        "Mean",
+        "Noise",
+    ),
     "errors": ("TracekitError",),
     "kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),

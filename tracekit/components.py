@@ -202,18 +202,25 @@ class ComponentRegistry(Sequence[Component]):
             f"It contains {self.describe()}."
         )
 
-    def check_windows(self, components: Iterable[Component], of: ComponentRegistry) -> None:
-        """Refuses components of another registry that act in other layers here.
+    def check_same(self, components: Iterable[Component], of: ComponentRegistry) -> None:
+        """Refuses components of another registry that mean something else here.
 
         Args:
             components: The components.
             of: Their registry.
 
         Raises:
-            ComponentError: One acts in other layers, or is not here.
+            ComponentError: One acts in other layers, is of another kind of that name, or is not
+                here.
         """
         for component in components:
-            here, there = (r.site_of(r.index(component)).acts_in for r in (self, of))
+            site, other = (r.site_of(r.index(component)) for r in (self, of))
+            if site.kind != other.kind:
+                raise ComponentError(
+                    f"{component} is of another kind {component.kind!r} there: "
+                    f"{_difference(site.kind, other.kind)}. Trace with the same definition."
+                )
+            here, there = site.acts_in, other.acts_in
             if here != there:
                 raise ComponentError(
                     f"{component} acts in layers {_ranges(there or (component.layer,))} there, and "
@@ -346,6 +353,15 @@ class ComponentRegistry(Sequence[Component]):
             sites.append(Site(kind, layer, width, indices, start, spans, acts_in))
             start = sites[-1].stop
         return cls(tuple(sites))
+
+
+def _difference(here: Kind, there: Kind) -> str:
+    """The first entry in which two definitions of a kind differ."""
+    own, other = here.definition(), there.definition()
+    name = next(name for name in own if own[name] != other[name])
+    if name == "features_digest":
+        return "its features have other weights"
+    return f"its {name} is {other[name]!r} there and {own[name]!r} here"
 
 
 def _check_kinds(kinds: Any) -> list[Kind]:

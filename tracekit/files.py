@@ -13,6 +13,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -58,6 +61,17 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 def _without_formula(cell: object) -> object:
     is_formula = isinstance(cell, str) and cell[:1] in _FORMULA
     return f"'{cell}" if is_formula else cell
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes, types and values, the same in whatever order they are."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        # By its bytes: NumPy has no bfloat16.
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def digest_of(entries: Mapping[str, Any]) -> str:

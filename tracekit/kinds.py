@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor
+from torch.nn import Module
 
 from tracekit._options import is_whole, shortened
 from tracekit.errors import ComponentError, UnknownKindError
+from tracekit.files import tensors_digest
 
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
 """What an axis of an activation stands for."""
@@ -23,7 +25,9 @@ Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
 class FeatureMap(Protocol):
     """Features of an activation, such as those of a sparse autoencoder (SAELens' have this form).
 
-    On the device of the layer; both functions keep all axes but the last.
+    Both functions run on the device of the layer, read and return float32, and keep all axes but
+    the last. Features are identified by the tensors that the object holds: those of its
+    `state_dict()`, or of its attributes.
     """
 
     def encode(self, activation: Tensor, /) -> Tensor:
@@ -33,6 +37,31 @@ class FeatureMap(Protocol):
     def decode(self, features: Tensor, /) -> Tensor:
         """Activations that features stand for."""
         ...
+
+
+def _problem_of_features(features: Any) -> str | None:
+    """What is wrong with the features of a kind."""
+    if features is None:
+        return None
+    if not isinstance(features, Mapping) or not features or not all(map(is_whole, features)):
+        return f"has the features {shortened(features)}. Give a mapping from layer to autoencoder."
+    lacking = [layer for layer, each in features.items() if not isinstance(each, FeatureMap)]
+    if lacking:
+        return (
+            f"has {shortened(features[lacking[0]])} as the features of layer {lacking[0]}. Give an "
+            "object with the methods encode and decode."
+        )
+    return None
+
+
+def _digest_of_features(features: Mapping[int, FeatureMap]) -> str:
+    held: dict[str, Tensor] = {}
+    for layer, each in features.items():
+        state = each.state_dict() if isinstance(each, Module) else vars(each)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                held[f"{layer} {type(each).__qualname__} {name}"] = value
+    return tensors_digest(held)
 
 
 def _problem_of(kind: Kind) -> str | None:
@@ -114,15 +143,27 @@ class Kind:
     reconstruct keeps its value. None: components are parts of the activation itself."""
     feature_layers: tuple[int, ...] = ()
     """Layers that have features; follows from `features`."""
+    features_digest: str = ""
+    """Identifies the features by their tensors; follows from `features`."""
     is_added: bool = False
     """Whether the activation is added to the residual stream, and thus must not contain it."""
 
     def __post_init__(self) -> None:
-        if self.features is not None:
+        if isinstance(self.axes, list):
+            object.__setattr__(self, "axes", tuple(self.axes))
+        problem = _problem_of_features(self.features)
+        if self.features and not problem:
             object.__setattr__(self, "feature_layers", tuple(sorted(self.features)))
-        problem = _problem_of(self)
+            object.__setattr__(self, "features_digest", _digest_of_features(self.features))
+        problem = problem or _problem_of(self)
         if problem:
             raise ComponentError(f"The kind {self.name!r} {problem}")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.name not in KINDS:
+            # Components know their kind by name, in whatever process they are unpickled.
+            register_kind(self)
 
     def features_in(self, layer: int) -> FeatureMap | None:
         """What encodes and decodes the activation of a layer; None if it is taken as it is.

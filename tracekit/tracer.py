@@ -47,7 +47,7 @@ from tracekit.results.faithfulness import (
     prefix_sets,
 )
 from tracekit.results.interactions import InteractionGrid, measure_pairs
-from tracekit.results.metric_table import metric_table
+from tracekit.results.metric_table import effect_row, metric_table
 from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pareto_front import ParetoFront, component_ranking
 from tracekit.results.pareto_statistics import measure_statistics
@@ -140,8 +140,9 @@ class Tracer:
                 of one length).
             windows: Consecutive layers in which a component acts at once, around its own.
             source: Where the values come from that are put in: `counterfactual` (each pair's own
-                prompt or noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Mean`
-                over other pairs, or tensors by hook point (see `tracekit.engine.sources`).
+                prompt or noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise`
+                on spans, a `Mean` over other pairs, or tensors by hook point (see
+                `tracekit.engine.sources`).
             direction: `noising` puts counterfactual values into the clean run. `denoising` starts
                 from the counterfactual run and puts clean values back; the effect is then how
                 much of the way back one comes.
@@ -284,6 +285,7 @@ class Tracer:
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
+        keep: Keep | None = ...,
         seed: int = ...,
         **options: Any,
     ) -> TraceResult: ...
@@ -294,6 +296,7 @@ class Tracer:
         method: str | type | Search = ...,
         *,
         budgets: Sequence[int | float],
+        keep: Keep | None = ...,
         seed: int = ...,
         **options: Any,
     ) -> TraceCurve: ...
@@ -610,19 +613,14 @@ class Tracer:
         """
         import pandas as pd
 
-        from tracekit.results.intervals import effect_interval
-
         checks.check_unchanged(self.engine)
         entries = self._as_mask(members)
-        rows = []
+        rows = {}
         for direction in get_args(Direction):
             engine = self._engine_in(direction)
-            effects = engine.effects(entries)
-            low, high = effect_interval(effects, weights=engine.pairs.weights)
-            effect, full = effects.mean().item(), engine.full_effects.mean().item()
-            rows.append((effect, low, high, full, effect / full if full else float("nan")))
-        columns = ["effect", "low", "high", "full_effect", "share"]
-        return pd.DataFrame(rows, columns=columns, index=list(get_args(Direction)))
+            effects, full_effects = engine.effects(entries), engine.full_effects
+            rows[direction] = effect_row(effects, full_effects, engine.pairs.weights)
+        return pd.DataFrame.from_dict(rows, orient="index")
 
     def faithfulness(self, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
         """How much sets of components do alone, and how much is left without them.
@@ -676,7 +674,7 @@ class Tracer:
     def _scores_of(self, members: Any) -> Tensor:
         if isinstance(members, TraceResult):
             by_component = members.ranked_by
-            self.registry.check_windows(self.registry, members.registry)
+            self.registry.check_same(self.registry, members.registry)
             order = [members.registry.index(component) for component in self.registry]
             return by_component[order]
         try:
@@ -757,7 +755,7 @@ class Tracer:
         members = mask.components if is_result else mask
         if is_result or (isinstance(mask, Sequence) and mask and isinstance(mask[0], Component)):
             if is_result:
-                self.registry.check_windows(members, mask.registry)
+                self.registry.check_same(members, mask.registry)
             entries = torch.zeros(len(self.registry))
             entries[[self.registry.index(component) for component in members]] = 1
             return entries

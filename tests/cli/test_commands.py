@@ -641,3 +641,6 @@ def test_further_metrics_spans_and_bounds(command, tmp_path):
     code, _, err = command("pareto", "--limit", "8", "--keep-dataset", "demo-bias")
     assert code == 1
     assert "--keep-dataset needs a bound" in err
+    code, _, err = command("pareto", "--limit", "8", "--keep-metric", "kl")
+    assert code == 1
+    assert "--keep-metric needs a bound" in err

@@ -68,11 +68,24 @@ def test_packing_reads_fewer_tokens(model):
     assert read[0] < 0.8 * read[1]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+EASY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=12, **EASY)
 @given(data=st.data())
 def test_any_data_equal_the_plain_way(any_model, data):
     """Missing, equal and repeated continuations, partial registries, scopes, noise, all at once."""
-    draw = data.draw
+    compare_with_the_plain_way(any_model, data.draw)
+
+
+@pytest.mark.soak
+@settings(max_examples=100, **EASY)
+@given(data=st.data())
+def test_much_data_equals_the_plain_way(any_model, data):
+    compare_with_the_plain_way(any_model, data.draw)
+
+
+def compare_with_the_plain_way(any_model, draw):
     count = draw(st.integers(1, 7))
     rows = tiny.rows(count, draw(st.integers(0, 99)), noise=draw(st.booleans()))
     for row in rows:

@@ -174,6 +174,31 @@ class TestAgainstHuggingFace:
         )
 
 
+class TestNoise:
+    def rows(self):
+        rows = [{**row, "spans": {"subject": [1, 3]}} for row in without_counterfactuals()]
+        return tk.PromptPairs.from_ids(rows)
+
+    def test_noise_on_spans_is_that_of_the_prompt_there(self, bridge):
+        whole = tk.Tracer(bridge, self.rows(), source="noise")
+        part = tk.Tracer(bridge, self.rows(), source=tk.Noise(spans=("subject",), factor=6.0))
+        for everywhere, there in zip(whole.pairs, part.pairs, strict=True):
+            expected = 2 * everywhere.counterfactual.noise
+            expected[:1], expected[3:] = 0, 0
+            torch.testing.assert_close(there.counterfactual.noise, expected)
+        assert part.full_effect != whole.full_effect
+        assert part.run("top-k", budget=1).source == "noise on subject times 6"
+
+    def test_noise_on_what_is_no_span(self, bridge, unchecked):
+        with pytest.raises(SourceError, match="on 'object', and example 0 .* the spans subject"):
+            tk.Tracer(bridge, self.rows(), source=tk.Noise(spans=("object",)))
+        with pytest.raises(SourceError, match="Give a tuple of names"):
+            tk.Noise(spans="subject")
+        for factor in (0, float("nan"), "3"):
+            with pytest.raises(SourceError, match="It must be positive"):
+                tk.Noise(factor=factor)
+
+
 OPTIONS = [
     {"source": "zero"},
     {"source": "mean"},
@@ -210,12 +235,13 @@ SCOPES = ["prompt", "last", [0, -1]]
 
 
 def _cells():
-    """Every option with every kind and scope; by default a ninth of them, all of them as slow."""
+    """Every option with every kind and scope: a ninth by default, another as slow, all as soak."""
     for number, options in enumerate(OPTIONS):
         for i, kinds in enumerate(KINDS):
             for j, positions in enumerate(SCOPES):
                 is_quick = (i, j) == (number % 3, number // 3)
-                marks = () if is_quick else pytest.mark.slow
+                is_slow = (i, j) == ((number + 1) % 3, number // 3)
+                marks = () if is_quick else pytest.mark.slow if is_slow else pytest.mark.soak
                 yield pytest.param(options, kinds, positions, marks=marks)
 
 
@@ -265,9 +291,16 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
     )
 
 
-@pytest.mark.parametrize("method", ["pgb-ct", "top-k", "local-search", "greedy", "random", "dcm"])
+MEANS, RESTORED = {"source": "mean"}, {"source": "noise", "direction": "denoising"}
+
+
 @pytest.mark.parametrize(
-    "options", [{"source": "mean"}, {"source": "noise", "direction": "denoising"}], ids=str
+    ("method", "options"),
+    [
+        *((method, RESTORED) for method in ("pgb-ct", "local-search", "random")),
+        *((method, MEANS) for method in ("top-k", "greedy", "dcm")),
+    ],
+    ids=str,
 )
 def test_every_search_runs(model, even_pairs, method, options, tmp_path):
     tracer = tk.Tracer(model, even_pairs, metric="logit-difference", **options)

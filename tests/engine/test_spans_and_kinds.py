@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.plain import KINDS, MODULES, Plain
-from tracekit.errors import ComponentError, ConfigError, PositionError, SpanError, UnknownKindError
+from tracekit.errors import (
+    ComponentError,
+    ConfigError,
+    HookPointError,
+    PositionError,
+    SpanError,
+    UnknownKindError,
+)
 
 MARKS = {"llama": (), "gpt2": pytest.mark.slow}
 ARCHITECTURES = [pytest.param(name, marks=MARKS.get(name, pytest.mark.soak)) for name in MODULES]
@@ -412,7 +420,7 @@ def test_spans_that_are_none(model, change, message):
 def test_combinations_that_are_refused(model, unchecked):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
-    with pytest.raises(SpanError, match=r"positions to tell apart. Give prompts of one length, or name spans"):
+    with pytest.raises(SpanError, match="Give prompts of one length, or name spans, and"):
         tk.Tracer(model, pairs, "residual", by="position")
     with pytest.raises(SpanError, match="Only spans of them can be exchanged: trace by='span'"):
         tk.Tracer(model, unequal, "residual")
@@ -533,6 +541,56 @@ def test_features_that_do_not_fit(model, unchecked):
             tk.Tracer(model, tiny.pairs(), feature_kind("c"), source=source)
     with pytest.raises(ComponentError, match="give their number as the width"):
         tk.Kind(**{**COORDINATES, "features": {0: Autoencoder()}})
+    for features in ({}, {"0": Autoencoder()}, [Autoencoder()]):
+        with pytest.raises(ComponentError, match="Give a mapping from layer to autoencoder"):
+            tk.Kind(**{**vars(feature_kind("d")), "features": features})
+    with pytest.raises(ComponentError, match="Give an object with the methods encode and decode"):
+        tk.Kind(**{**vars(feature_kind("e")), "features": {0: torch.nn.Linear(2, 2)}})
+
+
+def test_features_are_tried_on_the_activation(model):
+    def kind(name, features, width=10):
+        return tk.Kind(**{**vars(feature_kind(name)), "features": {0: features}, "width": width})
+
+    with pytest.raises(HookPointError, match=r"returns the shape \(2, 6, 10\) .* of 9. Give"):
+        tk.Tracer(model, tiny.pairs(), kind("narrow", Autoencoder(), width=9))
+    with pytest.raises(HookPointError, match=r"and torch.float32 they fail with: .*float32 on the"):
+        tk.Tracer(model, tiny.pairs(), kind("half", Autoencoder().to(torch.bfloat16)))
+    wrong = Autoencoder()
+    wrong.out = torch.nn.Parameter(torch.ones(10, 3))
+    wrong.bias = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(HookPointError, match="decode returns the shape .* Give an autoencoder of"):
+        tk.Tracer(model, tiny.pairs(), kind("short", wrong))
+
+
+def test_features_are_told_apart_by_their_weights(model, tmp_path):
+    pairs = tiny.pairs()
+    result = tk.Tracer(model, pairs, feature_kind("same")).run("top-k", budget=2)
+    folder = result.save(tmp_path / "run")
+    again = tk.Tracer(model, pairs, feature_kind("same"))
+    assert again.evaluate(tk.TraceResult.load(folder)) == pytest.approx(result.effect, abs=1e-6)
+    other = feature_kind("same")
+    with torch.no_grad():
+        other.features[2].bias[0] += 1
+    other = tk.Kind(**vars(feature_kind("same")) | {"features": other.features})
+    with pytest.raises(ComponentError, match="its features have other weights. Trace with the"):
+        tk.Tracer(model, pairs, other).evaluate(tk.TraceResult.load(folder))
+    renamed = tk.Kind(**vars(feature_kind("same")) | {"hook": "hook_resid_pre"})
+    with pytest.raises(ComponentError, match="its hook is 'hook_resid_post' there and 'hook"):
+        tk.Tracer(model, pairs, renamed).evaluate(tk.TraceResult.load(folder))
+
+
+def test_unpickled_results_bring_their_kinds(model, monkeypatch):
+    result = tk.Tracer(model, tiny.pairs(), tk.Kind(**COORDINATES)).run("top-k", budget=2)
+    stored = pickle.dumps(result.registry)
+    printed = list(map(str, result.components))
+    monkeypatch.setattr(tk.kinds, "_OWN_KINDS", {})
+    registry = pickle.loads(stored)
+    assert [str(registry[i]) for i in map(result.registry.index, result.components)] == printed
+
+
+def test_axes_may_be_a_list(unchecked):
+    assert tk.Kind(**{**COORDINATES, "axes": list(COORDINATES["axes"])}) == tk.Kind(**COORDINATES)
 
 
 # ---- what a registry, a result or other pairs bring along ------------------------------------

@@ -126,6 +126,7 @@ def _observe(
         if len(fired) != 1:
             raise _refusal(model, site, f"fired {len(fired)} times in one pass instead of once")
         _check_shape(model, site, fired[0])
+        _check_features(model, site, fired[0])
     return {name: fired[0] for name, fired in recorded.items()}
 
 
@@ -143,6 +144,36 @@ def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
             model,
             site,
             f"has shape {shape} instead of ({shown}), so its parts are not {site.kind.name}",
+        )
+
+
+def _check_features(model: HookedModel, site: Site, activation: Tensor) -> None:
+    """Features must fit the activation, forth and back."""
+    features, name = site.kind.features_in(site.layer), site.kind.name
+    if features is None:
+        return
+    values = activation.to(torch.promote_types(activation.dtype, torch.float32))
+    start = f"The features of {name!r} do not fit layer {site.layer} of {model_name(model)}: "
+    try:
+        with torch.no_grad():
+            encoded = features.encode(values)
+            decoded = features.decode(encoded)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise HookPointError(
+            f"{start}on activations of shape {tuple(values.shape)} and {values.dtype} they fail "
+            f"with: {error}. Give an autoencoder of this hook point, in float32 on the layer's "
+            "device."
+        ) from error
+    if encoded.shape != (*values.shape[:-1], site.width):
+        raise HookPointError(
+            f"{start}encode returns the shape {tuple(encoded.shape)} for activations of shape "
+            f"{tuple(values.shape)} and a width of {site.width}. Give the number of features as "
+            "the width."
+        )
+    if decoded.shape != values.shape:
+        raise HookPointError(
+            f"{start}decode returns the shape {tuple(decoded.shape)}, and the activations have "
+            f"{tuple(values.shape)}. Give an autoencoder of this hook point."
         )
 
 

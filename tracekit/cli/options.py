@@ -162,7 +162,8 @@ KeepAtMost = Annotated[
     ),
 ]
 KeepMetric = Annotated[
-    str, typer.Option(help="The metric that is to stay within it.", rich_help_panel=HOW)
+    str | None,
+    typer.Option(help="The metric that is to stay within it. Default: kl.", rich_help_panel=HOW),
 ]
 KeepDataset = Annotated[
     str | None,
@@ -195,21 +196,22 @@ HeldOut = Annotated[
 
 
 def build_keep(
-    tracer: Tracer, at_most: float | None, metric: str, dataset: str | None
+    tracer: Tracer, at_most: float | None, metric: str | None, dataset: str | None
 ) -> Keep | None:
     """What a search is to leave as it is; the arguments are options of a command.
 
     Raises:
-        ConfigError: A data set without a bound.
+        ConfigError: A data set or a metric without a bound.
     """
     import tracekit as tk
 
     if at_most is None:
-        if dataset is not None:
-            raise ConfigError("--keep-dataset needs a bound. Give --keep-at-most, e.g. 0.05.")
+        for option, given in (("--keep-dataset", dataset), ("--keep-metric", metric)):
+            if given is not None:
+                raise ConfigError(f"{option} needs a bound. Give --keep-at-most, e.g. 0.05.")
         return None
     pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Keep(pairs=pairs, metric=metric, at_most=at_most)
+    return tk.Keep(pairs=pairs, metric=metric or "kl", at_most=at_most)
 
 
 def build_tracer(

@@ -98,7 +98,7 @@ def trace(
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,
     keep_at_most: KeepAtMost = None,
-    keep_metric: KeepMetric = "kl",
+    keep_metric: KeepMetric = None,
     keep_dataset: KeepDataset = None,
     output: Output = Path("run"),
     seed: Seed = 0,

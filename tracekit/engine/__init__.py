@@ -23,6 +23,6 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.keeping import Keep
 from tracekit.engine.patching import MaskedPatch
-from tracekit.engine.sources import Mean
+from tracekit.engine.sources import Mean, Noise
 
-__all__ = ["Capabilities", "Cost", "Engine", "EngineConfig", "Keep", "MaskedPatch", "Mean"]
+__all__ = ["Capabilities", "Cost", "Engine", "EngineConfig", "Keep", "MaskedPatch", "Mean", "Noise"]

@@ -3,7 +3,8 @@
 A source turns the pairs of a data set into pairs with the counterfactuals that it stands for.
 `counterfactual` leaves them as they are. The others need no counterfactual prompt:
 
-    noise             fixed noise on the embeddings of the prompt, three times as large as these
+    noise             fixed noise on the embeddings of the prompt, three times as large as these;
+                      a `Noise` says of which spans, and another factor
     zero              zeros
     mean              one vector a component: the mean over every prompt position of every example
     mean-positional   the mean over examples at each prompt position
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -31,7 +33,7 @@ from tracekit.data.counterfactual_sources import (
     NoiseCounterfactual,
     PromptCounterfactual,
 )
-from tracekit.data.prompts import PromptPairs
+from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
 from tracekit.errors import SourceError
@@ -45,8 +47,6 @@ from tracekit.models.hooked import (
 )
 
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
-_NOISE_FACTOR = 3.0
-"""Standard deviation of the noise over that of the embeddings, as in the paper and in ROME."""
 ToPairs = Callable[[PromptPairs], PromptPairs]
 
 
@@ -60,7 +60,32 @@ class Mean:
     """Whether every prompt position has a mean of its own."""
 
 
-Source = SourceName | Mean | Mapping[str, Tensor]
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Fixed noise on the embeddings of the prompt, or of spans of it."""
+
+    spans: tuple[str, ...] | None = None
+    """The spans that are disturbed, e.g. `("subject",)` as in ROME; None: the whole prompt."""
+    factor: float = 3.0
+    """Standard deviation of the noise over that of the embeddings: 3 in the paper and in ROME."""
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.factor, (int, float)) and isfinite(self.factor)
+        if not is_number or self.factor <= 0:
+            raise SourceError(f"The noise has a factor of {self.factor!r}. It must be positive.")
+        if self.spans is not None and (isinstance(self.spans, str) or not self.spans):
+            raise SourceError(
+                f"The spans of the noise are {self.spans!r}. Give a tuple of names, or None for "
+                "the whole prompt."
+            )
+
+    def describe(self) -> str:
+        """What results call it."""
+        on = "" if self.spans is None else f" on {', '.join(self.spans)}"
+        return f"noise{on}" + ("" if self.factor == 3 else f" times {self.factor:g}")
+
+
+Source = SourceName | Mean | Noise | Mapping[str, Tensor]
 
 
 def name_of(source: Source) -> str:
@@ -69,6 +94,8 @@ def name_of(source: Source) -> str:
         return source
     if isinstance(source, Mean):
         return f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
+    if isinstance(source, Noise):
+        return source.describe()
     return "own tensors"
 
 
@@ -102,14 +129,14 @@ def resolve_source(
         if source not in get_args(SourceName):
             raise SourceError(
                 f"Unknown source {source!r}. Use one of {', '.join(get_args(SourceName))}, a Mean, "
-                "or a mapping from hook point to tensor."
+                "a Noise, or a mapping from hook point to tensor."
             )
         if source == "counterfactual":
             return lambda given: given
-        if source == "noise":
-            return _noise(model, seed)
         if source == "resample":
             return lambda given: _resampled(given, seed)
+    if source == "noise" or isinstance(source, Noise):
+        return _noise(source if isinstance(source, Noise) else Noise(), model, seed)
     if any(site.kind.feature_layers for site in registry.sites):
         raise SourceError(
             "Features take their values from a run of the model. Use source='counterfactual', "
@@ -152,13 +179,28 @@ def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPa
     return replace(pairs, pairs=tuple(changed))
 
 
-def _noise(model: HookedModel, seed: int) -> ToPairs:
-    noise = GaussianNoise(std=_NOISE_FACTOR * embedding_std(model), seed=seed)
+def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
+    noise = GaussianNoise(std=source.factor * embedding_std(model), seed=seed)
     width = int(model.cfg.d_model)
+
+    def in_spans(number: int, pair: PromptPair, draw: Tensor) -> Tensor:
+        if source.spans is None:
+            return draw
+        spans = pair.spans or {}
+        lacking = [name for name in source.spans if name not in spans]
+        if lacking:
+            raise SourceError(
+                f"The noise is on {lacking[0]!r}, and example {number} ({pair.describe()}) has "
+                f"the spans {', '.join(spans) or 'none'}. Name one of these."
+            )
+        disturbed = torch.zeros(len(draw), 1)
+        disturbed[[position for name in source.spans for position in spans[name]]] = 1
+        return draw * disturbed
 
     def apply(pairs: PromptPairs) -> PromptPairs:
         draws = noise.draw([len(pair.prompt_ids) for pair in pairs], width)
-        return _with(pairs, [NoiseCounterfactual(draw) for draw in draws])
+        drawn = [in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))]
+        return _with(pairs, [NoiseCounterfactual(draw) for draw in drawn])
 
     return apply
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log10
 from typing import TYPE_CHECKING, Any
 
@@ -144,13 +144,21 @@ def _interval_bars(
 ) -> dict[str, Any]:
     """Bars from the effect of each point to the ends of its interval; none where it has none."""
     ends = {(r.n_selected, r.effect): r.interval for r in results if r.method == method}
-    spans = [ends.get((s, e), (e, e)) for s, e in zip(sizes, effects, strict=True)]
+    ranges = [ends.get((s, e), (e, e)) for s, e in zip(sizes, effects, strict=True)]
+    return _bars(effects, [low for low, _ in ranges], [high for _, high in ranges], color)
+
+
+def _bars(
+    values: Iterable[float], low: Iterable[float], high: Iterable[float], color: str
+) -> dict[str, Any]:
+    """Bars from values to the ends of their intervals."""
+    middle = list(values)
     return {
-        "array": [high - effect for (_, high), effect in zip(spans, effects, strict=True)],
-        "arrayminus": [effect - low for (low, _), effect in zip(spans, effects, strict=True)],
+        "array": [top - value for top, value in zip(high, middle, strict=True)],
+        "arrayminus": [value - bottom for value, bottom in zip(middle, low, strict=True)],
         "color": color,
-        "thickness": 1.2,
-        "width": 4,
+        "thickness": 1,
+        "width": 3,
     }
 
 
@@ -230,13 +238,6 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
         rows = frame.dropna(subset=[middle])
         if rows.empty:
             continue
-        spread = {
-            "array": rows[high] - rows[middle],
-            "arrayminus": rows[middle] - rows[low],
-            "color": color,
-            "thickness": 1,
-            "width": 3,
-        }
         if middle == "effect":
             figure.add_scatter(
                 x=[*rows["size"], *rows["size"][::-1]],
@@ -257,7 +258,9 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(rows) < 14 else 5},
-            error_y=None if middle == "effect" else spread,
+            error_y=None
+            if middle == "effect"
+            else _bars(rows[middle], rows[low], rows[high], color),
             customdata=[
                 (
                     f"{100 * size / first.n_components:.1f} %",
@@ -298,13 +301,7 @@ def faithfulness_curve(faithfulness: Faithfulness) -> go.Figure:
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(frame) < 14 else 5},
-            error_y={
-                "array": high - frame[name],
-                "arrayminus": frame[name] - low,
-                "color": color,
-                "thickness": 1,
-                "width": 3,
-            },
+            error_y=_bars(frame[name], low, high, color),
             customdata=[
                 (f"{100 * size / n:.1f} %", f"{bottom:.3g} to {top:.3g}")
                 for size, bottom, top in zip(frame["size"], low, high, strict=True)

@@ -233,42 +233,47 @@ def _panels(
     for kind in registry.kinds:
         sites = [site for site in registry.sites if site.kind.name == kind]
         if not registry.spans:
-            panels.append(_panel(result, sites, values, color, title, texts))
+            panels.append(_panel(result, sites, _places(sites), values, color, title, texts))
         elif all(site.width == 1 for site in sites):
-            panels.append(_panel(result, sites, values, color, title, texts, "columns"))
+            by_span = [dict(enumerate(range(site.start, site.stop))) for site in sites]
+            panel = _panel(result, sites, by_span, values, color, title, texts, registry.spans)
+            panels.append(panel)
         else:
             for number, span in enumerate(registry.spans):
                 of_span = f"{title}, {span}" if title else plain(span)
-                panels.append(_panel(result, sites, values, color, of_span, texts, number))
+                places = _places(sites, number)
+                panels.append(_panel(result, sites, places, values, color, of_span, texts))
     return panels
+
+
+def _places(sites: Sequence[Site], span: int = 0) -> list[dict[int, int]]:
+    """By site, the flat index of each component of the layer, in the span of a number."""
+    return [
+        {index: site.start + rank * site.n_spans + span for rank, index in enumerate(site.indices)}
+        for site in sites
+    ]
 
 
 def _panel(
     result: TraceResult,
     sites: Sequence[Site],
+    places: Sequence[dict[int, int]],
     values: Sequence[float | None],
     color: str,
     title: str,
     texts: Sequence[str] | None,
-    by_span: Literal["columns"] | int | None = None,
+    span_names: tuple[str, ...] = (),
 ) -> SelectionPanel:
-    """A panel of a kind: all of it, with a column per span, or of the span of a number."""
-    names = sites[0].spans if by_span == "columns" else ()
+    """A panel with a row per site, whose cells are the flat indices in `places`, by column.
+
+    Columns are components of a layer, or spans if `span_names` are given.
+    """
     width = max(site.width for site in sites)
     studied = sorted({index for site in sites for index in site.indices})
     columns = tuple(range(width)) if width <= _MAX_COLUMNS else tuple(studied)
-    columns = tuple(range(len(names))) or columns
+    columns = tuple(range(len(span_names))) or columns
     if len(columns) > _MAX_COLUMNS:
         columns = ()
-    places = [
-        dict(enumerate(range(site.start, site.stop)))
-        if by_span == "columns"
-        else {
-            index: site.start + rank * site.n_spans + (by_span or 0)
-            for rank, index in enumerate(site.indices)
-        }
-        for site in sites
-    ]
     shares = [result.binary_mask[list(flat.values())].float().mean().item() for flat in places]
     everywhere = [flat for by_column in places for flat in by_column.values()]
     rows = [[flat.get(index) for index in columns] for flat in places]
@@ -290,7 +295,7 @@ def _panel(
         kind=sites[0].kind.name,
         layers=tuple(site.layer for site in sites),
         indices=columns,
-        span_names=names if columns else (),
+        span_names=span_names if columns else (),
         selected=tuple(tuple(None if i is None else selected[i] for i in row) for row in rows),
         values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
         shares=tuple(shares),

@@ -39,9 +39,20 @@ def metric_table(
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
     full_effects = engine.effects_by(torch.ones_like(mask), metrics)
-    columns = {}
-    for name, values in effects.items():
-        low, high = effect_interval(values, weights=engine.pairs.weights)
-        effect, full = values.mean().item(), full_effects[name].mean().item()
-        columns[name] = [effect, low, high, full, effect / full if full else float("nan")]
-    return pd.DataFrame(columns, index=["effect", "low", "high", "full_effect", "share"])
+    weights = engine.pairs.weights
+    columns = {n: effect_row(v, full_effects[n], weights) for n, v in effects.items()}
+    return pd.DataFrame(columns)
+
+
+def effect_row(effects: Tensor, full_effects: Tensor, weights: Tensor | None) -> dict[str, float]:
+    """What a table says of a set: `effect`, `low`, `high`, `full_effect`, `share`.
+
+    Args:
+        effects: One per example.
+        full_effects: Those of all components together.
+        weights: Weights of the examples.
+    """
+    low, high = effect_interval(effects, weights=weights)
+    effect, full = effects.mean().item(), full_effects.mean().item()
+    share = effect / full if full else float("nan")
+    return {"effect": effect, "low": low, "high": high, "full_effect": full, "share": share}

@@ -203,7 +203,7 @@ class TraceResult:
         return pd.DataFrame([dict(record) for record in self.history])
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row per component: name, place, masks, score."""
+        """A pandas DataFrame with a row per component: name, place (and span), masks, score."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -212,6 +212,7 @@ class TraceResult:
                 "kind": [component.kind for component in self.registry],
                 "layer": [component.layer for component in self.registry],
                 "index": [component.index for component in self.registry],
+                **({"span": [c.span for c in self.registry]} if self.registry.spans else {}),
                 "selected": self.binary_mask.numpy(),
                 "soft_mask": self.soft_mask.numpy(),
                 "score": None if self.component_scores is None else self.component_scores.numpy(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.engine.look_ahead import FirstOrderPrediction
 from tracekit.errors import CheckpointError, CheckpointWarning
-from tracekit.files import digest_of, write_beside
+from tracekit.files import digest_of, tensors_digest, write_beside
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 
@@ -77,7 +76,7 @@ class Checkpoint:
             "gradients": _stack([prediction.gradient for prediction in predictions]),
             "soft_gradients": _stack(measured.soft_gradients),
         }
-        metadata = {"key": self._key, "sha256": _digest(tensors)}
+        metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
             write_beside(self._path, save(tensors, metadata=metadata))
         except OSError as error:
@@ -108,7 +107,7 @@ class Checkpoint:
                 }
         except (OSError, SafetensorError) as error:
             raise unreadable from error
-        if metadata.get("sha256") != _digest(tensors):
+        if metadata.get("sha256") != tensors_digest(tensors):
             raise unreadable
         proof = self._proof()
         # Another machine may round differently; another model or metric differs by far more.
@@ -165,16 +164,6 @@ def _key(engine: Engine, config: Mapping[str, Any]) -> str:
             "config": dict(config),
         }
     )
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, shapes, types and values."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
