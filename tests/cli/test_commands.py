@@ -427,7 +427,7 @@ def test_validate(command, tmp_path, monkeypatch, demo_model):
     assert "demo does not agree with the table for demo on demo-bias: the correlation" in err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_random_weights_do_not_validate_as_gpt2(command, tmp_path, shared, gpt2_tokenizer):
     """The real sizes of DistilGPT2, its tokenizer and data, but not its weights."""
     import torch

@@ -27,18 +27,18 @@ def tracer_for(model, name, components=None, limit=None):
 @pytest.mark.parametrize(
     ("name", "budgets"),
     [
-        ("demo-bias", HEADS),
-        pytest.param("demo-professions", NEURONS, marks=pytest.mark.slow),
-        pytest.param("demo-facts", NEURONS, marks=pytest.mark.slow),
-        pytest.param("demo-binding", HEADS, marks=pytest.mark.slow),
+        pytest.param("demo-bias", HEADS, marks=pytest.mark.slow),
+        pytest.param("demo-professions", NEURONS, marks=pytest.mark.soak),
+        pytest.param("demo-facts", NEURONS, marks=pytest.mark.soak),
+        pytest.param("demo-binding", HEADS, marks=pytest.mark.soak),
     ],
 )
 @pytest.mark.parametrize(
     "options",
     [
         {"refine": False, "trials": 4},
-        pytest.param({"refine": False}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"refine": False}, marks=pytest.mark.soak),
+        {},
     ],
     ids=["four trials", "eight trials", "refined"],
 )
@@ -54,9 +54,9 @@ def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, opti
 @pytest.mark.parametrize(
     ("name", "bar"),
     [
-        pytest.param("demo-bias", 0.995, marks=pytest.mark.slow),
-        pytest.param("demo-professions", 0.995, marks=pytest.mark.slow),
-        pytest.param("demo-binding", 0.995, marks=pytest.mark.slow),
+        pytest.param("demo-bias", 0.995, marks=pytest.mark.soak),
+        pytest.param("demo-professions", 0.995, marks=pytest.mark.soak),
+        pytest.param("demo-binding", 0.995, marks=pytest.mark.soak),
         # One of its four budgets falls short; docs/solvers.md says so.
         pytest.param("demo-facts", 0.97, marks=pytest.mark.slow),
     ],
