@@ -24,8 +24,16 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.keeping import Keep, KeepingEngine, measured_history, nothing_kept
 from tracekit.engine.layout import Positions
+from tracekit.engine.objectives import (
+    Objective,
+    ObjectiveName,
+    ScoringEngine,
+    describe,
+    resolve_objective,
+)
 from tracekit.engine.sources import Source, name_of, resolve_source
 from tracekit.errors import (
+    BudgetError,
     ComponentError,
     ConfigError,
     MaskShapeError,
@@ -285,6 +293,7 @@ class Tracer:
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
+        objective: ObjectiveName | Objective = ...,
         keep: Keep | None = ...,
         seed: int = ...,
         **options: Any,
@@ -296,6 +305,7 @@ class Tracer:
         method: str | type | Search = ...,
         *,
         budgets: Sequence[int | float],
+        objective: ObjectiveName | Objective = ...,
         keep: Keep | None = ...,
         seed: int = ...,
         **options: Any,
@@ -308,6 +318,7 @@ class Tracer:
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
+        objective: ObjectiveName | Objective = "mean",
         keep: Keep | None = None,
         seed: int = 0,
         **options: Any,
@@ -322,6 +333,9 @@ class Tracer:
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components
                 as possible.
+            objective: What the search maximises over the examples, if not the mean effect:
+                `log-odds`, `trimmed-mean`, `lower-bound` or `median` (see
+                `tracekit.engine.objectives`). Results report mean effects all the same.
             keep: What is to stay as it is: only sets within its bound are given back.
             seed: Seed of the search; the same seed gives the same result.
             **options: Fields of the search, e.g. `lambda1=1e-3` or `draws=200`.
@@ -341,7 +355,13 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        engine, to_search = self._searched(keep), goal
+        maximised = resolve_objective(objective)
+        if maximised is not None and target_effect is not None:
+            raise BudgetError(
+                "A target_effect is a mean effect, and the search maximises something else. Give "
+                "a budget, or leave the objective out."
+            )
+        engine, to_search = self._searched(keep, maximised), goal
         if keep is not None and getattr(search, "records_every_size", False):
             # Its sets grow until they leave the bounds.
             to_search = goal.with_smaller_sizes()
@@ -350,7 +370,7 @@ class Tracer:
             selections = [best_within(selections, budget) for budget in goal.budgets]
         kept = [self._kept(engine, each.mask) for each in selections]
         results = [
-            self._to_result(search, each, goal, seed, spent, report)
+            self._to_result(search, each, goal, seed, spent, report, maximised)
             for each, report in zip(selections, kept, strict=True)
         ]
         self.results += results
@@ -362,6 +382,7 @@ class Tracer:
         self,
         *,
         max_budget: int | float | None = None,
+        objective: ObjectiveName | Objective = "mean",
         keep: Keep | None = None,
         statistics: bool = True,
         seed: int = 0,
@@ -374,6 +395,8 @@ class Tracer:
 
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
+            objective: What the search maximises over the examples, as in `run`; every size of the
+                front does better by it than all smaller ones.
             keep: What is to stay as it is: the front holds the sets within its bound.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
@@ -395,14 +418,16 @@ class Tracer:
         search = cast(LocalSearch, make(LocalSearch, options))
         n = len(self.registry)
         goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
-        engine = self._searched(keep)
+        maximised = resolve_objective(objective)
+        engine = self._searched(keep, maximised)
         state, spent = self._accounted(engine, lambda: search.run(engine, goal, seed))
         results = []
         for size in state.best_sets.improving:
             selection = state.selection(size, size)
             kept = self._kept(engine, selection.mask, raises=False)
             if keep is None or kept is not None:
-                results.append(self._to_result(search, selection, goal, seed, spent, kept))
+                result = self._to_result(search, selection, goal, seed, spent, kept, maximised)
+                results.append(result)
         if keep is not None and not results:
             raise nothing_kept(keep)
         front = ParetoFront(tuple(results), goal.budgets[-1], component_ranking(state))
@@ -423,19 +448,28 @@ class Tracer:
                 return replace(front, statistics=by_size, statistics_cost=cost)
         return front
 
-    def _searched(self, keep: Keep | None) -> Engine:
+    def _searched(self, keep: Keep | None, objective: Objective | None) -> Engine:
         """The engine that a search is given."""
+        engine = self.engine if objective is None else ScoringEngine(self.engine, objective)
         if keep is None:
-            return self.engine
+            return engine
         if not isinstance(keep, Keep):
             raise ConfigError(
                 f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
             )
         metric = self._resolved([keep.metric])[0]
         pairs = self.pairs if keep.pairs is None else self._asked_of(keep.pairs)
-        engine = self.engine
         keeping = Engine(engine.model, pairs, engine.registry, metric, engine.config)
         return KeepingEngine(engine, keeping, keep)
+
+    def _with_effects(self, selection: Selection) -> Selection:
+        """A selection that was searched by scores, with effects in their place."""
+        history = [
+            {{"effect": "score"}.get(name, name): value for name, value in record.items()}
+            for record in selection.history
+        ]
+        effects = self.engine.effects(selection.mask)
+        return replace(selection, effects=effects, history=tuple(history))
 
     def _asked_of(self, pairs: PromptPairs) -> PromptPairs:
         """Other pairs, with this tracer's spans, source and direction."""
@@ -474,17 +508,24 @@ class Tracer:
         seed: int,
         spent: _Spent,
         kept: Mapping[str, Any] | None,
+        objective: Objective | None,
     ) -> TraceResult:
         engine = self.engine
+        # Penalties and scores are no effects of single components, nor of sets.
+        scores = selection.component_scores if kept is None and objective is None else None
+        cost = spent.cost + selection.saved
+        history = measured_history(selection.history)
+        if objective is not None:
+            selection = self._with_effects(replace(selection, history=history))
+            history, cost = selection.history, cost + Cost(1, 0)
         config = engine.config
         mask, soft_mask = selection.mask, selection.soft_mask
-        # With something kept, scores hold penalties, and are no effects of single components.
-        scores = selection.component_scores if kept is None else None
         positions = config.positions
         return TraceResult(
             method=search.name,
             method_title=getattr(search, "title", search.name),
-            records_every_size=getattr(search, "records_every_size", False),
+            records_every_size=objective is None and getattr(search, "records_every_size", False),
+            objective=describe(objective),
             config=config_of(search),
             registry=engine.registry,
             binary_mask=mask,
@@ -501,9 +542,9 @@ class Tracer:
             kept=kept,
             budget=selection.budget,
             target_effect=goal.target,
-            history=measured_history(selection.history),
+            history=history,
             seed=seed,
-            cost=spent.cost + selection.saved,
+            cost=cost,
             seconds=spent.seconds,
             stopped=selection.stopped,
             metric=engine.metric.name,

@@ -247,9 +247,10 @@ class Engine:
     @cached_property
     def batches(self) -> list[Batch]:
         """The data set in batches, which are the same in every pass over all of it."""
-        return list(self._batches_of(None))
+        return list(self.batches_of(None))
 
-    def _batches_of(self, examples: Int[Tensor, " example"] | None) -> Iterable[Batch]:
+    def batches_of(self, examples: Int[Tensor, " example"] | None) -> Iterable[Batch]:
+        """Some examples, or all, in batches."""
         return self.layout.batches(
             self.config.max_batch_size, device=self.device, examples=examples
         )
@@ -304,6 +305,25 @@ class Engine:
         for row in effects:
             self.check_finite(row)
         return effects[0] if checked.ndim == 1 else effects
+
+    def effects_of(self, examples: Int[Tensor, " example"], mask: Mask) -> Effects:
+        """Effects of a mask on some examples only, in their order.
+
+        Args:
+            examples: Their numbers.
+            mask: As in `effects`.
+
+        Returns:
+            The effects, where the model is.
+        """
+        effects = torch.zeros(self.n_examples, device=self.device)
+        stack = masks_module.check(mask, self.n_components)[None].to(self.device)
+        with frozen(self.model), torch.no_grad():
+            for batch in self.batches_of(examples):
+                source = self.counterfactual_cache.activations_for(batch)
+                effects[batch.examples] = self.batch_effects(batch, source, stack)[0]
+        self.count_forward(len(examples) / self.n_examples)
+        return effects[to_device(examples, self.device)]
 
     def set_effects(
         self, sets: Iterable[Sequence[int]], label: str = "effects"
@@ -421,7 +441,7 @@ class Engine:
         gradient = torch.zeros_like(leaf)
         effects = torch.zeros(self.n_examples, device=self.device)
         with frozen(self.model), torch.enable_grad():
-            for batch in self._batches_of(examples):
+            for batch in self.batches_of(examples):
                 source = self.counterfactual_cache.activations_for(batch)
                 clean = self.clean_of(batch)
                 with products_in(precision, self.device):

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.batch import Batch
 from tracekit.masks import Mask, from_indices
-from tracekit.metrics import ContinuationLogProbs
-from tracekit.models.hooked import frozen
+from tracekit.metrics import ContinuationLogProbs, Effects
+from tracekit.models.hooked import frozen, to_device
 
 if TYPE_CHECKING:
     from tracekit.engine.engine import Engine
@@ -38,8 +39,16 @@ class FirstOrderPrediction:
     """Gradient of the mean effect: first order in the effect itself."""
 
 
-def predict_changes(engine: Engine, members: ComponentSet) -> FirstOrderPrediction:
-    """The prediction at a set; see `Engine.predict_changes`."""
+def predict_changes(
+    engine: Engine, members: ComponentSet, *, example_weights: Effects | None = None
+) -> FirstOrderPrediction:
+    """The prediction at a set; see `Engine.predict_changes`.
+
+    Args:
+        engine: The data set.
+        members: The set.
+        example_weights: What each example counts for in the mean, 1 by default.
+    """
     if engine.metric.is_flat_at_clean and not members:
         return _halfway(engine)
     _ = engine.clean
@@ -57,8 +66,11 @@ def predict_changes(engine: Engine, members: ComponentSet) -> FirstOrderPredicti
                 batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
             )
             changes, slopes = _batch_changes(engine, batch, log_probs, leaf, direction)
-            gains += changes
-            gradient += slopes
+            if example_weights is not None:
+                weights = to_device(example_weights, engine.device)[batch.examples, None]
+                changes, slopes = changes * weights, slopes * weights
+            gains += changes.sum(0)
+            gradient += slopes.sum(0)
     engine.count_forward(1, backward=True)
     n_examples = engine.n_examples
     return FirstOrderPrediction(
@@ -75,8 +87,8 @@ def _halfway(engine: Engine) -> FirstOrderPrediction:
 
 def _batch_changes(
     engine: Engine, batch: Batch, log_probs: ContinuationLogProbs, leaf: Tensor, direction: Mask
-) -> tuple[Mask, Mask]:
-    """Sums over the examples of a batch: predicted changes of the effect, and its slopes."""
+) -> tuple[Float[Tensor, "example component"], Float[Tensor, "example component"]]:
+    """For each example of a batch: predicted changes of the effect, and its slopes."""
     clean, linearization = engine.clean_of(batch), engine.metric.linearization
     if linearization is None:
         values = engine.weighted(batch, engine.metric(clean, log_probs))
@@ -88,7 +100,7 @@ def _batch_changes(
     slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
     slopes = batch.rows_of_examples.to(slopes.dtype) @ slopes
     if linearization is None:
-        return slopes.sum(0) * direction, slopes.sum(0)
+        return slopes * direction, slopes
     values = values.detach().requires_grad_(True)
     effects = linearization.to_effect(clean, values)
     (curvature,) = torch.autograd.grad(effects.sum(), values)
@@ -96,4 +108,4 @@ def _batch_changes(
         changed = linearization.to_effect(clean, values[:, None] + slopes * direction)
         changes = changed - effects[:, None]
     changes = engine.weighted(batch, changes.T).T
-    return changes.sum(0), engine.weighted(batch, curvature) @ slopes
+    return changes, engine.weighted(batch, curvature)[:, None] * slopes

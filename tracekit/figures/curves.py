@@ -45,10 +45,10 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
 
     rows = []
     for result in results:
-        rows.append((result.method, result.n_selected, result.effect))
+        rows.append((result.series, result.n_selected, result.effect))
         if result.records_every_size:
             rows += [
-                (result.method, int(record["n_selected"]), float(record["effect"]))
+                (result.series, int(record["n_selected"]), float(record["effect"]))
                 for record in result.history
             ]
     frame = pd.DataFrame(rows, columns=["method", "n_selected", "effect"])
@@ -78,7 +78,7 @@ def curve(
     n = first.n_components
     figure = go.Figure()
     styles_by_method = styles(frame["method"])
-    names = {result.method: _name(result) for result in results}
+    names = {result.series: _name(result) for result in results}
     methods = list(dict.fromkeys(frame["method"]))
     # The method of the paper is drawn last: where lines coincide it lies on top.
     for method in sorted(methods, key=lambda method: method == "pgb-ct"):
@@ -130,7 +130,7 @@ def _start_at_origin(figure: go.Figure, size: int, effect: float, color: str, da
 
 def _name(result: TraceResult) -> str:
     """What the legend calls a method."""
-    title = plain(result.method_title or result.method)
+    title = plain(result.title)
     draws = result.config.get("draws") if result.method == "random" else None
     return f"best of {draws} random sets" if draws else title
 
@@ -143,7 +143,7 @@ def _interval_bars(
     color: str,
 ) -> dict[str, Any]:
     """Bars from the effect of each point to the ends of its interval; none where it has none."""
-    ends = {(r.n_selected, r.effect): r.interval for r in results if r.method == method}
+    ends = {(r.n_selected, r.effect): r.interval for r in results if r.series == method}
     ranges = [ends.get((s, e), (e, e)) for s, e in zip(sizes, effects, strict=True)]
     return _bars(effects, [low for low, _ in ranges], [high for _, high in ranges], color)
 

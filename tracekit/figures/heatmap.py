@@ -131,7 +131,7 @@ def heatmap(result: TraceResult, *, color: Color = "selected") -> go.Figure:
     """
     panels = selection_data(result, color)
     figure = _draw(panels, _scale([result], color), WIDTH, outlines=color != "selected")
-    title = f"{plain(result.method_title or result.method)}: {data_and_model(result)}"
+    title = f"{plain(result.title)}: {data_and_model(result)}"
     return set_titles(figure, title, _subtitle(result))
 
 

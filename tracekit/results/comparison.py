@@ -195,7 +195,7 @@ def check_comparable(results: Sequence[TraceResult]) -> None:
 
 def _labels(results: Sequence[TraceResult]) -> list[str]:
     """Methods; with sizes where a method repeats, and numbers where these repeat too."""
-    titles = [result.method_title or result.method for result in results]
+    titles = [result.title for result in results]
     if len(set(titles)) < len(titles):
         titles = [f"{t}, {r.n_selected}" for t, r in zip(titles, results, strict=True)]
     counts = {title: titles.count(title) for title in titles}

@@ -63,6 +63,8 @@ class TraceResult:
     """What figures and tables call it."""
     records_every_size: bool = False
     """Whether the history holds an effect for each of several sizes."""
+    objective: str = "mean"
+    """What the search maximised over the examples."""
     config: Mapping[str, Any]
     """Every option of the search."""
     registry: ComponentRegistry
@@ -127,6 +129,17 @@ class TraceResult:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "tracer": None}
+
+    @property
+    def title(self) -> str:
+        """What figures and tables call the method, with what it maximised if not the mean."""
+        title = self.method_title or self.method
+        return title if self.objective == "mean" else f"{title} ({self.objective})"
+
+    @property
+    def series(self) -> str:
+        """What a line of a figure is of: the method, and what it maximised if not the mean."""
+        return self.method if self.objective == "mean" else f"{self.method}, {self.objective}"
 
     @property
     def components(self) -> list[Component]:
