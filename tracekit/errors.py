@@ -49,6 +49,14 @@ class WeakEffectWarning(UserWarning):
     """The effect of all components is near zero, or is that of a single example."""
 
 
+class NoStatisticsError(TracekitError):
+    """A front without held-out effects."""
+
+
+class UnstableResultWarning(UserWarning):
+    """A set whose effect is that of a single example, or that does not hold on fresh ones."""
+
+
 class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 

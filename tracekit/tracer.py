@@ -41,6 +41,7 @@ from tracekit.errors import (
     NothingMeasuredError,
     SearchStoppedWarning,
     SpanError,
+    UnstableResultWarning,
     WeakEffectWarning,
 )
 from tracekit.kinds import Kind
@@ -374,6 +375,7 @@ class Tracer:
             for each, report in zip(selections, kept, strict=True)
         ]
         self.results += results
+        _warn_of_result(results[-1], self.pairs)
         if any(result.stopped == "interrupted" for result in results):
             _warn("Stopped by Ctrl-C: the result is the best found so far.")
         return results[0] if budgets is None else TraceCurve(tuple(results))
@@ -445,6 +447,8 @@ class Tracer:
             except NothingMeasuredError:
                 _warn("The limits left no room for statistics: the front has none.")
             else:
+                last = by_size[-1]
+                _warn_of_held_out(last.size, front.at(last.size).effect, last.held_out)
                 return replace(front, statistics=by_size, statistics_cost=cost)
         return front
 
@@ -870,6 +874,8 @@ def _check_split(
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
+_TOO_LARGE_A_SHARE = 1 / 3
+"""Share of an effect beyond which one example speaks for all."""
 _FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
 
@@ -885,8 +891,7 @@ def _warn_of_effects(engine: Engine) -> None:
             WeakEffectWarning,
             stacklevel=5,
         )
-    largest = int(effects.abs().argmax())
-    share = effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
+    largest, share = _largest_share(effects)
     if n >= _FEWEST_TO_SHARE and share > 0.5:
         warnings.warn(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
@@ -894,6 +899,40 @@ def _warn_of_effects(engine: Engine) -> None:
             "one; use a bounded metric such as logit-difference, or leave the example out.",
             WeakEffectWarning,
             stacklevel=5,
+        )
+
+
+def _largest_share(effects: Tensor) -> tuple[int, float]:
+    """The example with the largest effect, and its share of the effects of all."""
+    largest = int(effects.abs().argmax())
+    return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
+
+
+def _warn_of_result(result: TraceResult, pairs: PromptPairs) -> None:
+    """Warns where a set does little for all examples but one, or for fresh ones."""
+    number, share = _largest_share(result.per_example)
+    n = len(result.per_example)
+    if n >= _FEWEST_TO_SHARE and share > _TOO_LARGE_A_SHARE:
+        warnings.warn(
+            f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
+            f"effect of the selected set (size {result.n_selected}) on all {n} examples. Search "
+            "with objective='log-odds' or 'trimmed-mean', or leave the example out.",
+            UnstableResultWarning,
+            stacklevel=4,
+        )
+    _warn_of_held_out(result.n_selected, result.effect, result.held_out_effect, stacklevel=5)
+
+
+def _warn_of_held_out(
+    size: int, effect: float, held_out: float | None, *, stacklevel: int = 4
+) -> None:
+    if held_out is not None and held_out < effect / 2:
+        warnings.warn(
+            f"On examples that had no part in choosing it, a set of size {size} has an effect of "
+            f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
+            "examples, or search with objective='log-odds' or 'trimmed-mean'.",
+            UnstableResultWarning,
+            stacklevel=stacklevel,
         )
 
 

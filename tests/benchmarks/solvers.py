@@ -6,6 +6,7 @@
   weights by the recipe of the recorded numbers at scale 1.3 and 0.85; 64 pairs of 9 + 3 random
   tokens with one prompt token changed, oriented so that the full intervention moves each towards
   y).
+- `fresh`: effects on pairs that had no part in the search, by objective.
 - `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
   lambda.
 - `large`: the same rivals, on 20,480 hidden MLP units of a random GPT-2.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ import tracekit as tk
 from tests.benchmarks.setting import DATA
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.masks import ranking
 from tracekit.metrics import resolve
 from tracekit.search import Goal, Search, make
@@ -52,6 +54,12 @@ def random_engine(
     pairs: int = 64,
 ) -> Engine:
     """A random GPT-2 with random pairs."""
+    model = random_model(seed, scale, layers=layers, heads=heads, hidden=hidden)
+    return engine(model, random_rows(model, seed, pairs))
+
+
+def random_model(seed: int, scale: float, *, layers: int = 8, heads: int = 8, hidden: int | None):
+    """A random GPT-2."""
     width = 64 - 64 % heads
     config = transformers.GPT2Config(
         n_layer=layers,
@@ -62,7 +70,11 @@ def random_engine(
         vocab_size=VOCABULARY,
     )
     hf = transformers.AutoModelForCausalLM.from_config(config)
-    model = tk.load_model(recipe().fill(hf, seed, scale))
+    return tk.load_model(recipe().fill(hf, seed, scale))
+
+
+def random_rows(model, seed: int, pairs: int) -> list[dict]:
+    """Random pairs, oriented so that the full intervention moves each towards y."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> list[int]:
@@ -79,7 +91,7 @@ def random_engine(
     for row, effect in zip(rows, engine(model, rows).full_effects.tolist(), strict=True):
         if effect < 0:
             row["x_ids"], row["y_ids"] = row["y_ids"], row["x_ids"]
-    return engine(model, rows)
+    return rows
 
 
 def engine(model, rows: list[dict]) -> Engine:
@@ -280,6 +292,72 @@ def table_ablations(seeds: range) -> None:
         say(f"{part}: {shown(map(mean, zip(*rows, strict=True)))}")
 
 
+FRESH = 512
+"""Fresh pairs."""
+
+
+def table_fresh(family: str, seeds: range) -> None:
+    """Sets on pairs that had no part in the search: other pairs of a generator, or the other half.
+
+    Ratios to greedy's and to the better of greedy's and top-k's effect on these pairs.
+    """
+    to_greedy: dict[str, list[float]] = {}
+    to_better: dict[str, list[float]] = {}
+    for name, parts in fresh_cases(family, seeds):
+        totals: dict[str, torch.Tensor] = {}
+        for case, fresh in parts:
+            for label, sets in sets_of_searches(case).items():
+                effects = fresh.set_effects(sets).mean(1) / len(parts)
+                totals[label] = totals.get(label, torch.zeros(len(sets))) + effects
+        better = torch.maximum(totals["greedy"], totals["top-k"])
+        for label, effects in totals.items():
+            to_greedy.setdefault(label, []).extend((effects / totals["greedy"]).tolist())
+            to_better.setdefault(label, []).extend((effects / better).tolist())
+        shares = "; ".join(f"{label} {shown((e / better).tolist())}" for label, e in totals.items())
+        say(f"{name}, of the better of greedy and top-k: {shares}")
+    for label, ratios in to_greedy.items():
+        others = to_better[label]
+        say(
+            f"{family}, {label}: against greedy median {median(ratios):.2f}, mean "
+            f"{mean(ratios):.2f}, least {min(ratios):.2f}; against the better of greedy and top-k "
+            f"median {median(others):.2f}, least {min(others):.2f}"
+        )
+
+
+def fresh_cases(family: str, seeds: range) -> Iterator[tuple[str, list[tuple[Engine, Engine]]]]:
+    """Name of every case, and engines to search on, each with one on fresh pairs."""
+    if family != "demo":
+        for seed in seeds:
+            model = random_model(seed, SCALES[family], hidden=None)
+            own, fresh = random_rows(model, seed, 64), random_rows(model, seed + 50_000, FRESH)
+            yield f"{family} {seed}", [(engine(model, own), engine(model, fresh))]
+        return
+    for name, case in cases("demo", seeds):
+        if case.metric.linearization is None:
+            continue
+        n = case.n_examples
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(7)).tolist()
+        parts = (order[: n // 2], order[n // 2 :])
+        halves = [case.with_pairs(case.pairs.subset(sorted(part))) for part in parts]
+        yield name, [(halves[0], halves[1]), (halves[1], halves[0])]
+
+
+def sets_of_searches(case: Engine) -> dict[str, list[list[int]]]:
+    """Sets at 10, 20, 30 and 40 %, by search and objective."""
+    searches = {
+        "greedy": (case, "greedy"),
+        "top-k": (case, "top-k"),
+        "local search": (case, "local-search"),
+        "local search, log-odds": (ScoringEngine(case, LogOdds()), "local-search"),
+        "local search, trimmed mean": (ScoringEngine(case, TrimmedMean()), "local-search"),
+    }
+    goal = Goal.make(case.n_components, budgets=list(SHARES))
+    return {
+        label: [each.mask.nonzero()[:, 0].tolist() for each in make(name, {}).search(on, goal, 0)]
+        for label, (on, name) in searches.items()
+    }
+
+
 def table_rewards(family: str, seeds: range) -> None:
     """PGB-CT alone with either reward."""
     for name, case in cases(family, seeds):
@@ -295,7 +373,7 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-Table = Literal["greedy", "rivals", "large", "optimum", "ablations", "rewards"]
+Table = Literal["greedy", "fresh", "rivals", "large", "optimum", "ablations", "rewards"]
 
 
 def main(
@@ -304,13 +382,17 @@ def main(
         str | None, typer.Option(help="demo, strong or mild. Default: all of them.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Random models of each kind.")] = 10,
+    first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
 ) -> None:
     """Compares searches."""
     families = [family] if family else ["demo", *SCALES]
-    numbers = range(seeds)
+    numbers = range(first_seed, first_seed + seeds)
     if table == "greedy":
         for one in families:
             table_greedy(one, numbers)
+    elif table == "fresh":
+        for one in families:
+            table_fresh(one, numbers)
     elif table == "rewards":
         for one in [one for one in families if one in SCALES]:
             table_rewards(one, numbers)

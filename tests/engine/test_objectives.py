@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from itertools import combinations
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.objectives import (
     LowerBound,
+    ObjectiveName,
     Quantile,
     ScoringEngine,
     TrimmedMean,
@@ -18,7 +22,13 @@ from tracekit.engine.objectives import (
     log_odds_of,
     resolve_objective,
 )
-from tracekit.errors import BudgetError, ConfigError
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NoStatisticsError,
+    UnstableResultWarning,
+)
+from tracekit.masks import from_indices
 from tracekit.metrics import METRICS
 
 OBJECTIVES = ["log-odds", "trimmed-mean", "lower-bound", "median"]
@@ -184,3 +194,58 @@ def test_what_is_refused(tracer, unchecked):
     for value in (0, -1.0, float("nan"), "1"):
         with pytest.raises(ConfigError, match="It must be positive"):
             LowerBound(errors=value)
+
+
+def test_the_command_line_names_the_same():
+    from tracekit.cli.options import ObjectiveChoice
+
+    choices = get_args(get_args(ObjectiveChoice)[0])
+    assert choices == get_args(ObjectiveName)
+
+
+def test_a_set_that_does_much_for_one_example_only_is_a_warning(tracer):
+    effects = torch.full((11,), 0.1)
+    effects[4] = 0.6
+    with pytest.warns(UnstableResultWarning, match=r"Example 4 \(.*\) carries 37 % of the effect"):
+        tracer.run(Fixed(effects), budget=1)
+    effects[4] = 0.4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnstableResultWarning)
+        tracer.run(Fixed(effects), budget=1)
+
+
+def test_a_set_that_does_not_hold_is_a_warning(model):
+    pairs = tiny.pairs(11, seed=3)
+    tracer = tk.Tracer(model, pairs, held_out=tiny.pairs(9, seed=40), metric="odds-ratio")
+    with pytest.warns(UnstableResultWarning, match="less than half of the .* on those that had"):
+        result = tracer.run("exhaustive", budget=3)
+    assert result.held_out_effect < result.effect / 2
+
+
+class Fixed:
+    """A search that knows its answer."""
+
+    name = "fixed"
+
+    def __init__(self, effects):
+        self.effects = effects
+
+    def search(self, engine, goal, seed):
+        return [tk.Selection(mask=from_indices([3], 12), effects=self.effects, budget=1)]
+
+
+def row(size, held_out, low, high):
+    nothing = dict.fromkeys(("control", "control_low", "control_high", "stability"))
+    fields = {"held_out": held_out, "held_out_low": low, "held_out_high": high}
+    return tk.SizeStatistics(size=size, **fields, **nothing)
+
+
+def test_the_best_size_is_the_smallest_within_one_standard_error(tracer):
+    front = tracer.pareto(max_budget=4, statistics=False)
+    rows = (row(1, 0.2, 0.1, 0.3), row(2, 0.71, 0.5, 0.9), row(3, 0.8, 0.604, 0.996))
+    # One standard error of the best is 0.1.
+    assert replace(front, statistics=rows).best_size() == 2
+    narrow = (*rows[:2], row(3, 0.8, 0.702, 0.898))
+    assert replace(front, statistics=narrow).best_size() == 3
+    with pytest.raises(NoStatisticsError, match="no held-out effects to choose a size by"):
+        front.best_size()

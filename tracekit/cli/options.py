@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -152,6 +152,14 @@ MeanOfTokens = Annotated[
     str,
     typer.Option(
         help="Mean over continuation tokens: geometric or arithmetic.", rich_help_panel=_WHAT
+    ),
+]
+ObjectiveChoice = Annotated[
+    # Named here too: PyTorch is not imported for a page of help.
+    Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median"],
+    typer.Option(
+        help="What is maximised over the examples; mean effects are reported all the same.",
+        rich_help_panel=HOW,
     ),
 ]
 KeepAtMost = Annotated[

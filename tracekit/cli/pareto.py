@@ -34,6 +34,7 @@ from tracekit.cli.options import (
     MetricName,
     Model,
     ModelOption,
+    ObjectiveChoice,
     Output,
     PositionScope,
     Quiet,
@@ -105,6 +106,7 @@ def pareto(
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,
+    objective: ObjectiveChoice = "mean",
     keep_at_most: KeepAtMost = None,
     keep_metric: KeepMetric = None,
     keep_dataset: KeepDataset = None,
@@ -156,7 +158,9 @@ def pareto(
     with warnings.catch_warnings():
         # `_print_front` says it with the name of the option.
         warnings.simplefilter("ignore", SearchStoppedWarning)
-        front = tracer.pareto(keep=keep, max_budget=largest, seed=seed, **options)
+        front = tracer.pareto(
+            keep=keep, objective=objective, max_budget=largest, seed=seed, **options
+        )
     front.save(output / "pareto")
     _print_front(front)
     write_figures({"pareto": front.curve(), "heatmap": tracer.heatmap(front[-1])}, output)

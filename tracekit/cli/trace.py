@@ -31,6 +31,7 @@ from tracekit.cli.options import (
     MetricName,
     Model,
     ModelOption,
+    ObjectiveChoice,
     Output,
     PositionScope,
     Quiet,
@@ -97,6 +98,7 @@ def trace(
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,
+    objective: ObjectiveChoice = "mean",
     keep_at_most: KeepAtMost = None,
     keep_metric: KeepMetric = None,
     keep_dataset: KeepDataset = None,
@@ -143,7 +145,10 @@ def trace(
     keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
     print_tracer(tracer)
     for name in methods:
-        save(tracer.run(searches[name], seed=seed, keep=keep, **goals[name]), output)
+        save(
+            tracer.run(searches[name], seed=seed, keep=keep, objective=objective, **goals[name]),
+            output,
+        )
         if tracer.results[-1].stopped == "interrupted":
             break
     print_table(tracer.results)

@@ -38,11 +38,11 @@ from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 ObjectiveName = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median"]
 
 
-def _check_number(what: str, value: object, low: float, high: float) -> None:
+def _check_number(name: str, value: object, low: float, high: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     if not is_number or not low < float(value) < high:  # type: ignore[arg-type]
         limits = "positive" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise ConfigError(f"{what} is {value!r}. It must be {limits}.")
+        raise ConfigError(f"{name} is {value!r}. It must be {limits}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError
+from tracekit.errors import BudgetError, NoStatisticsError
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs, tracer_of
 from tracekit.results.storage import damaged, read_document, write_document
@@ -102,6 +102,29 @@ class ParetoFront(Sequence[TraceResult]):
     def stopped(self) -> str | None:
         """What cut the search short, if anything."""
         return self.results[0].stopped
+
+    def best_size(self) -> int:
+        """The smallest size that holds as well as any, by the rule of one standard error.
+
+        Of the sizes at which held-out effects were measured, the smallest whose held-out effect
+        lies within one standard error of the largest.
+
+        Raises:
+            NoStatisticsError: There are none.
+        """
+        rows = [row for row in self.statistics if row.held_out is not None]
+        if not rows:
+            raise NoStatisticsError(
+                "The front has no held-out effects to choose a size by. Search it with "
+                "statistics=True, on at least 4 examples."
+            )
+        best = max(rows, key=lambda row: row.held_out or 0.0)
+        assert best.held_out_low is not None
+        assert best.held_out_high is not None
+        assert best.held_out is not None
+        # A 95 % interval is about 3.92 standard errors wide.
+        least = best.held_out - (best.held_out_high - best.held_out_low) / 3.92
+        return min(row.size for row in rows if row.held_out is not None and row.held_out >= least)
 
     def faithfulness(self) -> Faithfulness:
         """How faithful and how complete its sets are, at the sizes of the MIB benchmark.
