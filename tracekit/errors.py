@@ -49,7 +49,7 @@ class WeakEffectWarning(UserWarning):
     """The effect of all components is near zero, or is that of a single example."""
 
 
-class NoStatisticsError(TracekitError):
+class NoStatisticsError(TracekitError, ValueError):
     """A front without held-out effects."""
 
 
