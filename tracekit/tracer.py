@@ -452,7 +452,7 @@ class Tracer:
                 return replace(front, statistics=by_size, statistics_cost=cost)
         return front
 
-    def _searched(self, keep: Keep | None, objective: Objective | None) -> Engine:
+    def _searched(self, keep: Keep | None, objective: Objective | None = None) -> Engine:
         """The engine that a search is given."""
         engine = self.engine if objective is None else ScoringEngine(self.engine, objective)
         if keep is None:
