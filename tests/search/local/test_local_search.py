@@ -16,6 +16,7 @@ from tracekit.errors import (
     NothingMeasuredError,
     SearchStoppedWarning,
     TargetNotReachedError,
+    UnstableResultWarning,
 )
 
 
@@ -186,4 +187,6 @@ def test_metrics_without_a_finite_gradient_are_refused(model):
         tk.Tracer(model, data, metric="accuracy").pareto()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # Six examples of a random model say little about others, and that is said.
+        warnings.simplefilter("ignore", UnstableResultWarning)
         tk.Tracer(model, data).pareto(max_budget=2)
