@@ -183,7 +183,7 @@ def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
         low, high = ours.held_out_interval
         assert low <= ours.held_out_effect <= high
         assert theirs.held_out is theirs.held_out_effect is theirs.held_out_interval is None
-        assert ours.interval[0] <= ours.effect <= ours.interval[1]
+        assert ours.spread[0] <= ours.effect <= ours.spread[1]
         assert torch.equal(tk.TraceResult.load(ours.save(tmp_path)).held_out, ours.held_out)
 
 

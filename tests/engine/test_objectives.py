@@ -234,18 +234,18 @@ class Fixed:
         return [tk.Selection(mask=from_indices([3], 12), effects=self.effects, budget=1)]
 
 
-def row(size, held_out, low, high):
+def row(size, held_out, error):
     nothing = dict.fromkeys(("control", "control_low", "control_high", "stability"))
-    fields = {"held_out": held_out, "held_out_low": low, "held_out_high": high}
+    fields = {"held_out": held_out, "held_out_error": error}
+    nothing |= dict.fromkeys(("held_out_low", "held_out_high"))
     return tk.SizeStatistics(size=size, **fields, **nothing)
 
 
 def test_the_best_size_is_the_smallest_within_one_standard_error(tracer):
     front = tracer.pareto(max_budget=4, statistics=False)
-    rows = (row(1, 0.2, 0.1, 0.3), row(2, 0.71, 0.5, 0.9), row(3, 0.8, 0.604, 0.996))
-    # One standard error of the best is 0.1.
+    rows = (row(1, 0.2, 0.05), row(2, 0.71, 0.3), row(3, 0.8, 0.1))
     assert replace(front, statistics=rows).best_size() == 2
-    narrow = (*rows[:2], row(3, 0.8, 0.702, 0.898))
+    narrow = (*rows[:2], row(3, 0.8, 0.05))
     assert replace(front, statistics=narrow).best_size() == 3
     with pytest.raises(NoStatisticsError, match="no held-out effects to choose a size by"):
         front.best_size()

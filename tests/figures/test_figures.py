@@ -197,7 +197,7 @@ class TestComparison:
         figure = tk.compare(tracer.results).curve()
         (trace,) = [trace for trace in figure.data if trace.name == "greedy"]
         index = list(trace.x).index(result.n_selected)
-        low, high = result.interval
+        low, high = result.spread
         assert trace.error_y.array[index] == pytest.approx(high - result.effect)
         assert trace.error_y.arrayminus[index] == pytest.approx(result.effect - low)
         # Sizes that were passed on the way have no interval.
@@ -234,9 +234,7 @@ class TestComparison:
         assert "held out" not in text
         lines = comparison.to_markdown().splitlines()
         assert len(lines) == 2 + len(comparison)
-        assert lines[0].startswith(
-            "| result | selected | effect | 95 % interval | share | passes |"
-        )
+        assert lines[0].startswith("| result | selected | effect | 95 % spread | share | passes |")
 
 
 def test_fronts_show_the_size_at_which_components_enter(model):

@@ -217,10 +217,10 @@ def _write_page(traced: _Traced, output: Path) -> Path:
             Section(
                 heading="The best set of every size",
                 paragraphs=[
-                    "Local search finds the best set of every size in one run. Band and bars are "
-                    "95 % intervals over the facts. Held out: selected on one half of the facts, "
-                    "measured on the other. Right: the size from which on a head is in the best "
-                    "sets."
+                    "Local search finds the best set of every size in one run. Band: "
+                    "how far the effect moves when the facts are resampled. Held out: selected on "
+                    "one half of the facts, measured on the other; bars are 95 % intervals. "
+                    "Right: the size from which on a head is in the best sets."
                 ],
                 figures=[traced.front.curve(), traced.front.heatmap()],
             ),

@@ -145,7 +145,7 @@ def print_table(results: Sequence[TraceResult]) -> None:
 
     has_several_setups = len({setup(result) for result in results}) > 1
     has_held_out = any(result.held_out is not None for result in results)
-    names = ["method", "budget", "selected", "effect", "95 % interval"]
+    names = ["method", "budget", "selected", "effect", "95 % spread"]
     names += ["held out", "95 % interval"] if has_held_out else []
     also = list(dict.fromkeys(name for result in results for name in result.also))
     names += [*also, "passes", "seconds"]
@@ -153,7 +153,7 @@ def print_table(results: Sequence[TraceResult]) -> None:
     for column in table.columns[1 - len(names) :]:
         column.justify = "right"
     for result in results:
-        low, high = result.interval
+        low, high = result.spread
         traced = f"{result.registry.describe()}; {result.positions}; {result.metric}"
         traced += "" if result.source == "counterfactual" else f"; source {result.source}"
         traced += "" if result.direction == "noising" else f"; {result.direction}"
@@ -177,8 +177,9 @@ def print_table(results: Sequence[TraceResult]) -> None:
         )
     console.print(table)
     console.print(
-        "Effect: mean over examples, with a bootstrap interval over examples. Passes: forward and "
-        "backward, over all data; the budgets of one run share them, and its seconds.",
+        "Effect: mean over the examples that the set was selected on. Spread: of the mean, when "
+        "they are resampled. Passes: forward and backward, over all data; the budgets of one run "
+        "share them, and its seconds.",
         style="dim",
     )
 

@@ -171,7 +171,7 @@ def _print_front(front: ParetoFront) -> None:
     from tracekit.results.result import also_columns
 
     also = list(also_columns(front.results))
-    table = Table("size", "effect", "95 % interval", "held out", "random", "stability", *also)
+    table = Table("size", "effect", "95 % spread", "held out", "random", "stability", *also)
     for column in table.columns:
         column.justify = "right"
     frame = front.to_frame()

@@ -58,7 +58,7 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
 
 
 def curve(
-    results: Sequence[TraceResult], *, log_y: bool = False, intervals: bool = False
+    results: Sequence[TraceResult], *, log_y: bool = False, spreads: bool = False
 ) -> go.Figure:
     """Effect against number of components: a line per method, and one at the full effect.
 
@@ -67,7 +67,8 @@ def curve(
     Args:
         results: Of one or several methods on the same data, components and metric.
         log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
-        intervals: Whether every result shows the 95 % bootstrap interval of its effect.
+        spreads: Whether every result shows how far its effect moves when the examples are resampled
+            (95 %).
 
     Raises:
         ComparisonError: The results are of different data, models, components or metrics.
@@ -101,7 +102,7 @@ def curve(
                 "symbol": symbol,
                 "size": 9 if len(points) < 14 else 6,
             },
-            error_y=_interval_bars(results, method, sizes, effects, color) if intervals else None,
+            error_y=_spread_bars(results, method, sizes, effects, color) if spreads else None,
             customdata=[[f"{100 * size / n:.1f} %"] for size in sizes],
             hovertemplate=(
                 f"{names[method]}<br>%{{x}} of {n} components (%{{customdata[0]}})"
@@ -135,15 +136,15 @@ def _name(result: TraceResult) -> str:
     return f"best of {draws} random sets" if draws else title
 
 
-def _interval_bars(
+def _spread_bars(
     results: Sequence[TraceResult],
     method: str,
     sizes: Sequence[int],
     effects: Sequence[float],
     color: str,
 ) -> dict[str, Any]:
-    """Bars from the effect of each point to the ends of its interval; none where it has none."""
-    ends = {(r.n_selected, r.effect): r.interval for r in results if r.series == method}
+    """Bars from the effect of each point to the ends of its spread; none where it has none."""
+    ends = {(r.n_selected, r.effect): r.spread for r in results if r.series == method}
     ranges = [ends.get((s, e), (e, e)) for s, e in zip(sizes, effects, strict=True)]
     return _bars(effects, [low for low, _ in ranges], [high for _, high in ranges], color)
 
@@ -151,7 +152,7 @@ def _interval_bars(
 def _bars(
     values: Iterable[float], low: Iterable[float], high: Iterable[float], color: str
 ) -> dict[str, Any]:
-    """Bars from values to the ends of their intervals."""
+    """Bars from values to the ends of their ranges."""
     middle = list(values)
     return {
         "array": [top - value for top, value in zip(high, middle, strict=True)],
@@ -225,8 +226,10 @@ def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
 def pareto_curve(front: ParetoFront) -> go.Figure:
     """Effect of the best sets against their size, with held-out effects and random controls.
 
-    The band and the bars of held-out effects are 95 % bootstrap intervals over examples. The bars
-    of the control are the range of its draws. The numbers are those of `ParetoFront.to_frame`.
+    The bars of held-out effects are 95 % confidence intervals, by a bootstrap over examples. The
+    band is how far the effect of the best set moves when the examples that it was selected on are
+    resampled (95 %). The bars of the control are the range of its draws. The numbers are those of
+    `ParetoFront.to_frame`.
     """
     figure, frame, first = go.Figure(), front.to_frame(), front[0]
     for name, columns, (color, symbol, dash) in (

@@ -79,10 +79,10 @@ def _table(published: str) -> Callable[[Setting, list[Run]], Report]:
 
 
 def _long(frame: Any) -> Table:
-    """A row per budget, with intervals, held-out effects and costs."""
+    """A row per budget, with spreads, held-out effects and costs."""
     return Table(
         frame=frame,
-        caption="Effect, intervals (95 per cent, bootstrap over examples) and passes.",
+        caption="Effect, its spread (95 per cent of resamples of the examples) and passes.",
         columns=["dataset", "model", "method", "budget", "effect", "low", "high", "held_out"],
         best=["effect"],
         groups=["dataset", "model", "budget"],

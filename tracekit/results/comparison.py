@@ -42,10 +42,10 @@ class Comparison(Sequence[TraceResult]):
         return figures.comparison_heatmap(self, color=color)
 
     def curve(self) -> go.Figure:
-        """Effect against number of components, with a 95 % interval at every result."""
+        """Effect against number of components, with the spread of every result."""
         from tracekit import figures
 
-        return figures.curve(self.results, intervals=True)
+        return figures.curve(self.results, spreads=True)
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
@@ -69,7 +69,7 @@ class Comparison(Sequence[TraceResult]):
         """A pandas DataFrame with a row per result.
 
         Columns: `result` (its label), `method`, `budget`, `selected` (number of components),
-        `effect`, `low` and `high` (95 % interval), `share` (of the effect of all components, which
+        `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all components;
         may exceed 1), `held_out`, `passes`, `components`.
         """
         import pandas as pd
@@ -81,8 +81,8 @@ class Comparison(Sequence[TraceResult]):
                 "budget": [result.budget for result in self.results],
                 "selected": [result.n_selected for result in self.results],
                 "effect": [result.effect for result in self.results],
-                "low": [result.interval[0] for result in self.results],
-                "high": [result.interval[1] for result in self.results],
+                "low": [result.spread[0] for result in self.results],
+                "high": [result.spread[1] for result in self.results],
                 "share": [result.share_of_full_effect for result in self.results],
                 "held_out": [result.held_out_effect for result in self.results],
                 "passes": [result.cost.forward_equivalents for result in self.results],
@@ -114,11 +114,11 @@ class Comparison(Sequence[TraceResult]):
 
     def _printable_frame(self) -> Any:
         frame = self.to_frame()
-        frame["95 % interval"] = [
+        frame["95 % spread"] = [
             f"{low:.3g} to {high:.3g}"
             for low, high in zip(frame["low"], frame["high"], strict=True)
         ]
-        columns = ["result", "selected", "effect", "95 % interval", "share", "held_out", "passes"]
+        columns = ["result", "selected", "effect", "95 % spread", "share", "held_out", "passes"]
         frame = frame[columns].dropna(axis="columns", how="all")
         return frame.astype({"passes": int}).rename(columns={"held_out": "held out"})
 
@@ -126,8 +126,9 @@ class Comparison(Sequence[TraceResult]):
         first = self.results[0]
         return (
             f"{first.axis_label[0].upper()}{first.axis_label[1:]} on {first.dataset}, "
-            f"{first.model}: {first.registry.describe()}. Intervals are bootstrapped over "
-            f"{len(first.per_example)} examples; share is of the effect of all components."
+            f"{first.model}: {first.registry.describe()}. Spread is over resamples of the "
+            f"{len(first.per_example)} examples that sets were selected on; share is of the "
+            "effect of all components."
         )
 
     def __repr__(self) -> str:

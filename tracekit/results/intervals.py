@@ -1,4 +1,12 @@
-"""Bootstrap intervals of mean effects over examples."""
+"""Bootstrap intervals of mean effects over examples.
+
+They are studentised (Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5): every
+resample says how many of its own standard errors its mean lies from the mean of the examples. Where
+few examples carry the mean, as with odds ratios, a resample without them has both a low mean and a
+small standard error, and the interval reaches further up. Percentiles of resampled means do not:
+of 16 log-normal effects (sigma 1.5) their 95 % interval holds the true mean in 70 % of draws, a
+studentised one in 86 % (`pytest tests/results/test_intervals.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,29 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 _RESAMPLES = 2000
-
-
-def ratio_interval(
-    numerators: Float[Tensor, " example"],
-    denominators: Float[Tensor, " example"],
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of a ratio of two means over the same examples.
-
-    Args:
-        numerators: Values, times the weights of their examples if these have weights.
-        denominators: The same of what they are divided by.
-        confidence: Share of resamples within the interval.
-        seed: Of the resamples.
-    """
-    n = len(numerators)
-    picks = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
-    ratios = numerators.double()[picks].sum(1) / denominators.double()[picks].sum(1)
-    tail = (1 - confidence) / 2
-    low, high = ratios.quantile(torch.tensor([tail, 1 - tail], dtype=ratios.dtype)).tolist()
-    return low, high
+_AT_ONCE = 4_000_000
+"""Numbers that are drawn together; bounds memory."""
+_LEAST_ERROR = 0.2
+"""A resample's standard error is at least this share of that of the examples: where most of them
+are alike, a resample may have none."""
 
 
 def effect_interval(
@@ -39,29 +29,78 @@ def effect_interval(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean effect over examples.
-
-    Without weights TransformerLens' own, if it has one. With weights every resample is divided by
-    its own sum of weights, so that a constant effect has an interval of no width.
+    """Studentised bootstrap interval of the mean effect over examples.
 
     Args:
-        per_example: Effects, times the weights of their examples.
+        per_example: Effects, times the weights of their examples if these have weights.
         weights: These weights; None if all examples count alike.
-        confidence: Share of resamples within the interval.
+        confidence: How often such an interval is to hold the true mean.
         seed: Of the resamples.
     """
+    ones = torch.ones_like(per_example)
+    return ratio_interval(
+        per_example, ones if weights is None else weights, confidence=confidence, seed=seed
+    )
+
+
+def ratio_interval(
+    numerators: Float[Tensor, " example"],
+    denominators: Float[Tensor, " example"],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Studentised bootstrap interval of a ratio of two means over the same examples.
+
+    Every resample is divided by its own sum, so that a constant ratio has an interval of no width.
+
+    Args:
+        numerators: Values, times the weights of their examples if these have weights.
+        denominators: The same of what they are divided by.
+        confidence: How often such an interval is to hold the true ratio.
+        seed: Of the resamples.
+    """
+    values, bases = numerators.double().cpu(), denominators.double().cpu()
+    n = len(values)
+    centre, error = _ratio_and_error(values, bases)
     generator = torch.Generator().manual_seed(seed)
-    if weights is None:
-        try:
-            from transformer_lens.utilities.statistics import bootstrap_ci
-        except ModuleNotFoundError:  # TransformerLens 3 has none.
-            weights = torch.ones_like(per_example)
-        else:
-            low, high = bootstrap_ci(per_example, confidence=confidence, generator=generator)
-            return float(low), float(high)
-    n = len(per_example)
-    picks = torch.randint(n, (_RESAMPLES, n), generator=generator)
-    means = per_example[picks].sum(1) / weights.to(per_example)[picks].sum(1)
+    deviations = []
+    for count in _portions(_RESAMPLES, max(1, _AT_ONCE // n)):
+        picks = torch.randint(n, (count, n), generator=generator)
+        ratios, errors = _ratio_and_error(values[picks], bases[picks])
+        errors = errors.clamp(min=_LEAST_ERROR * error.item())
+        # Where nothing varies, nothing deviates.
+        deviations.append(torch.where(errors > 0, (ratios - centre) / errors, 0.0))
     tail = (1 - confidence) / 2
-    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
+    ends = torch.tensor([1 - tail, tail], dtype=torch.float64)
+    low, high = (centre - torch.cat(deviations).quantile(ends) * error).tolist()
     return low, high
+
+
+def standard_error(
+    per_example: Float[Tensor, " example"], weights: Float[Tensor, " example"] | None = None
+) -> float:
+    """Standard error of the mean effect over examples.
+
+    Args:
+        per_example: Effects, times the weights of their examples if these have weights.
+        weights: These weights; None if all examples count alike.
+    """
+    bases = torch.ones_like(per_example) if weights is None else weights.to(per_example)
+    return _ratio_and_error(per_example.double(), bases.double())[1].item()
+
+
+def _ratio_and_error(
+    values: Float[Tensor, "*draw example"], bases: Float[Tensor, "*draw example"]
+) -> tuple[Float[Tensor, "*draw"], Float[Tensor, "*draw"]]:
+    """Ratios of means, and their standard errors to first order."""
+    n = values.shape[-1]
+    ratio = values.sum(-1) / bases.sum(-1)
+    residuals = values - ratio[..., None] * bases
+    variance = residuals.square().sum(-1) / max(1, n - 1) / n
+    return ratio, variance.sqrt() / bases.mean(-1).abs()
+
+
+def _portions(total: int, largest: int) -> list[int]:
+    """Counts of at most so many that add up."""
+    return [min(largest, total - done) for done in range(0, total, largest)]

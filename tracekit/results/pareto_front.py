@@ -119,11 +119,9 @@ class ParetoFront(Sequence[TraceResult]):
                 "statistics=True, on at least 4 examples."
             )
         best = max(rows, key=lambda row: row.held_out or 0.0)
-        assert best.held_out_low is not None
-        assert best.held_out_high is not None
         assert best.held_out is not None
-        # A 95 % interval is about 3.92 standard errors wide.
-        least = best.held_out - (best.held_out_high - best.held_out_low) / 3.92
+        assert best.held_out_error is not None
+        least = best.held_out - best.held_out_error
         return min(row.size for row in rows if row.held_out is not None and row.held_out >= least)
 
     def faithfulness(self) -> Faithfulness:
@@ -138,7 +136,7 @@ class ParetoFront(Sequence[TraceResult]):
         return tracer_of(self.results[0]).faithfulness(self)
 
     def curve(self) -> go.Figure:
-        """Effect against size, its bootstrap band, held-out effect, control and full effect."""
+        """Effect against size, its spread, held-out effect, control and full effect."""
         from tracekit import figures
 
         return figures.pareto_curve(self)
@@ -153,13 +151,13 @@ class ParetoFront(Sequence[TraceResult]):
         """A pandas DataFrame with a row per size; statistics where they were taken."""
         import pandas as pd
 
-        intervals = [result.interval for result in self.results]
+        spreads = [result.spread for result in self.results]
         frame = pd.DataFrame(
             {
                 "size": self.sizes,
                 "effect": [result.effect for result in self.results],
-                "effect_low": [low for low, _ in intervals],
-                "effect_high": [high for _, high in intervals],
+                "effect_low": [low for low, _ in spreads],
+                "effect_high": [high for _, high in spreads],
                 **also_columns(self.results),
             }
         )

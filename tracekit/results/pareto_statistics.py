@@ -22,7 +22,7 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.results.intervals import effect_interval
+from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search import Goal, LocalSearch
 from tracekit.search.local.local_search import SearchState
 from tracekit.search.local.plan import log_spaced_sizes
@@ -45,7 +45,9 @@ class SizeStatistics:
     examples."""
     held_out_low: float | None
     held_out_high: float | None
-    """Its 95 % bootstrap interval over examples."""
+    """Its 95 % confidence interval, by a studentised bootstrap over examples."""
+    held_out_error: float | None
+    """Its standard error over examples."""
     control: float | None
     """Mean effect of random sets with as many components of every kind in every layer; None if
     there is only one such set."""
@@ -89,10 +91,9 @@ def measure_statistics(
         controls = _control_effects(engine, members, generator, f"controls of {size}")
         has_controls = len(controls) > 0
         per_example = None if held_out is None else held_out[rank]
+        weights = engine.pairs.weights
         low, high = (
-            (None, None)
-            if per_example is None
-            else effect_interval(per_example, weights=engine.pairs.weights)
+            (None, None) if per_example is None else effect_interval(per_example, weights=weights)
         )
         statistics.append(
             SizeStatistics(
@@ -100,6 +101,9 @@ def measure_statistics(
                 held_out=None if per_example is None else per_example.mean().item(),
                 held_out_low=low,
                 held_out_high=high,
+                held_out_error=None
+                if per_example is None
+                else standard_error(per_example, weights),
                 control=controls.mean().item() if has_controls else None,
                 control_low=controls.min().item() if has_controls else None,
                 control_high=controls.max().item() if has_controls else None,

@@ -130,6 +130,16 @@ class TraceResult:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "tracer": None}
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "interval":
+                raise AttributeError(
+                    "TraceResult.interval is now TraceResult.spread: the set was selected on these "
+                    "examples. The confidence interval is TraceResult.held_out_interval."
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def title(self) -> str:
         """What figures and tables call the method, with what it maximised if not the mean."""
@@ -152,8 +162,12 @@ class TraceResult:
         return [self.registry.label(i) for i in self.binary_mask.nonzero()[:, 0].tolist()]
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the effect over examples."""
+    def spread(self) -> tuple[float, float]:
+        """How far the effect moves when the examples are resampled (95 %, studentised bootstrap).
+
+        No confidence interval: the set was selected for its effect on these examples. On others
+        it has less; `held_out_interval`, and the statistics of a front, say how much.
+        """
         return effect_interval(self.per_example, weights=self.weights)
 
     @property
@@ -163,7 +177,7 @@ class TraceResult:
 
     @property
     def held_out_interval(self) -> tuple[float, float] | None:
-        """95 % bootstrap interval of it over those examples."""
+        """95 % confidence interval of it, by a studentised bootstrap over those examples."""
         if self.held_out is None:
             return None
         return effect_interval(self.held_out, weights=self.held_out_weights)
