@@ -116,4 +116,4 @@ def plain_effects(tracer):
 @pytest.fixture(scope="session")
 def front(tracer):
     """The best set of every size of the twelve heads."""
-    return tracer.pareto()
+    return tracer.pareto(objective="mean")

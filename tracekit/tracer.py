@@ -58,12 +58,13 @@ from tracekit.results.faithfulness import (
 from tracekit.results.interactions import InteractionGrid, measure_pairs
 from tracekit.results.metric_table import effect_row, metric_table
 from tracekit.results.mib import model_sizes, read_mib
-from tracekit.results.pareto_front import ParetoFront, component_ranking
-from tracekit.results.pareto_statistics import measure_statistics
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection, make
 from tracekit.search.base import best_within, config_of
+from tracekit.search.cross_fit import FEWEST_EXAMPLES, CrossFit, cross_fit, ranking_alone
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -336,7 +337,9 @@ class Tracer:
                 as possible.
             objective: What the search maximises over the examples, if not the mean effect:
                 `log-odds`, `trimmed-mean`, `lower-bound` or `median` (see
-                `tracekit.engine.objectives`). Results report mean effects all the same.
+                `tracekit.engine.objectives`). `auto` chooses between the search and single effects
+                by what holds on examples that had no part in the selection. Results report mean
+                effects all the same.
             keep: What is to stay as it is: only sets within its bound are given back.
             seed: Seed of the search; the same seed gives the same result.
             **options: Fields of the search, e.g. `lambda1=1e-3` or `draws=200`.
@@ -366,6 +369,11 @@ class Tracer:
         if keep is not None and getattr(search, "records_every_size", False):
             # Its sets grow until they leave the bounds.
             to_search = goal.with_smaller_sizes()
+        chooses = self._chooses(objective, keep)
+        if chooses and not goal.budgets:
+            raise BudgetError(
+                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
+            )
         selections, spent = self._accounted(engine, lambda: search.search(engine, to_search, seed))
         if keep is not None and goal.budgets:
             selections = [best_within(selections, budget) for budget in goal.budgets]
@@ -374,6 +382,8 @@ class Tracer:
             self._to_result(search, each, goal, seed, spent, report, maximised)
             for each, report in zip(selections, kept, strict=True)
         ]
+        if chooses and results[0].stopped != "interrupted":
+            results = self._chosen(results, search, goal, seed)
         self.results += results
         _warn_of_result(results[-1], self.pairs)
         if any(result.stopped == "interrupted" for result in results):
@@ -384,7 +394,7 @@ class Tracer:
         self,
         *,
         max_budget: int | float | None = None,
-        objective: ObjectiveName | Objective = "mean",
+        objective: ObjectiveName | Objective | None = None,
         keep: Keep | None = None,
         statistics: bool = True,
         seed: int = 0,
@@ -397,14 +407,14 @@ class Tracer:
 
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
-            objective: What the search maximises over the examples, as in `run`; every size of the
-                front does better by it than all smaller ones.
+            objective: What the search maximises over the examples, as in `run`. By default
+                `auto`, or `mean` without statistics or with `keep`.
             keep: What is to stay as it is: the front holds the sets within its bound.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
                 the front itself; their passes are in `statistics_cost`, and limits apply to each
-                of the three searches. `max_memory` bounds what each holds; while a half is
-                searched, two are held.
+                of the three searches. The same halves serve `auto`. `max_memory` bounds what each
+                holds; while a half is searched, two are held.
             seed: Seed of the search, of the halves and of the controls.
             **options: Fields of `LocalSearch`, e.g. `max_passes=300`.
 
@@ -420,6 +430,10 @@ class Tracer:
         search = cast(LocalSearch, make(LocalSearch, options))
         n = len(self.registry)
         goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
+        if objective is None:
+            has_halves = statistics and self.engine.n_examples >= FEWEST_EXAMPLES
+            objective = "auto" if has_halves and keep is None else "mean"
+        chooses = self._chooses(objective, keep)
         maximised = resolve_objective(objective)
         engine = self._searched(keep, maximised)
         state, spent = self._accounted(engine, lambda: search.run(engine, goal, seed))
@@ -432,25 +446,101 @@ class Tracer:
                 results.append(result)
         if keep is not None and not results:
             raise nothing_kept(keep)
-        front = ParetoFront(tuple(results), goal.budgets[-1], component_ranking(state))
+        front = ParetoFront.of(results, goal.budgets[-1], order=state.order)
         if state.stopped == "interrupted":
             _warn("Stopped by Ctrl-C: the front holds the best sets found so far, no statistics.")
-        elif statistics:
-            # What was searched is not lost for what could not be added to it.
-            try:
-                sizes = [result.n_selected for result in results]
-                by_size, cost = measure_statistics(
-                    self.engine, search, state, seed, searched=engine, sizes=sizes
-                )
-            except KeyboardInterrupt:
-                _warn("Stopped by Ctrl-C: the front is complete, but has no statistics.")
-            except NothingMeasuredError:
-                _warn("The limits left no room for statistics: the front has none.")
-            else:
-                last = by_size[-1]
-                _warn_of_held_out(last.size, front.at(last.size).effect, last.held_out)
-                return replace(front, statistics=by_size, statistics_cost=cost)
+            return front
+        if not statistics and not chooses:
+            return front
+        # What was searched is not lost for what could not be added to it.
+        try:
+            fit = None
+            searches = [search, *([ranking_alone(n)] if chooses else [])]
+            if self.engine.n_examples >= FEWEST_EXAMPLES:
+                sizes = sizes_of_statistics(front.sizes)
+                fit = cross_fit(self.engine, searches, sizes, seed, searched=engine)
+            if fit is not None and chooses:
+                front = self._with_choices(front, searches[1], fit, seed)
+            if statistics:
+                front = self._with_statistics(front, searches, fit, seed)
+        except KeyboardInterrupt:
+            _warn("Stopped by Ctrl-C: the front is complete, but has no statistics.")
+        except NothingMeasuredError:
+            _warn("The limits left no room for statistics: the front has none.")
         return front
+
+    def _chooses(self, objective: object, keep: Keep | None) -> bool:
+        """Whether halves of the examples are to choose between searches."""
+        if objective != "auto":
+            return False
+        if keep is not None:
+            raise ConfigError(
+                "objective='auto' chooses between sets that need not stay within the bound of "
+                "keep. Leave one of them out, or use another objective."
+            )
+        if self.engine.n_examples < FEWEST_EXAMPLES:
+            raise ConfigError(
+                f"objective='auto' searches halves of the examples, and there are "
+                f"{self.engine.n_examples}. Give at least {FEWEST_EXAMPLES}, or use 'mean'."
+            )
+        return True
+
+    def _chosen(
+        self, results: Sequence[TraceResult], search: Search, goal: Goal, seed: int
+    ) -> list[TraceResult]:
+        """Results, or those of components ranked one by one where these hold better."""
+        rival, engine = ranking_alone(len(self.registry)), self.engine
+        start = time.perf_counter()
+        fit = cross_fit(engine, [search, rival], goal.budgets, seed)
+        alone, spent = self._accounted(engine, lambda: rival.search(engine, goal, seed))
+        cost = results[0].cost + fit.cost + spent.cost
+        seconds = results[0].seconds + time.perf_counter() - start
+        chosen = []
+        for rank, choice in enumerate(fit.choice()):
+            result = results[rank]
+            if choice == 1:
+                result = self._to_result(rival, alone[rank], goal, seed, spent, None, None)
+            by_method = zip([search.name, rival.name], fit.effects[:, rank].mean(-1), strict=True)
+            held_out_by = {name: effect.item() for name, effect in by_method}
+            chosen.append(replace(result, cost=cost, seconds=seconds, held_out_by=held_out_by))
+        return chosen
+
+    def _with_choices(
+        self, front: ParetoFront, rival: Search, fit: CrossFit, seed: int
+    ) -> ParetoFront:
+        """A front with another search's sets at the sizes where these hold better."""
+        sizes = tuple(size for size in front.sizes if fit.choice_near(size) == 1)
+        if not sizes:
+            return front
+        goal, engine = Goal(budgets=sizes), self.engine
+        selections, spent = self._accounted(engine, lambda: rival.search(engine, goal, seed))
+        chosen = {
+            each.size: self._to_result(rival, each, goal, seed, spent, None, None)
+            for each in selections
+        }
+        results = [chosen.get(result.n_selected, result) for result in front]
+        return ParetoFront.of(results, front.largest, order=front.ranking)
+
+    def _with_statistics(
+        self, front: ParetoFront, searches: Sequence[Search], fit: CrossFit | None, seed: int
+    ) -> ParetoFront:
+        """A front with what it takes to believe it."""
+        before = self.engine.cost
+        sets = {
+            size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
+            for size in sizes_of_statistics(front.sizes)
+        }
+        names = [search.name for search in searches]
+        rows = measure_statistics(self.engine, sets, seed, fit=fit, names=names)
+        cost = self.engine.cost - before + (Cost() if fit is None else fit.cost)
+        measured = [row for row in rows if row.held_out is not None]
+        if measured:
+            effects = {row.size: front.at(row.size).effect for row in measured}
+            least = min(
+                measured, key=lambda row: (row.held_out or 0.0) / (abs(effects[row.size]) or 1)
+            )
+            _warn_of_held_out(least.size, effects[least.size], least.held_out)
+        return replace(front, statistics=rows, statistics_cost=cost)
 
     def _searched(self, keep: Keep | None, objective: Objective | None = None) -> Engine:
         """The engine that a search is given."""
@@ -916,7 +1006,7 @@ def _warn_of_result(result: TraceResult, pairs: PromptPairs) -> None:
         warnings.warn(
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {result.n_selected}) on all {n} examples. Search "
-            "with objective='log-odds' or 'trimmed-mean', or leave the example out.",
+            "with objective='auto' or 'log-odds', or leave the example out.",
             UnstableResultWarning,
             stacklevel=4,
         )
@@ -930,7 +1020,7 @@ def _warn_of_held_out(
         warnings.warn(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
-            "examples, or search with objective='log-odds' or 'trimmed-mean'.",
+            "examples, or search with objective='auto' or 'log-odds'.",
             UnstableResultWarning,
             stacklevel=stacklevel,
         )

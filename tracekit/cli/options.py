@@ -156,9 +156,10 @@ MeanOfTokens = Annotated[
 ]
 ObjectiveChoice = Annotated[
     # Named here too: PyTorch is not imported for a page of help.
-    Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median"],
+    Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"],
     typer.Option(
-        help="What is maximised over the examples; mean effects are reported all the same.",
+        help="What is maximised over the examples; mean effects are reported all the same. auto: "
+        "the mean, by the search or by single effects, whichever holds on the other half.",
         rich_help_panel=HOW,
     ),
 ]

@@ -106,7 +106,7 @@ def pareto(
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,
-    objective: ObjectiveChoice = "mean",
+    objective: ObjectiveChoice | None = None,
     keep_at_most: KeepAtMost = None,
     keep_metric: KeepMetric = None,
     keep_dataset: KeepDataset = None,
@@ -171,7 +171,9 @@ def _print_front(front: ParetoFront) -> None:
     from tracekit.results.result import also_columns
 
     also = list(also_columns(front.results))
-    table = Table("size", "effect", "95 % spread", "held out", "random", "stability", *also)
+    table = Table(
+        "size", "effect", "95 % spread", "held out", "random", "stability", "search", *also
+    )
     for column in table.columns:
         column.justify = "right"
     frame = front.to_frame()
@@ -184,13 +186,15 @@ def _print_front(front: ParetoFront) -> None:
             f"{row.effect_low:.3g} to {row.effect_high:.3g}",
             *("-" if isnan(value) else f"{value:.4g}" for value in (row.held_out, row.control)),
             "-" if isnan(row.stability) else f"{row.stability:.2f}",
+            row.method,
             *(f"{value:.4g}" for value in further),
         )
     console.print(table)
     console.print(
         "Held out: selected on one half of the examples, measured on the other. Random: as many "
         "components of every kind in every layer. Stability: Jaccard similarity of the sets that "
-        "the halves select.",
+        "the halves select. Search: whose set it is; top-k where single effects hold better on "
+        "held-out examples.",
         style="dim",
     )
     passes = front[0].cost.forward_equivalents

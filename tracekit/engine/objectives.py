@@ -10,6 +10,8 @@ Their mean over the examples is the objective:
     trimmed-mean    the mean without the least and the greatest effects
     lower-bound     the mean less standard errors of the mean
     median          half of the examples have at least this effect; `Quantile` for other shares
+    auto            the mean, by the search or by single effects alone: whichever holds better on
+                    examples that had no part in the selection (see `search/cross_fit.py`)
 
 Results report effects of the metric, whatever was maximised.
 """
@@ -35,7 +37,7 @@ from tracekit.errors import ConfigError
 from tracekit.masks import Mask, from_indices
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
-ObjectiveName = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median"]
+ObjectiveName = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
@@ -122,6 +124,7 @@ _BY_NAME: dict[str, Objective | None] = {
     "trimmed-mean": TrimmedMean(),
     "lower-bound": LowerBound(),
     "median": Quantile(),
+    "auto": None,
 }
 
 

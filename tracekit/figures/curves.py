@@ -21,6 +21,7 @@ from tracekit.figures.style import (
 from tracekit.results.comparison import check_comparable
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.search import title_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -253,7 +254,13 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
                 hoverinfo="skip",
                 showlegend=False,
             )
-        stable = rows["stability"] if middle == "held_out" else [None] * len(rows)
+        notes = [""] * len(rows)
+        if middle == "effect":
+            notes = [f"<br>set of {plain(title_of(method))}" for method in rows["method"]]
+        elif middle == "held_out":
+            notes = [
+                f"<br>Jaccard similarity of the halves: {each:.2f}" for each in rows["stability"]
+            ]
         figure.add_scatter(
             x=rows["size"],
             y=rows[middle],
@@ -268,12 +275,10 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
                 (
                     f"{100 * size / first.n_components:.1f} %",
                     f"{bottom:.4g} to {top:.4g}",
-                    ""
-                    if jaccard is None
-                    else f"<br>Jaccard similarity of the halves: {jaccard:.2f}",
+                    note,
                 )
-                for size, bottom, top, jaccard in zip(
-                    rows["size"], rows[low], rows[high], stable, strict=True
+                for size, bottom, top, note in zip(
+                    rows["size"], rows[low], rows[high], notes, strict=True
                 )
             ],
             hovertemplate=(

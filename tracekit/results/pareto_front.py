@@ -17,7 +17,6 @@ from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs, tracer_of
 from tracekit.results.storage import damaged, read_document, write_document
 from tracekit.search.base import as_count, not_reached
-from tracekit.search.local.local_search import SearchState
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,8 +30,10 @@ _FRONT = "pareto.json"
 class ParetoFront(Sequence[TraceResult]):
     """The best set found for every budget.
 
-    As a sequence it holds a `TraceResult` for every size at which a set does better than all
-    smaller ones, ascending; `at` and `smallest` answer questions.
+    As a sequence it holds a `TraceResult` for every size at which a set of the joint search does
+    better than all smaller ones, ascending. By default (`objective="auto"`) each is that set, or
+    the components that do most alone, whichever holds better on examples that had no part in the
+    selection; its `method` says which. `at` and `smallest` answer questions.
     """
 
     results: tuple[TraceResult, ...]
@@ -44,6 +45,25 @@ class ParetoFront(Sequence[TraceResult]):
     """At some of the sizes, ascending; empty if they were not asked for."""
     statistics_cost: Cost = field(default_factory=Cost)
     """Passes that the statistics took, in passes over the whole data set."""
+
+    @classmethod
+    def of(
+        cls, results: Sequence[TraceResult], largest: int, *, order: Sequence[int]
+    ) -> ParetoFront:
+        """A front that ranks components by the share of budgets whose set holds them.
+
+        Args:
+            results: One for each size, ascending.
+            largest: Largest budget asked for.
+            order: All components, by what ranks those that are in as many sets.
+        """
+        n_budgets = torch.zeros(results[0].n_components)
+        sizes = [result.n_selected for result in results]
+        # A set serves all budgets up to the next size.
+        for result, following in zip(results, [*sizes[1:], largest + 1], strict=True):
+            n_budgets[result.binary_mask.cpu()] += following - result.n_selected
+        ranking = sorted(order, key=lambda i: -n_budgets[i].item())
+        return cls(tuple(results), largest, tuple(ranking))
 
     def __len__(self) -> int:
         return len(self.results)
@@ -92,11 +112,15 @@ class ParetoFront(Sequence[TraceResult]):
 
     @property
     def effects(self) -> Float[Tensor, " budget"]:
-        """Mean effect of the best set of at most 1, 2, ... components; never falls."""
+        """Mean effect of the set that answers 1, 2, ... components (see `at`).
+
+        It may fall where the front holds sets for what they do on fresh examples, or by another
+        objective than the mean. Minus infinity below the smallest set.
+        """
         effects = torch.full((self.largest,), -torch.inf)
         for result in self.results:
-            effects[result.n_selected - 1] = result.effect
-        return effects.cummax(0).values
+            effects[result.n_selected - 1 :] = result.effect
+        return effects
 
     @property
     def stopped(self) -> str | None:
@@ -148,7 +172,12 @@ class ParetoFront(Sequence[TraceResult]):
         return figures.front_heatmap(self)
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row per size; statistics where they were taken."""
+        """A pandas DataFrame with a row per size; statistics where they were taken.
+
+        Columns: those of `SizeStatistics`, with a column `held_out by METHOD` for each search that
+        the front chose from; `effect` with its 95 % spread `effect_low` and `effect_high`, and
+        further metrics; `method`, which search the set is of.
+        """
         import pandas as pd
 
         spreads = [result.spread for result in self.results]
@@ -159,11 +188,15 @@ class ParetoFront(Sequence[TraceResult]):
                 "effect_low": [low for low, _ in spreads],
                 "effect_high": [high for _, high in spreads],
                 **also_columns(self.results),
+                "method": [result.method for result in self.results],
             }
         )
-        columns = list(SizeStatistics.__annotations__)
-        statistics = pd.DataFrame([asdict(row) for row in self.statistics], columns=columns)
-        return frame.merge(statistics.astype(float), on="size", how="left")
+        columns = [name for name in SizeStatistics.__annotations__ if name != "held_out_by"]
+        rows = [asdict(row) for row in self.statistics]
+        statistics = pd.DataFrame(rows, columns=columns).astype(float)
+        for name in rows[0]["held_out_by"] or () if rows else ():
+            statistics[f"held_out by {name}"] = [row["held_out_by"][name] for row in rows]
+        return frame.merge(statistics, on="size", how="left")
 
     def __repr__(self) -> str:
         last = self.results[-1]
@@ -204,7 +237,7 @@ class ParetoFront(Sequence[TraceResult]):
                 load_runs(folder, str(document["curve_sha256"])),
                 largest=document["largest"],
                 ranking=tuple(document["ranking"]),
-                statistics=tuple(SizeStatistics(**row) for row in document["statistics"]),
+                statistics=tuple(map(_statistics_of, document["statistics"])),
                 statistics_cost=Cost(**document["statistics_cost"]),
             )
             is_ranking = sorted(front.ranking) in ([], list(range(front[0].n_components)))
@@ -217,16 +250,8 @@ class ParetoFront(Sequence[TraceResult]):
         return front
 
 
-def component_ranking(state: SearchState) -> tuple[int, ...]:
-    """Components by the share of budgets, up to the largest, whose best set holds them.
-
-    Ties, and components in no set, are ordered by the logits of soft top-k, else by the effect
-    that the gradient at the empty set predicts of them.
-    """
-    best_sets = state.best_sets
-    sizes = best_sets.sizes
-    n_budgets = torch.zeros(best_sets.engine.n_components)
-    # A best set serves all budgets up to the next size that was measured.
-    for size, following in zip(sizes, [*sizes[1:], best_sets.largest + 1], strict=True):
-        n_budgets[list(best_sets.best_within(size))] += following - size
-    return tuple(sorted(state.order, key=lambda i: -n_budgets[i].item()))
+def _statistics_of(row: dict[str, Any]) -> SizeStatistics:
+    """What was saved of a size; raises TypeError if it is not complete."""
+    if row.keys() != SizeStatistics.__annotations__.keys():
+        raise TypeError("other fields")
+    return SizeStatistics(**row)

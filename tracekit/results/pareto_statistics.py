@@ -4,7 +4,7 @@ A set that was selected for its effect on some examples does better on those tha
 search may find another set next time. So at some sizes a front is measured against
 
 - sets selected on one half of the examples, measured on the other (the *held-out* effect), for
-  both halves, so that every example counts once;
+  both halves, so that every example counts once (see `search/cross_fit.py`);
 - random sets with as many components of every kind in every layer (the *control*);
 - the sets that the two halves selected: their Jaccard similarity is the *stability*. The seed draws
   the halves.
@@ -12,26 +12,23 @@ search may find another set next time. So at some sizes a front is measured agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
-from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
-from tracekit.search import Goal, LocalSearch
-from tracekit.search.local.local_search import SearchState
+from tracekit.search.cross_fit import CrossFit
 from tracekit.search.local.plan import log_spaced_sizes
 
 _AT_MOST = 12
 """Sizes at which statistics are taken."""
 _DRAWS = 5
-_FEWEST = 4
-"""Examples needed to make halves of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,103 +37,87 @@ class SizeStatistics:
 
     size: int
     """Largest number of components."""
-    held_out: float | None
+    held_out: float | None = None
     """Mean effect on examples that had no part in the selection; None with fewer than 4
     examples."""
-    held_out_low: float | None
-    held_out_high: float | None
+    held_out_low: float | None = None
+    held_out_high: float | None = None
     """Its 95 % confidence interval, by a studentised bootstrap over examples."""
-    held_out_error: float | None
+    held_out_error: float | None = None
     """Its standard error over examples."""
-    control: float | None
+    held_out_by: Mapping[str, float] | None = None
+    """The same for each search that the front chose from, by name."""
+    control: float | None = None
     """Mean effect of random sets with as many components of every kind in every layer; None if
     there is only one such set."""
-    control_low: float | None
-    control_high: float | None
+    control_low: float | None = None
+    control_high: float | None = None
     """Least and greatest of them."""
-    stability: float | None
+    stability: float | None = None
     """Jaccard similarity, in [0, 1], of the sets that the two halves selected."""
+
+
+def sizes_of_statistics(sizes: Sequence[int]) -> list[int]:
+    """Up to 12 of the sizes of a front, spread on a logarithmic scale."""
+    wanted = log_spaced_sizes(sizes[0], sizes[-1], _AT_MOST)
+    return sorted({min(sizes, key=lambda size: abs(size - at)) for at in wanted})
 
 
 def measure_statistics(
     engine: Engine,
-    search: LocalSearch,
-    state: SearchState,
+    sets: Mapping[int, ComponentSet],
     seed: int,
     *,
-    searched: Engine | None = None,
-    sizes: Sequence[int] | None = None,
-) -> tuple[tuple[SizeStatistics, ...], Cost]:
-    """Statistics of a front at up to 12 sizes, and the passes they took.
+    fit: CrossFit | None,
+    names: Sequence[str],
+) -> tuple[SizeStatistics, ...]:
+    """Statistics of a front.
 
     Args:
         engine: The data set that was searched on.
-        search: The search, which is repeated on each half of the examples.
-        state: What it found.
-        seed: Draws the halves and the controls.
-        searched: The engine that was searched, where that is another one (see `keeping.py`).
-        sizes: Sizes of the front; by default all at which a set does better than smaller ones.
+        sets: The front's set at each size that statistics are taken at.
+        seed: Draws the controls.
+        fit: What the searches do on halves of the examples at these sizes; None with too few
+            examples.
+        names: Of these searches.
     """
-    before = engine.cost
-    improving = list(state.best_sets.improving if sizes is None else sizes)
-    wanted = log_spaced_sizes(improving[0], improving[-1], _AT_MOST)
-    sizes = sorted({min(improving, key=lambda s: abs(s - at)) for at in wanted})
-    held_out, stability, cost_of_halves = _search_halves(
-        engine, searched or engine, search, sizes, seed
-    )
     generator = torch.Generator().manual_seed(seed)
+    held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs.weights)
     statistics = []
-    for rank, size in enumerate(sizes):
-        members = state.best_sets.best_within(size)
+    for (size, members), fields in zip(sets.items(), held_out, strict=True):
         controls = _control_effects(engine, members, generator, f"controls of {size}")
-        has_controls = len(controls) > 0
-        per_example = None if held_out is None else held_out[rank]
-        weights = engine.pairs.weights
-        low, high = (
-            (None, None) if per_example is None else effect_interval(per_example, weights=weights)
-        )
-        statistics.append(
-            SizeStatistics(
-                size=size,
-                held_out=None if per_example is None else per_example.mean().item(),
-                held_out_low=low,
-                held_out_high=high,
-                held_out_error=None
-                if per_example is None
-                else standard_error(per_example, weights),
-                control=controls.mean().item() if has_controls else None,
-                control_low=controls.min().item() if has_controls else None,
-                control_high=controls.max().item() if has_controls else None,
-                stability=None if stability is None else stability[rank],
-            )
-        )
-    return tuple(statistics), engine.cost - before + cost_of_halves
+        if len(controls):
+            fields = {
+                **fields,
+                "control": controls.mean().item(),
+                "control_low": controls.min().item(),
+                "control_high": controls.max().item(),
+            }
+        statistics.append(SizeStatistics(size=size, **fields))
+    return tuple(statistics)
 
 
-def _search_halves(
-    engine: Engine, searched: Engine, search: LocalSearch, sizes: Sequence[int], seed: int
-) -> tuple[Float[Tensor, "size example"] | None, list[float] | None, Cost]:
-    """Held-out effect of every example, and similarity of the halves' sets, at each size."""
-    n = engine.n_examples
-    if n < _FEWEST:
-        return None, None, Cost()
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-    parts = [sorted(order[: n // 2]), sorted(order[n // 2 :])]
-    goal = Goal(budgets=tuple(sizes))
-    without_checkpoint = replace(search, checkpoint=None)
-    effects, cost = torch.zeros(len(sizes), n), Cost()
-    selected: list[list[ComponentSet]] = []
-    for own, held_out in (parts, reversed(parts)):
-        half = searched.with_pairs(engine.pairs.subset(own))
-        state = without_checkpoint.run(half, goal, seed)
-        if state.stopped == "interrupted":
-            raise KeyboardInterrupt
-        sets = [state.best_sets.best_within(size) for size in sizes]
-        selected.append(sets)
-        effects[:, held_out] = engine.set_effects(sets, "held-out effects")[:, held_out]
-        share = len(own) / n
-        cost += Cost(half.cost.forward * share, half.cost.backward * share)
-    return effects, [jaccard(*pair) for pair in zip(*selected, strict=True)], cost
+def _held_out(
+    fit: CrossFit, names: Sequence[str], weights: Float[Tensor, " example"] | None
+) -> list[dict[str, Any]]:
+    """Held-out effects and stability at each size."""
+    rows = []
+    for rank, search in enumerate(fit.choice()):
+        effects = fit.effects[search, rank]
+        low, high = effect_interval(effects, weights=weights)
+        first, second = fit.sets[search]
+        by_search = fit.effects[:, rank].mean(-1).tolist()
+        rows.append(
+            {
+                "held_out": effects.mean().item(),
+                "held_out_low": low,
+                "held_out_high": high,
+                "held_out_error": standard_error(effects, weights),
+                "held_out_by": dict(zip(names, by_search, strict=True)),
+                "stability": jaccard(first[rank], second[rank]),
+            }
+        )
+    return rows
 
 
 def jaccard(first: Sequence[int], second: Sequence[int]) -> float:

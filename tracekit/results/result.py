@@ -88,6 +88,9 @@ class TraceResult:
     """Effect on each of the examples that were held out, if there are any; times its weight."""
     held_out_weights: Float[Tensor, " held_out_example"] | None = None
     """Weights of those examples, whose mean is 1; None if all count alike."""
+    held_out_by: Mapping[str, float] | None = None
+    """With `objective="auto"`, the mean effect of what each of the searches selects on one half of
+    the examples and does on the other, by method; the larger one decided."""
     also_metrics: tuple[str, ...] = ()
     """Further metrics by which the selection was measured."""
     also_per_example: Float[Tensor, "metric example"] | None = None

@@ -1,0 +1,209 @@
+"""Cross-fitting: numbers by hand, the choice between searches, and what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import BudgetError, ConfigError
+from tracekit.masks import from_indices
+from tracekit.search.cross_fit import CrossFit, cross_fit, ranking_alone
+
+HALVES = ((0, 1), (2, 3))
+
+
+def fit_of(effects, sizes=(1, 2)):
+    """A cross-fit with the given effects, by search, size and example."""
+    nothing = (((0,),) * len(sizes),) * 2
+    return CrossFit(
+        sizes=sizes,
+        halves=HALVES,
+        sets=(nothing,) * len(effects),
+        effects=torch.tensor(effects),
+        cost=tk.engine.Cost(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """A search that selects the first components of an order."""
+
+    name = "fixed"
+    order: tuple[int, ...]
+
+    def search(self, engine, goal, seed):
+        masks = [from_indices(self.order[:size], engine.n_components) for size in goal.budgets]
+        return [
+            tk.Selection(mask=mask, effects=engine.effects(mask), budget=size)
+            for mask, size in zip(masks, goal.budgets, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestAlone:
+    """Selects the component with the largest effect on the examples it is given."""
+
+    name = "best-alone"
+
+    def search(self, engine, goal, seed):
+        singles = engine.set_effects([[i] for i in range(engine.n_components)]).mean(1)
+        return Fixed(order=(int(singles.argmax()),)).search(engine, goal, seed)
+
+
+def test_the_search_that_holds_better_is_chosen():
+    joint, alone = [[1.0] * 4, [2.0] * 4], [[0.5] * 4, [1.9] * 4]
+    assert fit_of([joint, alone]).choice() == [0, 0]
+    assert fit_of([alone, joint]).choice() == [1, 1]
+    # Of equals the first.
+    assert fit_of([joint, joint]).choice() == [0, 0]
+
+
+def test_near_sizes_have_their_say():
+    sizes = (4, 5, 100)
+    # At 5, the second search is ahead by less than it is behind at 4; at 100 it is ahead.
+    first = [[1.0] * 4, [0.95] * 4, [0.5] * 4]
+    second = [[0.5] * 4, [1.0] * 4, [1.0] * 4]
+    fit = fit_of([first, second], sizes)
+    assert fit.choice() == [0, 0, 1]
+    assert [fit.choice_near(size) for size in (1, 5, 15, 40, 200)] == [0, 0, 0, 1, 1]
+
+
+def test_effects_that_are_all_negative_or_zero():
+    joint, alone = [[-1.0] * 4, [-2.0] * 4], [[-0.5] * 4, [-1.9] * 4]
+    assert fit_of([joint, alone]).choice() == [1, 1]
+    assert fit_of([[[0.0] * 4] * 2] * 2).choice() == [0, 0]
+
+
+def test_effects_are_those_of_the_other_halfs_sets(tracer):
+    """By hand: the best single component of each half, measured on the other."""
+    engine = tracer.engine
+    fit = cross_fit(engine, [Fixed(order=(3, 1, 2)), BestAlone()], [1], 5)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(5)).tolist()
+    halves = (tuple(sorted(order[:6])), tuple(sorted(order[6:])))
+    assert fit.halves == halves
+    singles = engine.set_effects([[i] for i in range(12)])
+    assert torch.allclose(fit.effects[0, 0], singles[3])
+    for own, other, half in ((0, 1, list(halves[0])), (1, 0, list(halves[1]))):
+        best = int(singles[:, half].mean(1).argmax())
+        assert fit.sets[1][own] == ((best,),)
+        rest = list(halves[other])
+        assert torch.allclose(fit.effects[1, 0, rest], singles[best, rest], atol=1e-6)
+    assert fit.cost.forward > 12
+
+
+def test_weights_are_those_of_the_whole_data_set(model):
+    rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(8))]
+    engine = tk.Tracer(model, tk.PromptPairs.from_ids(rows)).engine
+    fit = cross_fit(engine, [Fixed(order=(3,))], [1], 0)
+    assert torch.allclose(fit.effects[0, 0], engine.effects(from_indices([3], 12)))
+
+
+def test_what_ranks_alone():
+    assert ranking_alone(384).name == "top-k"
+    assert ranking_alone(385).name == "mask-ig"
+
+
+def patched(monkeypatch, rival):
+    monkeypatch.setattr("tracekit.tracer.ranking_alone", lambda n_components: rival)
+
+
+def worst_first(tracer) -> tuple[int, ...]:
+    """Components by their effect alone, on all examples."""
+    singles = tracer.engine.set_effects([[i] for i in range(12)]).mean(1)
+    return tuple(singles.argsort().tolist())
+
+
+def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
+    joint = tracer.pareto(max_budget=4, objective="mean", statistics=False)
+    patched(monkeypatch, Fixed(order=worst_first(tracer)))
+    front = tracer.pareto(max_budget=4)
+    assert [result.method for result in front] == ["local-search"] * len(front)
+    assert front.to_frame()["effect"].tolist() == joint.to_frame()["effect"].tolist()
+    # The best sets of all examples, whatever half is given: nothing holds better.
+    best = {result.n_selected: result for result in joint}
+
+    class Oracle:
+        name = "oracle"
+
+        def search(self, engine, goal, seed):
+            return [
+                tk.Selection(
+                    mask=best[size].binary_mask,
+                    effects=engine.effects(best[size].binary_mask),
+                    budget=size,
+                )
+                for size in goal.budgets
+            ]
+
+    patched(monkeypatch, Oracle())
+    front = tracer.pareto(max_budget=4)
+    fit = cross_fit(tracer.engine, [tk.LocalSearch(), Oracle()], joint.sizes, 0)
+    chosen = ["oracle" if search else "local-search" for search in fit.choice()]
+    assert [result.method for result in front] == chosen
+    assert "oracle" in chosen
+    frame = front.to_frame()
+    for name, rank in (("local-search", 0), ("oracle", 1)):
+        held_out = fit.effects[rank].mean(-1).tolist()
+        assert frame[f"held_out by {name}"].tolist() == pytest.approx(held_out)
+    assert frame["method"].tolist() == chosen
+    kept = [fit.effects[search, size].mean() for size, search in enumerate(fit.choice())]
+    assert frame["held_out"].tolist() == pytest.approx(torch.stack(kept).tolist())
+    for result in front:
+        assert result.effect == pytest.approx(tracer.evaluate(result.components))
+
+
+def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
+    order = worst_first(tracer)
+    for rival, method in ((Fixed(order=order), "greedy"), (Fixed(order=order[::-1]), "fixed")):
+        patched(monkeypatch, rival)
+        curve = tracer.run("greedy", budgets=[2, 5], objective="auto")
+        fit = cross_fit(tracer.engine, [tk.search.make("greedy", {}), rival], [2, 5], 0)
+        for rank, result in enumerate(curve):
+            chosen = ("greedy", "fixed")[fit.choice()[rank]]
+            assert result.method == chosen
+            by_hand = dict(zip(("greedy", "fixed"), fit.effects[:, rank].mean(-1), strict=True))
+            assert result.held_out_by == pytest.approx({k: v.item() for k, v in by_hand.items()})
+            assert result.effect == pytest.approx(tracer.evaluate(result.components))
+        assert method in {result.method for result in curve}
+
+
+def test_what_was_chosen_from_is_saved(tracer, tmp_path):
+    result = tracer.run("local-search", budget=3, objective="auto")
+    loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
+    assert loaded.held_out_by == result.held_out_by
+    assert set(result.held_out_by) == {"local-search", "top-k"}
+    plain = tracer.run("local-search", budget=3)
+    assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"budget": 2, "keep": tk.Keep(at_most=0.1, metric="logit-difference")},
+            ConfigError,
+            "objective='auto' chooses between sets that need not stay within the bound of keep.",
+        ),
+        (
+            {"target_effect": 0.1},
+            BudgetError,
+            "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'.",
+        ),
+    ],
+)
+def test_what_auto_cannot_do(tracer, options, error, text):
+    with pytest.raises(error) as caught:
+        tracer.run("local-search", objective="auto", **options)
+    assert text in str(caught.value)
+
+
+def test_auto_needs_examples_for_halves(model):
+    tracer = tk.Tracer(model, tiny.pairs(3, seed=3))
+    with pytest.raises(ConfigError, match="halves of the examples, and there are 3. Give at least"):
+        tracer.run("top-k", budget=2, objective="auto")
+    # By default there is nothing to choose by, so nothing is chosen.
+    assert {result.method for result in tracer.pareto(max_budget=2)} == {"local-search"}
