@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # Type checkers take `X as X` for a public name.
+    from tracekit import anatomy as anatomy
     from tracekit import checks as checks
     from tracekit import components as components
     from tracekit import data as data
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tracekit import paper as paper
     from tracekit import results as results
     from tracekit import search as search
+    from tracekit.anatomy import Explanation as Explanation
     from tracekit.components import Component as Component
     from tracekit.components import ComponentRegistry as ComponentRegistry
     from tracekit.data import GaussianNoise as GaussianNoise
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from tracekit.tracer import Tracer as Tracer
 
 _NAMES = {
+    "anatomy": ("Explanation",),
     "components": ("Component", "ComponentRegistry"),
     "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
     "engine": (
@@ -118,6 +121,7 @@ _NAMES = {
 }
 """Public names, by the module that has them; a test holds the imports above against it."""
 _MODULES = (
+    "anatomy",
     "checks",
     "components",
     "data",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tracekit import checks, masks
 from tracekit._options import check_seed, renamed_arguments, shortened
+from tracekit.anatomy import Explanation, SetGame, explain_set
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
@@ -63,7 +64,7 @@ from tracekit.results.pareto_statistics import measure_statistics, sizes_of_stat
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection, make
-from tracekit.search.base import best_within, config_of
+from tracekit.search.base import best_within, config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES, CrossFit, cross_fit, ranking_alone
 
 if TYPE_CHECKING:
@@ -801,8 +802,8 @@ class Tracer:
         entries = self._as_mask(members)
         if entries.ndim != 1 or not ((entries == 0) | (entries == 1)).all():
             raise MaskShapeError(
-                "Faithfulness is of sets of components. Give a result, a list of components, or "
-                "one mask of zeros and ones."
+                "Only sets of components can be asked about here. Give a result, a list of "
+                "components, or one mask of zeros and ones."
             )
         return tuple(entries.nonzero()[:, 0].tolist())
 
@@ -825,6 +826,68 @@ class Tracer:
                 f"for each of the {len(self.registry)} components."
             )
         return scores
+
+    def explain(
+        self,
+        members: Any,
+        *,
+        max_sets: int = 2000,
+        tolerance: float = 0.02,
+        look_outside: bool | None = None,
+        seed: int = 0,
+    ) -> Explanation:
+        """Why a set acts together: what each member brings, who interacts, who can be replaced.
+
+        ```python
+        why = tracer.explain(tracer.run(budget=4))
+        print(why)
+        why.table, why.interactions, why.additivity, why.redundant, why.backups
+        ```
+
+        Args:
+            members: A result, a list of components or a mask of zeros and ones; for a size of a
+                front, `front.at(size)`.
+            max_sets: Of more than 12 members, the subsets to measure at most for their values.
+            tolerance: Share of the effect that may be lost without redundant members.
+            look_outside: Whether to look for outsiders that replace or back up a member. By
+                default where the metric has a gradient, which proposes them.
+            seed: Draws the orders in which more than 12 members join.
+
+        Raises:
+            ComponentError: Fewer than two members, or others than of this tracer.
+            MaskShapeError, MaskRangeError: About the mask.
+            ConfigError: About the options.
+            NotDifferentiableError: Outsiders are asked for, and the metric has no gradient.
+            NonFiniteMetricError: The metric is not finite on a subset; names both.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
+        """
+        check_seed(seed)
+        checks.check_unchanged(self.engine)
+        metric = self.engine.metric
+        if look_outside:
+            require_gradient(metric, "explain(look_outside=True)")
+        return explain_set(
+            self.engine,
+            self._members(members),
+            max_sets=max_sets,
+            tolerance=tolerance,
+            look_outside=metric.differentiable if look_outside is None else look_outside,
+            seed=seed,
+            model=model_name(self.model),
+        )
+
+    def as_game(self, members: Any) -> SetGame:
+        """The effect of every subset of a set, as libraries for cooperative games take it.
+
+        ```python
+        game = tracer.as_game(result)
+        shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
+        ```
+
+        Args:
+            members: As in `explain`.
+        """
+        return SetGame(self.engine, self._members(members))
 
     def from_mib(self, path: str | Path) -> Tensor:
         """Reads importances of a file of the MIB benchmark, one for each component.

@@ -151,7 +151,7 @@ def test_a_loaded_result_measures_nothing(tracer, tmp_path):
 
 
 def test_what_is_refused(tracer, unchecked):
-    with pytest.raises(MaskShapeError, match="Faithfulness is of sets"):
+    with pytest.raises(MaskShapeError, match="Only sets of components can be asked about"):
         tracer.faithfulness(torch.full((12,), 0.5))
     with pytest.raises(ConfigError, match="Unknown ranking 'best'. Use 'signed' or 'absolute'"):
         tracer.faithfulness(torch.ones(12), ranking="best")

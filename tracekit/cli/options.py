@@ -154,15 +154,15 @@ MeanOfTokens = Annotated[
         help="Mean over continuation tokens: geometric or arithmetic.", rich_help_panel=_WHAT
     ),
 ]
-ObjectiveChoice = Annotated[
-    # Named here too: PyTorch is not imported for a page of help.
-    Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"],
-    typer.Option(
-        help="What is maximised over the examples; mean effects are reported all the same. auto: "
-        "the mean, by the search or by single effects, whichever holds on the other half.",
-        rich_help_panel=HOW,
-    ),
-]
+# Named here too: PyTorch is not imported for a page of help.
+_Objective = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
+_OBJECTIVE = typer.Option(
+    help="What is maximised over the examples; mean effects are reported all the same. auto: the "
+    "mean, by the search or by single effects, whichever holds on the other half.",
+    rich_help_panel=HOW,
+)
+ObjectiveChoice = Annotated[_Objective, _OBJECTIVE]
+FrontObjective = Annotated[_Objective | None, _OBJECTIVE]
 KeepAtMost = Annotated[
     float | None,
     typer.Option(

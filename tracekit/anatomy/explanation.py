@@ -1,0 +1,365 @@
+"""The anatomy of a set: what each member brings, who interacts with whom, who can be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._options import shortened
+from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
+from tracekit.anatomy.set_game import SetGame
+from tracekit.anatomy.shapley import ShapleyValues, shapley_values
+from tracekit.anatomy.stand_ins import Redundancy, StandIn, redundant_members, stand_ins
+from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.errors import ComponentError, ConfigError
+from tracekit.metrics import Effects
+from tracekit.results.intervals import effect_interval
+from tracekit.results.significance import holm, sign_flip_p_values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LEVEL = 0.05
+_NAMED = 3
+"""Pairs and backups that the text names."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Explanation:
+    """Why a set of components acts together.
+
+    Every number comes from measured effects of binary masks, on every example. Intervals are 95 %
+    studentised bootstrap intervals over the examples.
+    """
+
+    registry: ComponentRegistry
+    """What flat indices stand for."""
+    members: ComponentSet
+    """Flat indices of the set."""
+    effect: Effects
+    """Of the set, on every example; this and all others times its weight, if it has one."""
+    alone: Float[Tensor, "member example"]
+    """Effect of each member alone."""
+    last: Float[Tensor, "member example"]
+    """What each member adds to all others: what leaving it out costs."""
+    shapley: ShapleyValues
+    """What each brings, averaged over all orders in which members join."""
+    pairs: PairInteractions
+    """Interactions of all pairs of members, in three contexts."""
+    redundancy: Redundancy
+    """Members that can be left out together."""
+    tolerance: float
+    """Share of the effect that may be lost without them."""
+    outsiders: tuple[StandIn, ...] | None
+    """Measured outsiders; None where they were not looked for."""
+    weights: Float[Tensor, " example"] | None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+    axis_label: str
+    """Axis title for the effect, with its unit."""
+    dataset: str
+    model: str
+    cost: Cost
+    """Passes that it took."""
+
+    @property
+    def components(self) -> list[Component]:
+        """The members."""
+        return [self.registry[index] for index in self.members]
+
+    @property
+    def labels(self) -> list[str]:
+        """Their printed names."""
+        return [self.registry.label(index) for index in self.members]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per member, the largest value first.
+
+        Columns: `component`; `alone`, `last` (what leaving it out costs) and `value` (Shapley),
+        each with its interval `..._low`, `..._high`; `sampling_error`, the standard error of the
+        value because only some orders were drawn (0 if all subsets were measured); `verdict`:
+
+        - `can be left out`: among the members that can be left out together;
+        - `works against`: its value is below 0, interval and all;
+        - `with others`: it brings more last than alone, intervals apart;
+        - `overlaps`: it brings less last than alone, intervals apart;
+        - `by itself`: none of these.
+        """
+        import pandas as pd
+
+        rows = []
+        for player, label in enumerate(self.labels):
+            row: dict[str, Any] = {"component": label}
+            for name, values in (
+                ("alone", self.alone),
+                ("last", self.last),
+                ("value", self.shapley.per_example),
+            ):
+                row |= self._fields(name, values[player])
+            row["sampling_error"] = self.shapley.sampling_error[player].item()
+            row["verdict"] = self._verdict(player, row)
+            rows.append(row)
+        return pd.DataFrame(rows).sort_values("value", ascending=False, ignore_index=True)
+
+    def _verdict(self, player: int, row: dict[str, Any]) -> str:
+        if player in self.redundancy.players:
+            return "can be left out"
+        if row["value_high"] < 0:
+            return "works against"
+        low, high = self._interval(self.last[player] - self.alone[player])
+        return "with others" if low > 0 else "overlaps" if high < 0 else "by itself"
+
+    @cached_property
+    def interactions(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per pair of members, the strongest within the set first.
+
+        Columns: `first` and `second`; the interaction `alone`, `averaged` (over subsets; NaN with
+        more than 12 members) and `within` (all other members patched), each with its interval;
+        `p`, of the one within the set: sign flips over examples, corrected for the number of pairs
+        (Holm); `significant`, whether it is below 0.05.
+        """
+        import pandas as pd
+
+        labels, pairs = self.labels, self.pairs
+        p_values = holm(sign_flip_p_values(pairs.within)).tolist()
+        rows = []
+        for rank, (first, second) in enumerate(pairs.pairs):
+            averaged = None if pairs.averaged is None else pairs.averaged[rank]
+            rows.append(
+                {
+                    "first": labels[first],
+                    "second": labels[second],
+                    **self._fields("alone", pairs.alone[rank]),
+                    **self._fields("averaged", averaged),
+                    **self._fields("within", pairs.within[rank]),
+                    "p": p_values[rank],
+                    "significant": p_values[rank] < _LEVEL,
+                }
+            )
+        frame = pd.DataFrame(rows)
+        return frame.sort_values("within", key=abs, ascending=False, ignore_index=True)
+
+    @cached_property
+    def additivity(self) -> pd.Series:
+        """A pandas Series: the effect of the set against the sum of single effects.
+
+        Entries: `effect`, `sum_of_singles`, and `interaction`, their difference, each with its
+        interval.
+        """
+        import pandas as pd
+
+        singles = self.alone.sum(0)
+        return pd.Series(
+            {
+                **self._fields("effect", self.effect),
+                **self._fields("sum_of_singles", singles),
+                **self._fields("interaction", self.effect - singles),
+            }
+        )
+
+    @property
+    def redundant(self) -> list[Component]:
+        """Members that can be left out together, the one that costs least first."""
+        return [self.components[player] for player in self.redundancy.players]
+
+    @cached_property
+    def replacements(self) -> pd.DataFrame | None:
+        """A pandas DataFrame: for each member the outsider that makes up most for it.
+
+        Columns: `component`, `replacement`; `lost`, what leaving the member out costs; `recovered`
+        of it with the outsider in its player, with its interval; `share` of the loss. None where
+        outsiders were not looked for.
+        """
+        import pandas as pd
+
+        if self.outsiders is None:
+            return None
+        best: dict[int, StandIn] = {}
+        for each in sorted(self.outsiders, key=lambda each: each.recovered.mean().item()):
+            best[each.player] = each
+        rows = []
+        for player, each in best.items():
+            lost = self.last[player].mean().item()
+            recovered = self._fields("recovered", each.recovered)
+            share = recovered["recovered"] / lost if lost else float("nan")
+            rows.append({**self._named(each, "replacement"), "lost": lost, **recovered})
+            rows[-1]["share"] = share
+        return _sorted(pd.DataFrame(rows), "recovered")
+
+    @cached_property
+    def backups(self) -> pd.DataFrame | None:
+        """A pandas DataFrame: outsiders that do more once a member is patched.
+
+        Columns: `component`, `backup`; `rise`, how much more the outsider brings to the set than
+        to the set without the member, with its interval; `before`, what it brings to the latter.
+        Only those whose interval lies above 0. None where outsiders were not looked for.
+        """
+        import pandas as pd
+
+        if self.outsiders is None:
+            return None
+        rows = [
+            {
+                **self._named(each, "backup"),
+                **self._fields("rise", each.rise),
+                "before": each.recovered.mean().item(),
+            }
+            for each in self.outsiders
+        ]
+        return _sorted(pd.DataFrame([row for row in rows if row["rise_low"] > 0]), "rise")
+
+    def _named(self, stand_in: StandIn, role: str) -> dict[str, str]:
+        names = self.labels[stand_in.player], self.registry.label(stand_in.outsider)
+        return dict(zip(("component", role), names, strict=True))
+
+    def _fields(self, name: str, values: Effects | None) -> dict[str, float]:
+        """A mean and its interval."""
+        if values is None:
+            return dict.fromkeys((name, f"{name}_low", f"{name}_high"), float("nan"))
+        low, high = self._interval(values)
+        return {name: values.mean().item(), f"{name}_low": low, f"{name}_high": high}
+
+    def _interval(self, values: Effects) -> tuple[float, float]:
+        return effect_interval(values, weights=self.weights)
+
+    def __str__(self) -> str:
+        """The findings in a few lines, ready for a paper."""
+        added = self.additivity
+        lines = [
+            f"{len(self.members)} components of {self.model} on {self.dataset}: "
+            f"{_number(added, 'effect')} ({self.axis_label}).",
+            f"Alone they sum to {_number(added, 'sum_of_singles')}; interaction brings "
+            f"{_number(added, 'interaction')}.",
+        ]
+        orders = self.shapley.n_orders
+        how = "all subsets" if orders is None else f"{orders} orders"
+        values = zip(self.table["component"], self.table["value"], strict=True)
+        shares = ", ".join(f"{label} {value:.3g}" for label, value in values)
+        lines.append(f"Shapley values ({how}): {shares}.")
+        for verdict, text in _VERDICTS.items():
+            named = self.table["component"][self.table["verdict"] == verdict]
+            lines += [f"{text}: {', '.join(named)}."] if len(named) else []
+        significant = self.interactions[self.interactions["significant"]]
+        pairs = [
+            f"{first} and {second} {value:+.3g}"
+            for first, second, value in zip(
+                *(significant[name] for name in ("first", "second", "within")), strict=True
+            )
+        ]
+        lines.append(
+            f"{len(pairs)} of {len(self.interactions)} pairs interact within the set (p < .05, "
+            f"Holm){': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
+        )
+        if self.backups is not None:
+            columns = ["backup", "component", "rise"]
+            rows = zip(*(self.backups.get(name, ()) for name in columns), strict=True)
+            rows = list(rows)[:_NAMED]
+            backups = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
+            lines.append(f"Backups: {', '.join(backups) if backups else 'none was measured'}.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
+            f"effect {self.effect.mean().item():.4g})"
+        )
+
+
+def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The largest values first; a frame without rows has no columns."""
+    if frame.empty:
+        return frame
+    return frame.sort_values(column, ascending=False, ignore_index=True)
+
+
+_VERDICTS = {
+    "with others": "More together with the others than alone",
+    "overlaps": "Less with the others than alone (they do the same)",
+    "by itself": "About as much with the others as alone",
+    "can be left out": "Can be left out",
+    "works against": "Works against the others",
+}
+
+
+def _number(values: Any, name: str) -> str:
+    return f"{values[name]:.3g} ({values[f'{name}_low']:.3g} to {values[f'{name}_high']:.3g})"
+
+
+def explain_set(
+    engine: Engine,
+    members: ComponentSet,
+    *,
+    max_sets: int,
+    tolerance: float,
+    look_outside: bool,
+    seed: int,
+    model: str,
+) -> Explanation:
+    """Measures the anatomy of a set; see `Tracer.explain`.
+
+    Args:
+        engine: The data set.
+        members: Flat indices of at least two components.
+        max_sets: Subsets to measure at most for Shapley values of more than 12 members.
+        tolerance: Share of the effect that may be lost without redundant members.
+        look_outside: Whether to look for replacements and backups.
+        seed: Draws orders.
+        model: What the text calls the model.
+
+    Raises:
+        ComponentError: Fewer than two members.
+        ConfigError: A tolerance or a number of subsets that is none.
+        NonFiniteMetricError: The metric is not finite on a subset.
+    """
+    _check(engine.registry, members, max_sets, tolerance)
+    before = engine.cost
+    game = SetGame(engine, members)
+    everybody = game.everybody
+    without = [tuple(p for p in everybody if p != player) for player in everybody]
+    values = shapley_values(game, max_sets=max_sets, seed=seed)
+    whole = game.effects([everybody])[0]
+    singles = game.effects([(player,) for player in everybody])
+    return Explanation(
+        registry=engine.registry,
+        members=members,
+        effect=whole,
+        alone=singles,
+        last=whole - game.effects(without),
+        shapley=values,
+        pairs=pair_interactions(game),
+        redundancy=redundant_members(game, tolerance=tolerance),
+        tolerance=tolerance,
+        outsiders=tuple(stand_ins(engine, members)) if look_outside else None,
+        weights=engine.pairs.weights,
+        axis_label=engine.metric.axis_label,
+        dataset=engine.pairs.name,
+        model=model,
+        cost=engine.cost - before,
+    )
+
+
+def _check(
+    registry: ComponentRegistry, members: Sequence[int], max_sets: int, tolerance: float
+) -> None:
+    if len(members) < 2:
+        named = ", ".join(_labels(registry, members)) or "none"
+        raise ComponentError(
+            f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
+            "two."
+        )
+    if isinstance(max_sets, bool) or not isinstance(max_sets, int) or max_sets < 1:
+        raise ConfigError(f"max_sets is {shortened(max_sets)}. Give a positive whole number.")
+    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if not is_number or not 0 <= tolerance < 1:
+        raise ConfigError(f"tolerance is {shortened(tolerance)}. Give a share from 0 to below 1.")
+
+
+def _labels(registry: ComponentRegistry, members: Iterable[int]) -> list[str]:
+    return [registry.label(index) for index in members]

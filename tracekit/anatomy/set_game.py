@@ -1,0 +1,124 @@
+"""Subsets of a set as a cooperative game: the members are its players, the effect is its value.
+
+Every subset is measured once, on every example, and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.errors import MaskShapeError, NonFiniteMetricError
+from tracekit.metrics import Effects
+
+Coalition = tuple[int, ...]
+"""Some members, by their numbers as players, ascending."""
+
+
+class SetGame:
+    """The value of every subset of a set: its effect on every example.
+
+    Called with coalitions as rows of booleans (`coalition member`), it gives their mean effects as
+    an array, which is what libraries for games such as shapiq take.
+    """
+
+    def __init__(
+        self, engine: Engine, members: Sequence[int], *, given: Sequence[int] = ()
+    ) -> None:
+        """Measures nothing yet.
+
+        Args:
+            engine: The data set.
+            members: Flat indices of the players, in their order.
+            given: Flat indices of components that are patched in every coalition.
+        """
+        self.engine = engine
+        self.members: ComponentSet = tuple(members)
+        """Flat indices of the players."""
+        self.given: ComponentSet = tuple(given)
+        """Flat indices of what is patched besides."""
+        self._effects: dict[Coalition, Effects] = {}
+        if not given:
+            self._effects[()] = torch.zeros(engine.n_examples)
+
+    @property
+    def n_players(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def n_measured(self) -> int:
+        """Coalitions measured so far."""
+        return len(self._effects)
+
+    @property
+    def everybody(self) -> Coalition:
+        """The coalition of all members."""
+        return tuple(range(self.n_players))
+
+    def effects(
+        self, coalitions: Iterable[Coalition], label: str = "subsets"
+    ) -> Float[Tensor, "coalition example"]:
+        """Effects of coalitions on every example; those that are new are measured together.
+
+        Args:
+            coalitions: Numbers of their members as players.
+            label: Names the progress bar.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        asked = [tuple(sorted(coalition)) for coalition in coalitions]
+        new = [each for each in dict.fromkeys(asked) if each not in self._effects]
+        if new:
+            sets = [(*self.given, *(self.members[player] for player in each)) for each in new]
+            self._effects.update(zip(new, self._measured(sets, label), strict=True))
+        return torch.stack([self._effects[each] for each in asked])
+
+    def _measured(self, sets: Sequence[ComponentSet], label: str) -> Float[Tensor, "set example"]:
+        try:
+            return self.engine.set_effects(map(tuple, map(sorted, sets)), label)
+        except NonFiniteMetricError:
+            # Measured one by one, the first that is not finite is named.
+            for members in sets:
+                try:
+                    self.engine.set_effects([tuple(sorted(members))], label)
+                except NonFiniteMetricError as error:
+                    names = ", ".join(map(self.engine.registry.label, sorted(members)))
+                    raise NonFiniteMetricError(f"Of the subset {names}: {error}") from error
+            raise
+
+    def every_effect(self) -> Float[Tensor, "coalition example"]:
+        """Effects of all coalitions; the number of a coalition has a bit for each member."""
+        n = self.n_players
+        in_order = [coalition_of(number, n) for number in range(2**n)]
+        return self.effects(in_order)
+
+    def __call__(self, coalitions: Any) -> Any:
+        """Mean effects of coalitions, as a NumPy array.
+
+        Args:
+            coalitions: Which members are in each: an array of booleans, `coalition member`.
+
+        Raises:
+            MaskShapeError: Of another shape.
+        """
+        rows = torch.as_tensor(coalitions).bool()
+        if rows.ndim != 2 or rows.shape[1] != self.n_players:
+            raise MaskShapeError(
+                f"Coalitions of shape {tuple(rows.shape)} were given. Give a row for each, with a "
+                f"boolean for each of the {self.n_players} members."
+            )
+        chosen = [tuple(row.nonzero()[:, 0].tolist()) for row in rows]
+        return self.effects(chosen).mean(1).double().numpy()
+
+
+def coalition_of(number: int, n_players: int) -> Coalition:
+    """The coalition whose number has a bit for each of its members."""
+    return tuple(player for player in range(n_players) if number >> player & 1)

@@ -1,0 +1,129 @@
+"""Members that can be left out, outsiders that would replace a member, and backups.
+
+A *replacement* j of a member i makes up for it: the set with j in the player of i does about what
+the set does. A *backup* j of i does more once i is patched than while i is not (self-repair, the
+Hydra effect: McGrath et al., 2023). Outsiders are proposed by the gradient at the set without the
+member, and measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracekit.anatomy.set_game import SetGame
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.masks import Mask
+from tracekit.metrics import Effects
+
+_PROPOSED = 5
+"""Outsiders that are measured for each member, by either prediction."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Redundancy:
+    """Members that can be left out together at little cost."""
+
+    players: tuple[int, ...]
+    """Their numbers in the set, the one that costs least first."""
+    effects: Effects
+    """Effect of the set without them, on every example."""
+
+
+def redundant_members(game: SetGame, *, tolerance: float) -> Redundancy:
+    """Leaves out the member that costs least, again and again, while little is lost in all.
+
+    Args:
+        game: The set.
+        tolerance: Share of the effect of the set that may be lost in all.
+    """
+    left: tuple[int, ...] = ()
+    rest = game.everybody
+    effects = game.effects([rest])[0]
+    whole = effects.mean().item()
+    while len(rest) > 1:
+        smaller = [tuple(player for player in rest if player != gone) for gone in rest]
+        of_smaller = game.effects(smaller, "left out")
+        best = int(of_smaller.mean(1).argmax())
+        if of_smaller[best].mean().item() < whole - tolerance * abs(whole):
+            break
+        left, rest, effects = (*left, rest[best]), smaller[best], of_smaller[best]
+    return Redundancy(players=left, effects=effects)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StandIn:
+    """An outsider beside a member, with measured effects on every example."""
+
+    player: int
+    """Player of the member in the set."""
+    outsider: int
+    """Flat index of the outsider."""
+    without: Effects
+    """Of the set without the member."""
+    instead: Effects
+    """Of the set with the outsider in the place of the member."""
+    whole: Effects
+    """Of the set."""
+    joined: Effects
+    """Of the set and the outsider."""
+
+    @property
+    def recovered(self) -> Effects:
+        """What the outsider brings while the member is not patched."""
+        return self.instead - self.without
+
+    @property
+    def rise(self) -> Effects:
+        """How much more it brings once the member is patched."""
+        return (self.joined - self.whole) - self.recovered
+
+
+def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
+    """Outsiders that may replace or back up each member, measured beside it.
+
+    For every member, the five outsiders that the gradient at the set without it ranks first, and
+    the five whose predicted gain rises most when it is patched.
+
+    Args:
+        engine: The data set.
+        members: Flat indices of the set.
+
+    Raises:
+        NotDifferentiableError: The metric has no gradient.
+    """
+    outside = [index for index in range(engine.n_components) if index not in set(members)]
+    if not outside:
+        return []
+    at_set = engine.predict_changes(members).gains.nan_to_num()
+    proposals = []
+    for player in range(len(members)):
+        without = tuple(index for index in members if index != members[player])
+        gains = engine.predict_changes(without).gains.nan_to_num()
+        chosen = [*_first(outside, gains), *_first(outside, at_set - gains)]
+        proposals += [(player, without, outsider) for outsider in dict.fromkeys(chosen)]
+    sets = {members: 0}
+    for _, without, outsider in proposals:
+        for each in (without, _with(without, outsider), _with(members, outsider)):
+            sets.setdefault(each, len(sets))
+    effects = engine.set_effects(list(sets), "stand-ins")
+    return [
+        StandIn(
+            player=player,
+            outsider=outsider,
+            without=effects[sets[without]],
+            instead=effects[sets[_with(without, outsider)]],
+            whole=effects[0],
+            joined=effects[sets[_with(members, outsider)]],
+        )
+        for player, without, outsider in proposals
+    ]
+
+
+def _first(outside: Sequence[int], scores: Mask) -> list[int]:
+    return sorted(outside, key=lambda index: -scores[index].item())[:_PROPOSED]
+
+
+def _with(members: ComponentSet, outsider: int) -> ComponentSet:
+    return tuple(sorted((*members, outsider)))
