@@ -6,9 +6,19 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
 
 import torch
 from jaxtyping import Float
@@ -37,6 +47,7 @@ from tracekit.errors import (
     ComponentError,
     ConfigError,
     MaskShapeError,
+    MissingExtraError,
     NoResultError,
     NothingMeasuredError,
     SearchStoppedWarning,
@@ -45,7 +56,7 @@ from tracekit.errors import (
     WeakEffectWarning,
 )
 from tracekit.kinds import Kind
-from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
+from tracekit.metrics import METRICS, ContinuationMean, Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.faithfulness import (
@@ -70,6 +81,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tracekit import figures
+    from tracekit.explore.explorer import Explorer
 
 By = Literal["span", "position"]
 """What is told apart beside layers and indices."""
@@ -93,6 +105,18 @@ class _Question(NamedTuple):
     def reversed(self) -> _Question:
         """The same in the other direction: from the counterfactual run back to the clean one."""
         return _Question(self.pairs.reversed(), self.metric.denoising())
+
+
+@dataclass(frozen=True)
+class _ByHand:
+    """Stands for the search of a set that somebody clicked together."""
+
+    name: ClassVar[str] = "by-hand"
+    title: ClassVar[str] = "by hand"
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+        """Selects nothing."""
+        raise NotImplementedError("Sets by hand are not searched for.")
 
 
 class Tracer:
@@ -793,6 +817,79 @@ class Tracer:
             )
         title = f"{self.pairs.name} data, {model_name(self.model)} model"
         return measure_pairs(self.engine, paired, title=title)
+
+    # ---- exploring ------------------------------------------------------------------------
+
+    def explore(
+        self, start: Any = None, *, front: ParetoFront | TraceCurve | None = None
+    ) -> Explorer:
+        """A view in which components are clicked on and off, and the measured effect follows.
+
+        It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
+        latest click wins. Everything that this tracer measured before is at hand at once.
+
+        ```python
+        view = tracer.explore(tracer.run(budget=6))
+        view  # the last line of a cell shows it
+        view.components, view.effect  # what is on screen, in the next cell
+        view.save("explore.html")  # everything measured so far, clickable without a kernel
+        ```
+
+        Args:
+            start: The first set: a result, a list of components or a mask. By default the empty
+                set; of a front, its largest set. A front or curve is taken as `front` too.
+            front: Sets to move along with a slider.
+
+        Raises:
+            MissingExtraError: anywidget is not installed.
+            ExplorationError: More components than can be shown.
+            MaskShapeError, MaskRangeError, ComponentError: About the first set.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
+        """
+        try:
+            from tracekit.explore.explorer import Explorer
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                f"The explorer needs {error.name}, which is not installed. "
+                "Run pip install 'tracekit[explore]'."
+            ) from error
+        from tracekit.explore.exploration import Exploration, Measurement
+
+        if isinstance(start, (ParetoFront, TraceCurve)):
+            front = start if front is None else front
+            start = start[-1]
+        results = [*self.results, *(front or ())]
+        results += [start] if isinstance(start, TraceResult) else []
+        exploration = Exploration(
+            self.engine,
+            self._members_or_none(start),
+            front=[self._members(result) for result in front or ()],
+            # Effects of results from elsewhere may be of other data: they are measured again.
+            measured=[
+                Measurement(self._members(result), result.per_example, weights=result.weights)
+                for result in results
+                if result.tracer is not None and result.tracer() is self
+            ],
+        )
+        return Explorer(
+            exploration,
+            to_members=self._members_or_none,
+            to_result=self._result_by_hand,
+            source=self.source,
+            front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
+        )
+
+    def _members_or_none(self, members: Any) -> ComponentSet:
+        """As `_members`, where nothing or an empty list is the empty set."""
+        is_empty = members is None or (isinstance(members, Sequence) and not len(members))
+        return () if is_empty else self._members(members)
+
+    def _result_by_hand(self, members: ComponentSet, effects: Effects) -> TraceResult:
+        """A set that no search selected, as a result."""
+        mask = masks.from_indices(members, len(self.registry))
+        selection = Selection(mask=mask, effects=effects)
+        spent = _Spent(Cost(1, 0), 0.0)
+        return self._to_result(_ByHand(), selection, Goal(), 0, spent, None, None)
 
     def _as_mask(self, mask: Any) -> Tensor:
         is_result = isinstance(mask, TraceResult)
