@@ -101,7 +101,17 @@ def test_work_that_is_left_measures_nothing_and_a_return_begins_anew(engine):
     assert exploration.measured_now().members == (3,)
     exploration.undo()
     assert exploration.measurement is None
-    assert exploration.measured_now().effect == engine.effects(from_indices((2,), 12)).mean().item()
+    expected = engine.effects(from_indices((2,), 12))
+    assert exploration.measured_now().effect == expected.mean().item()
+
+
+def test_effects_of_searches_count_until_probabilities_are_asked_for(engine):
+    effects = engine.effects(from_indices((2,), 12))
+    exploration = Exploration(engine, [2], measured=[Measurement((2,), effects)])
+    assert exploration.measured_now().x is None
+    measured = next(event for event in exploration.steps() if isinstance(event, Measurement))
+    assert torch.equal(measured.x, engine.log_probs(from_indices((2,), 12)).x)
+    assert exploration.measured_now(complete=True) is measured
 
 
 def test_undo_redo_complement_and_pins(engine):
@@ -258,6 +268,10 @@ def test_results_of_other_data_are_sets_to_be_measured_and_no_effects(demo, demo
     assert abs(view.effect - result.effect) > 1e-3
     loaded = replace(result, tracer=None)
     assert demo.explore(loaded).effect == view.effect
+    view = demo.explore(front=tk.TraceCurve((replace(result, budget=2),)))
+    assert list(view.exploration.measurements) == [()]
+    view.select(result)
+    assert view.effect == pytest.approx(demo.evaluate(result), abs=1e-6)
 
 
 def test_the_set_can_be_changed_from_python(demo):
@@ -324,6 +338,28 @@ def test_clicks_in_a_running_loop_measure_only_the_last_set(demo, monkeypatch):
     asyncio.run(scenario())
     assert seen == [(7,)]
     assert view.exploration.members == (7,)
+
+
+def test_a_click_ends_the_work_on_the_set_before(demo_model):
+    pytest.importorskip("anywidget")
+    pairs = tk.load_dataset("demo-facts", demo_model)[:8]
+    tracer = tk.Tracer(demo_model, pairs, layers=[1], max_batch_size=2)
+    view = tracer.explore()
+    sent = []
+    view.send = lambda content, buffers=None: sent.append(content)
+
+    async def scenario():
+        view.select([tracer.registry[0]])
+        while not sent:
+            await asyncio.sleep(0)
+        view.select([tracer.registry[1]])
+        await view._task
+
+    asyncio.run(scenario())
+    measured = [content["key"] for content in sent if content["kind"] == "measured"]
+    assert measured == ["1"]
+    progress = [(m["key"], m["done"]) for m in sent if m["kind"] == "progress"]
+    assert progress == [("0", 1), ("1", 1), ("1", 2), ("1", 3)]
 
 
 def test_states_from_a_browser_that_are_none_change_nothing(demo):

@@ -322,6 +322,24 @@ def hostile_tracer(model):
     return tk.Tracer(model, named, kind, metric="probability-drop", layers=[1], indices=[0, 3])
 
 
+def test_where_two_changes_cross_what_is_on_screen_holds(chromium, heads):
+    async def scenario():
+        async with chromium.shown(lambda: heads.explore()) as view:
+            await view.cell("L0H2").click()
+            await view.status()
+            n_received = len(view.received)
+            # As if Python had meanwhile been set to another set.
+            view.widget.exploration.select([9])
+            view.widget.send({"kind": "seen", "stamp": 1, "key": "9"})
+            for _ in range(200):
+                await asyncio.sleep(0.01)
+                if len(view.received) > n_received:
+                    break
+            assert view.widget.labels == ["L0H2"] == await view.selected()
+
+    chromium.run(scenario())
+
+
 def test_nothing_from_outside_becomes_markup(chromium, model, tmp_path):
     tracer = hostile_tracer(model)
 

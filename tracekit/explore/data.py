@@ -68,8 +68,8 @@ def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str
                 if example.counterfactual is None
                 else _tokens(example.counterfactual),
                 "source": printable(example.source),
-                "x": printable("".join(example.x)),
-                "y": printable("".join(example.y)),
+                "x": list(map(printable, example.x)),
+                "y": list(map(printable, example.y)),
             }
             for example in shown
         ],

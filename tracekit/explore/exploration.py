@@ -240,15 +240,20 @@ class Exploration:
         single = self.measurements.get((index,))
         return None if single is None else single.effect
 
-    def measured_now(self) -> Measurement:
+    def measured_now(self, *, complete: bool = False) -> Measurement:
         """What the set does; measures it if it was not measured yet.
+
+        Args:
+            complete: Whether to measure it too where only the probabilities of continuations are
+                missing, as they are of results of searches.
 
         Raises:
             IdentityCheckError: The model changed.
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
         """
         members = self.members
-        if members not in self.measurements:
+        measurement = self.measurements.get(members)
+        if measurement is None or (complete and measurement.x is None):
             for _ in self._measure(members):
                 pass
         return self.measurements[members]

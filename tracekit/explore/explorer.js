@@ -48,7 +48,7 @@ const CSS = `
   var(--faint), var(--faint) 2px, transparent 2px, transparent 6px); }
 .tk-explore .tk-cell.tk-on { z-index: 1; border: 2px solid var(--fg); }
 .tk-explore .tk-cell.tk-on::after { content: ""; position: absolute; inset: 0; margin: auto;
-  width: 36%; height: 36%; border-radius: 50%; background: var(--fg);
+  width: 36%; aspect-ratio: 1; max-height: 60%; border-radius: 50%; background: var(--fg);
   box-shadow: 0 0 0 2px var(--zero); }
 .tk-explore .tk-cell.tk-dragged { outline: 2px dashed var(--fg); outline-offset: -4px; z-index: 2; }
 .tk-explore .tk-cell:focus-visible { z-index: 3; }
@@ -65,7 +65,7 @@ const CSS = `
 .tk-explore .tk-strip text { fill: var(--muted); font-size: 11px; }
 .tk-explore .tk-detail { background: var(--panel); border-radius: 4px; padding: 6px 10px;
   min-height: 96px; overflow-wrap: anywhere; }
-.tk-explore .tk-token { white-space: pre-wrap; border-radius: 2px; padding: 1px 0;
+.tk-explore .tk-token { white-space: pre-wrap; border-radius: 2px; padding: 1px 1px; margin-right: 2px;
   box-shadow: inset 0 -1px 0 var(--line), inset -1px 0 0 var(--line); }
 .tk-explore .tk-token.tk-changed { font-weight: 700; background: var(--mark);
   text-decoration: underline; text-underline-offset: 3px; }
@@ -458,9 +458,11 @@ class View {
   fitCells() {
     const widest = Math.max(...this.setup.grids.map((grid) => grid.columns.length));
     const tallest = Math.max(...this.setup.grids.map((grid) => grid.layers.length));
-    const size = Math.max(11, Math.min(28, Math.floor(900 / widest), Math.floor(760 / tallest)));
+    const size = Math.max(7, Math.min(28, Math.floor(900 / widest), Math.floor(760 / tallest)));
+    const height = Math.max(size, 13);
     this.root.querySelectorAll(".tk-cell").forEach((cell) => {
-      cell.style.width = cell.style.height = `${size}px`;
+      cell.style.width = `${size}px`;
+      cell.style.height = `${height}px`;
     });
     this.root.querySelectorAll(".tk-column-name[data-text]").forEach((name, i) => {
       // A header keeps its width when labels are left out.
@@ -472,7 +474,8 @@ class View {
     });
     this.root.querySelectorAll(".tk-row-name button").forEach((name) => {
       name.style.fontSize = size < 15 ? "10px" : "";
-      name.style.lineHeight = `${size - 2}px`;
+      name.style.lineHeight = `${height - 2}px`;
+      name.parentElement.style.height = `${height - 1}px`;
     });
   }
 
@@ -903,7 +906,8 @@ class View {
     this.strip.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.strip.setAttribute("height", height);
     const weights = this.setup.weighted ? ", times its weight" : "";
-    this.stripName.textContent = `${this.setup.axis} on each of ${this.setup.examples.length} examples${weights}`;
+    const n = this.setup.examples.length;
+    this.stripName.textContent = `${this.setup.axis} on each of ${n} example${n === 1 ? "" : "s"}${weights}`;
     const parts = [];
     const line = (x1, y1, x2, y2, attributes) =>
       parts.push(drawn("line", { x1, y1, x2, y2, ...attributes }));
@@ -1012,7 +1016,7 @@ class View {
       this.detail.replaceChildren(
         element("span", {
           class: "tk-muted",
-          text: "Point at a tick to see its example; click it to colour the components by that example.",
+          text: "Point at a tick to see its example. Click it to colour the components by that example.",
         }),
       );
       return;
@@ -1026,7 +1030,7 @@ class View {
     const other = example.other ? this.tokens(example.other) : [example.source];
     lines.push(element("div", {}, "counterfactual: ", ...other));
     for (const side of ["x", "y"]) {
-      if (!example[side]) continue;
+      if (!example[side].length) continue;
       const before = this.setup.before[side]?.[number];
       const after = this.now?.[side]?.[number];
       const change =
@@ -1034,7 +1038,7 @@ class View {
           ? ""
           : ` P(${side}) ${fmt(before)} \u2192 ${after === undefined || after === null ? "not recorded" : fmt(Math.exp(after))}`;
       lines.push(
-        element("div", {}, `${side}: `, element("span", { class: "tk-token", text: example[side] }), change),
+        element("div", {}, `${side}: `, ...this.tokens(example[side].map((text) => [text, false])), change),
       );
     }
     this.detail.replaceChildren(...lines);

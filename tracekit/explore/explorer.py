@@ -81,7 +81,7 @@ class Explorer(anywidget.AnyWidget):
             ExplorationError: More components than can be shown.
         """
         setup = setup_of(exploration, source, front_name)
-        exploration.measured_now()
+        exploration.measured_now(complete=True)
         self.exploration = exploration
         """The set, its history, and everything measured, without a widget."""
         self._to_members, self._to_result = to_members, to_result
@@ -198,7 +198,7 @@ class Explorer(anywidget.AnyWidget):
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._measured()
+        self.exploration.measured_now(complete=True)
         self.exploration.predicted_now()
         write_beside(path, page(self.exploration, self.setup).encode())
         return path
