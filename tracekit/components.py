@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from tracekit._markup import printable
 from tracekit._options import is_whole, shortened, whole_numbers
 from tracekit.errors import ComponentError
 from tracekit.kinds import KINDS, Kind, kind_of, register_kind
@@ -118,7 +119,7 @@ class ComponentGrid:
     """Flat index of the component in each cell, by row; None where it is not studied."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComponentRegistry(Sequence[Component]):
     """The components under study, in flat order.
 
@@ -183,6 +184,9 @@ class ComponentRegistry(Sequence[Component]):
                 "The selection contains no component. Name at least one layer and index."
             )
         return cls(tuple(sites))
+
+    def __repr__(self) -> str:
+        return printable(f"ComponentRegistry({self.describe()})")
 
     def __len__(self) -> int:
         return self.sites[-1].stop

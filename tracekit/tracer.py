@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit import checks, masks
+from tracekit._markup import printable
 from tracekit._options import check_seed, renamed_arguments, shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
@@ -304,10 +305,28 @@ class Tracer:
         return None if clean.y is None else int((clean.x > clean.y).sum())
 
     def __repr__(self) -> str:
-        return (
+        return printable(
             f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
             f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what is traced, how, and the results so far."""
+        from tracekit.results.display import tracer_html
+
+        engine = self.engine
+        facts = [
+            ("model", model_name(self.model)),
+            ("data", f"{len(self.pairs)} examples of {self.pairs.name}"),
+            ("components", self.registry.describe()),
+            ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
+            ("positions", str(engine.config.positions)),
+            ("source", f"{self.source}, {self.direction}"),
+        ]
+        # Only what was measured before: looking at a tracer runs nothing.
+        if "full_effects" in vars(engine):
+            facts.append(("all components", f"effect {self.full_effect:.4g}"))
+        return tracer_html(facts, self.results)
 
     # ---- searching ------------------------------------------------------------------------
 

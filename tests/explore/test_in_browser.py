@@ -300,7 +300,8 @@ def _expanded(run: str) -> range:
 
 
 HOSTILE = (
-    '<img src=x onerror="window.hacked=1">\'\u001b[31mred</script><script>window.hacked=1</script>'
+    '<img src=x onerror="window.hacked=1">\'\u001b[31mred'
+    "</script ><script>window.hacked=1</script><!--"
 )
 
 

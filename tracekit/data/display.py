@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from tracekit._markup import html_text
 from tracekit.data.counterfactual_sources import (
     ConstantCounterfactual,
     Ids,
     NoiseCounterfactual,
     PromptCounterfactual,
 )
-from tracekit.data.prompts import PromptPair
+from tracekit.data.prompts import PromptPair, PromptPairs
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,41 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
         for step in range(block.size):
             changed[0][block.a + step] = changed[1][block.b + step] = False
     return tuple(changed[0]), tuple(changed[1])
+
+
+_MOST_ROWS = 12
+
+
+def pairs_html(pairs: PromptPairs) -> str:
+    """Pairs as a table of HTML: a dozen examples, every token visible, changed ones bold."""
+    rows = []
+    for number, pair in enumerate(pairs[:_MOST_ROWS]):
+        shown = shown_pair(pair, pairs.token_texts)
+        other = shown.counterfactual
+        cells = [
+            str(number),
+            _tokens_html(shown.prompt.texts, shown.prompt.changed if other else ()),
+            html_text(shown.source) if other is None else _tokens_html(other.texts, other.changed),
+            _tokens_html(shown.x),
+            _tokens_html(shown.y),
+        ]
+        rows.append("".join(f'<td style="text-align:left">{cell}</td>' for cell in cells))
+    names = ("", "prompt", "counterfactual", "x", "y")
+    head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    n_more = len(pairs) - len(rows)
+    more = f"<p>and {n_more} more</p>" if n_more else ""
+    return (
+        f'<div style="overflow-x:auto"><p><b>{html_text(repr(pairs))}</b></p>'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+    )
+
+
+def _tokens_html(texts: Sequence[str], changed: Sequence[bool] = ()) -> str:
+    """Tokens side by side, each underlined, so that the spaces within them are seen."""
+    flags = changed or (False,) * len(texts)
+    return "".join(
+        f'<span style="white-space:pre-wrap;border-bottom:1px solid;margin-right:3px">'
+        f"{f'<b>{html_text(text)}</b>' if flag else html_text(text)}</span>"
+        for text, flag in zip(texts, flags, strict=True)
+    )

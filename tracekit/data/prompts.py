@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._markup import printable
 from tracekit._options import check_seed, shortened
 from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
@@ -193,9 +194,15 @@ class PromptPairs(Sequence[PromptPair]):
         kinds = sorted({type(pair.counterfactual).__name__ for pair in self.pairs})
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         return (
-            f"PromptPairs({self.name}: {len(self)} pairs, prompts of {tokens} tokens, "
+            f"PromptPairs({printable(self.name)}: {len(self)} pairs, prompts of {tokens} tokens, "
             f"{', '.join(kinds)}{skipped})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a dozen examples, with changed tokens in bold."""
+        from tracekit.data.display import pairs_html
+
+        return pairs_html(self)
 
     def __len__(self) -> int:
         return len(self.pairs)
