@@ -377,6 +377,22 @@ _RATIO = Linearization(
     lambda base, u: torch.expm1(-functional.softplus(u) - _like(base.x, u)),
 )
 
+MetricName = Literal[
+    "odds-ratio",
+    "probability-drop",
+    "probability-ratio",
+    "logit-difference",
+    "accuracy",
+    "kl",
+    "jensen-shannon",
+    "entropy-change",
+    "set-logit-difference",
+    "set-probability-difference",
+    "rank-change",
+    "first-choice-change",
+]
+"""Names of metrics, for completion; a test holds them against `METRICS`."""
+
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (

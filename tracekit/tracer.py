@@ -56,8 +56,16 @@ from tracekit.errors import (
     UnstableResultWarning,
     WeakEffectWarning,
 )
-from tracekit.kinds import Kind
-from tracekit.metrics import METRICS, ContinuationMean, Direction, Effects, Metric, MetricFunction
+from tracekit.kinds import Kind, KindName
+from tracekit.metrics import (
+    METRICS,
+    ContinuationMean,
+    Direction,
+    Effects,
+    Metric,
+    MetricFunction,
+    MetricName,
+)
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.faithfulness import (
@@ -74,7 +82,7 @@ from tracekit.results.pareto_front import ParetoFront, component_ranking
 from tracekit.results.pareto_statistics import measure_statistics
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.storage import versions
-from tracekit.search import Goal, LocalSearch, Search, Selection, make
+from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import best_within, config_of
 
 if TYPE_CHECKING:
@@ -138,8 +146,12 @@ class Tracer:
         self,
         model: HookedModel | str | Path,
         pairs: PromptPairs,
-        components: str | Kind | Sequence[str | Kind] | ComponentRegistry = "attention-patterns",
-        metric: str | Metric | MetricFunction = "odds-ratio",
+        components: KindName
+        | str
+        | Kind
+        | Sequence[KindName | str | Kind]
+        | ComponentRegistry = "attention-patterns",
+        metric: MetricName | str | Metric | MetricFunction = "odds-ratio",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
@@ -154,7 +166,7 @@ class Tracer:
         max_memory: int | None = None,
         progress: bool = False,
         held_out: PromptPairs | None = None,
-        also: Sequence[str | Metric] = (),
+        also: Sequence[MetricName | str | Metric] = (),
         capabilities: Capabilities | None = None,
     ) -> None:
         """Binds them, and checks that every hook acts.
@@ -333,7 +345,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: str | type | Search = ...,
+        method: MethodName | str | type | Search = ...,
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
@@ -346,7 +358,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: str | type | Search = ...,
+        method: MethodName | str | type | Search = ...,
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective = ...,
@@ -357,7 +369,7 @@ class Tracer:
 
     def run(
         self,
-        method: str | type | Search = "pgb-ct",
+        method: MethodName | str | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -639,7 +651,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[str | Metric | MetricFunction],
+        metrics: Sequence[MetricName | str | Metric | MetricFunction],
         per_example: bool = ...,
     ) -> pd.DataFrame: ...
 
@@ -647,7 +659,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[str | Metric | MetricFunction] | None = None,
+        metrics: Sequence[MetricName | str | Metric | MetricFunction] | None = None,
         per_example: bool = False,
     ) -> float | Float[Tensor, " example"] | pd.DataFrame:
         """Mean effect of a mask.
