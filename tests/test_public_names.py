@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -52,6 +53,22 @@ def test_all_names_and_no_others():
 def test_packages_export_what_they_list(package):
     module = import_module(f"tracekit.{package}")
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_names_that_are_completed_are_those_that_there_are():
+    from tracekit.kinds import KINDS, KindName
+    from tracekit.metrics import METRICS, MetricName
+    from tracekit.search import METHODS, MethodName
+
+    assert get_args(MethodName) == tuple(METHODS)
+    assert get_args(MetricName) == tuple(METRICS)
+    assert get_args(KindName) == tuple(KINDS)
+    for function, argument, names in [
+        (tk.Tracer.run, "method", MethodName),
+        (tk.Tracer.__init__, "metric", MetricName),
+        (tk.Tracer.__init__, "components", KindName),
+    ]:
+        assert names in get_args(inspect.get_annotations(function, eval_str=True)[argument])
 
 
 def test_the_import_is_light():

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tracekit.engine import Mean as Mean
     from tracekit.engine import Noise as Noise
     from tracekit.errors import TracekitError as TracekitError
+    from tracekit.figures import report as report
     from tracekit.kinds import Kind as Kind
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
@@ -90,6 +91,7 @@ _NAMES = {
         "Noise",
     ),
     "errors": ("TracekitError",),
+    "figures": ("report",),
     "kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),
     "models": ("load_model",),

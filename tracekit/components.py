@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from tracekit._markup import printable
 from tracekit._options import is_whole, shortened, whole_numbers
 from tracekit.errors import ComponentError
 from tracekit.kinds import KINDS, Kind, kind_of, register_kind
@@ -97,7 +98,28 @@ class Site:
         return len(self.indices) == self.width
 
 
+_WIDEST_WHOLE = 64
+"""Components of a layer up to which a grid has a column for each, studied or not."""
+
+
 @dataclass(frozen=True)
+class ComponentGrid:
+    """Components of one kind as figures and the explorer lay them out: a row per layer."""
+
+    kind: str
+    span: str
+    """The span that all of them act at; empty where they act everywhere, or columns are spans."""
+    layers: tuple[int, ...]
+    """Layer of each row."""
+    indices: tuple[int, ...]
+    """Index of the component in each column, or number of its span."""
+    span_names: tuple[str, ...]
+    """Name of the span in each column, where columns are spans."""
+    cells: tuple[tuple[int | None, ...], ...]
+    """Flat index of the component in each cell, by row; None where it is not studied."""
+
+
+@dataclass(frozen=True, repr=False)
 class ComponentRegistry(Sequence[Component]):
     """The components under study, in flat order.
 
@@ -162,6 +184,9 @@ class ComponentRegistry(Sequence[Component]):
                 "The selection contains no component. Name at least one layer and index."
             )
         return cls(tuple(sites))
+
+    def __repr__(self) -> str:
+        return printable(f"ComponentRegistry({self.describe()})")
 
     def __len__(self) -> int:
         return self.sites[-1].stop
@@ -282,6 +307,24 @@ class ComponentRegistry(Sequence[Component]):
         is_grid = len(self.kinds) == 1 and len(widths) == 1 and all(s.complete for s in self.sites)
         return (len(self.sites), widths.pop()) if is_grid else None
 
+    @cached_property
+    def grids(self) -> tuple[ComponentGrid, ...]:
+        """The components as grids: one per kind, or per kind and span.
+
+        Where every layer has one component of a kind, its spans are the columns of one grid.
+        """
+        grids = []
+        for kind in self.kinds:
+            sites = [site for site in self.sites if site.kind.name == kind]
+            if self.spans and all(site.width == 1 for site in sites):
+                flat = [tuple(range(site.start, site.stop)) for site in sites]
+                layers, numbers = tuple(s.layer for s in sites), tuple(range(len(self.spans)))
+                grids.append(ComponentGrid(kind, "", layers, numbers, self.spans, tuple(flat)))
+            else:
+                names = self.spans or ("",)
+                grids += [_grid(kind, span, sites, number) for number, span in enumerate(names)]
+        return tuple(grids)
+
     def label(self, flat: int) -> str:
         """Printed name of a component; names its kind where two kinds would print alike."""
         component = self[flat]
@@ -362,6 +405,22 @@ def _difference(here: Kind, there: Kind) -> str:
     if name == "features_digest":
         return "its features have other weights"
     return f"its {name} is {other[name]!r} there and {own[name]!r} here"
+
+
+def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> ComponentGrid:
+    """The components of sites of one kind, at the span of a number."""
+    width = max(site.width for site in sites)
+    studied = sorted({index for site in sites for index in site.indices})
+    columns = tuple(range(width)) if width <= _WIDEST_WHOLE else tuple(studied)
+    flat = [
+        {
+            index: site.start + rank * site.n_spans + number
+            for rank, index in enumerate(site.indices)
+        }
+        for site in sites
+    ]
+    cells = tuple(tuple(by_index.get(index) for index in columns) for by_index in flat)
+    return ComponentGrid(kind, span, tuple(site.layer for site in sites), columns, (), cells)
 
 
 def _check_kinds(kinds: Any) -> list[Kind]:

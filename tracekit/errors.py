@@ -293,6 +293,14 @@ class NoResultError(TracekitError, LookupError):
     """A figure was asked for before any run."""
 
 
+class ExplorationError(TracekitError, ValueError):
+    """Something that is no set of an exploration, or an explorer of too many components."""
+
+
+class MissingExtraError(TracekitError, ImportError):
+    """A package is missing that an extra of tracekit installs."""
+
+
 class DataNotFoundError(TracekitError, FileNotFoundError):
     """The files of a data set are not where they were looked for."""
 

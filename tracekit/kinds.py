@@ -245,6 +245,22 @@ class Kind:
         return tuple(sizes[axis] for axis in self.axes)
 
 
+KindName = Literal[
+    "attention-patterns",
+    "head-outputs",
+    "mlp-outputs",
+    "mlp-neurons",
+    "mlp-blocks",
+    "attention-blocks",
+    "queries",
+    "keys",
+    "values",
+    "residual",
+    "residual-before",
+    "residual-between",
+]
+"""Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (

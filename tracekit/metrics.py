@@ -39,6 +39,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from tracekit._markup import printable
 from tracekit.errors import (
     ConfigError,
     MetricShapeError,
@@ -167,7 +168,7 @@ class Linearization:
     known, and the effect itself is taken to be linear."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metric:
     """A named metric. Any callable of the form `MetricFunction` can be made one with `resolve`."""
 
@@ -199,6 +200,10 @@ class Metric:
                 f"The metric {self.name!r} reads {self.reads!r}. Give a tuple of "
                 f"{', '.join(map(repr, get_args(Reading)))}."
             )
+
+    def __repr__(self) -> str:
+        direction = "" if self.direction == "noising" else f", {self.direction}"
+        return printable(f"Metric({self.name}: {self.axis_label}{direction})")
 
     def denoising(self) -> Metric:
         """The metric of clean values that are put back into the counterfactual run.
@@ -371,6 +376,22 @@ _RATIO = Linearization(
     lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u)),
     lambda base, u: torch.expm1(-functional.softplus(u) - _like(base.x, u)),
 )
+
+MetricName = Literal[
+    "odds-ratio",
+    "probability-drop",
+    "probability-ratio",
+    "logit-difference",
+    "accuracy",
+    "kl",
+    "jensen-shannon",
+    "entropy-change",
+    "set-logit-difference",
+    "set-probability-difference",
+    "rank-change",
+    "first-choice-change",
+]
+"""Names of metrics, for completion; a test holds them against `METRICS`."""
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric

@@ -6,15 +6,26 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit import checks, masks
+from tracekit._markup import printable
 from tracekit._options import check_seed, renamed_arguments, shortened
 from tracekit.anatomy import Explanation, SetGame, explain_set
 from tracekit.components import Component, ComponentRegistry, ComponentSet
@@ -38,6 +49,7 @@ from tracekit.errors import (
     ComponentError,
     ConfigError,
     MaskShapeError,
+    MissingExtraError,
     NoResultError,
     NothingMeasuredError,
     SearchStoppedWarning,
@@ -45,8 +57,16 @@ from tracekit.errors import (
     UnstableResultWarning,
     WeakEffectWarning,
 )
-from tracekit.kinds import Kind
-from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
+from tracekit.kinds import Kind, KindName
+from tracekit.metrics import (
+    METRICS,
+    ContinuationMean,
+    Direction,
+    Effects,
+    Metric,
+    MetricFunction,
+    MetricName,
+)
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.faithfulness import (
@@ -63,7 +83,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.storage import versions
-from tracekit.search import Goal, LocalSearch, Search, Selection, make
+from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import best_within, config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES, CrossFit, cross_fit, ranking_alone
 
@@ -72,6 +92,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tracekit import figures
+    from tracekit.explore.explorer import Explorer
 
 By = Literal["span", "position"]
 """What is told apart beside layers and indices."""
@@ -97,6 +118,18 @@ class _Question(NamedTuple):
         return _Question(self.pairs.reversed(), self.metric.denoising())
 
 
+@dataclass(frozen=True)
+class _ByHand:
+    """Stands for the search of a set that somebody clicked together."""
+
+    name: ClassVar[str] = "by-hand"
+    title: ClassVar[str] = "by hand"
+
+    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+        """Selects nothing."""
+        raise NotImplementedError("Sets by hand are not searched for.")
+
+
 class Tracer:
     """Traces which components of a model jointly move a metric.
 
@@ -115,8 +148,12 @@ class Tracer:
         self,
         model: HookedModel | str | Path,
         pairs: PromptPairs,
-        components: str | Kind | Sequence[str | Kind] | ComponentRegistry = "attention-patterns",
-        metric: str | Metric | MetricFunction = "odds-ratio",
+        components: KindName
+        | str
+        | Kind
+        | Sequence[KindName | str | Kind]
+        | ComponentRegistry = "attention-patterns",
+        metric: MetricName | str | Metric | MetricFunction = "odds-ratio",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
@@ -131,7 +168,7 @@ class Tracer:
         max_memory: int | None = None,
         progress: bool = False,
         held_out: PromptPairs | None = None,
-        also: Sequence[str | Metric] = (),
+        also: Sequence[MetricName | str | Metric] = (),
         capabilities: Capabilities | None = None,
     ) -> None:
         """Binds them, and checks that every hook acts.
@@ -282,17 +319,35 @@ class Tracer:
         return None if clean.y is None else int((clean.x > clean.y).sum())
 
     def __repr__(self) -> str:
-        return (
+        return printable(
             f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
             f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what is traced, how, and the results so far."""
+        from tracekit.results.display import tracer_html
+
+        engine = self.engine
+        facts = [
+            ("model", model_name(self.model)),
+            ("data", f"{len(self.pairs)} examples of {self.pairs.name}"),
+            ("components", self.registry.describe()),
+            ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
+            ("positions", str(engine.config.positions)),
+            ("source", f"{self.source}, {self.direction}"),
+        ]
+        # Only what was measured before: looking at a tracer runs nothing.
+        if "full_effects" in vars(engine):
+            facts.append(("all components", f"effect {self.full_effect:.4g}"))
+        return tracer_html(facts, self.results)
 
     # ---- searching ------------------------------------------------------------------------
 
     @overload
     def run(
         self,
-        method: str | type | Search = ...,
+        method: MethodName | str | type | Search = ...,
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
@@ -305,7 +360,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: str | type | Search = ...,
+        method: MethodName | str | type | Search = ...,
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective = ...,
@@ -316,7 +371,7 @@ class Tracer:
 
     def run(
         self,
-        method: str | type | Search = "pgb-ct",
+        method: MethodName | str | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -687,7 +742,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[str | Metric | MetricFunction],
+        metrics: Sequence[MetricName | str | Metric | MetricFunction],
         per_example: bool = ...,
     ) -> pd.DataFrame: ...
 
@@ -695,7 +750,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[str | Metric | MetricFunction] | None = None,
+        metrics: Sequence[MetricName | str | Metric | MetricFunction] | None = None,
         per_example: bool = False,
     ) -> float | Float[Tensor, " example"] | pd.DataFrame:
         """Mean effect of a mask.
@@ -946,6 +1001,79 @@ class Tracer:
             )
         title = f"{self.pairs.name} data, {model_name(self.model)} model"
         return measure_pairs(self.engine, paired, title=title)
+
+    # ---- exploring ------------------------------------------------------------------------
+
+    def explore(
+        self, start: Any = None, *, front: ParetoFront | TraceCurve | None = None
+    ) -> Explorer:
+        """A view in which components are clicked on and off, and the measured effect follows.
+
+        It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
+        latest click wins. Everything that this tracer measured before is at hand at once.
+
+        ```python
+        view = tracer.explore(tracer.run(budget=6))
+        view  # the last line of a cell shows it
+        view.components, view.effect  # what is on screen, in the next cell
+        view.save("explore.html")  # everything measured so far, clickable without a kernel
+        ```
+
+        Args:
+            start: The first set: a result, a list of components or a mask. By default the empty
+                set; of a front, its largest set. A front or curve is taken as `front` too.
+            front: Sets to move along with a slider.
+
+        Raises:
+            MissingExtraError: anywidget is not installed.
+            ExplorationError: More components than can be shown.
+            MaskShapeError, MaskRangeError, ComponentError: About the first set.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
+        """
+        try:
+            from tracekit.explore.explorer import Explorer
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                f"The explorer needs {error.name}, which is not installed. "
+                "Run pip install 'tracekit[explore]'."
+            ) from error
+        from tracekit.explore.exploration import Exploration, Measurement
+
+        if isinstance(start, (ParetoFront, TraceCurve)):
+            front = start if front is None else front
+            start = start[-1]
+        results = [*self.results, *(front or ())]
+        results += [start] if isinstance(start, TraceResult) else []
+        exploration = Exploration(
+            self.engine,
+            self._members_or_none(start),
+            front=[self._members(result) for result in front or ()],
+            # Effects of results from elsewhere may be of other data: they are measured again.
+            measured=[
+                Measurement(self._members(result), result.per_example, weights=result.weights)
+                for result in results
+                if result.tracer is not None and result.tracer() is self
+            ],
+        )
+        return Explorer(
+            exploration,
+            to_members=self._members_or_none,
+            to_result=self._result_by_hand,
+            source=self.source,
+            front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
+        )
+
+    def _members_or_none(self, members: Any) -> ComponentSet:
+        """As `_members`, where nothing or an empty list is the empty set."""
+        is_empty = members is None or (isinstance(members, Sequence) and not len(members))
+        return () if is_empty else self._members(members)
+
+    def _result_by_hand(self, members: ComponentSet, effects: Effects) -> TraceResult:
+        """A set that no search selected, as a result."""
+        mask = masks.from_indices(members, len(self.registry))
+        selection = Selection(mask=mask, effects=effects)
+        spent = _Spent(Cost(1, 0), 0.0)
+        return self._to_result(_ByHand(), selection, Goal(), 0, spent, None, None)
 
     def _as_mask(self, mask: Any) -> Tensor:
         is_result = isinstance(mask, TraceResult)

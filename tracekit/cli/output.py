@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,15 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._markup import printable
 from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
     from tracekit.data.prompts import PromptPairs
     from tracekit.results.result import TraceCurve, TraceResult
     from tracekit.tracer import Tracer
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that steer a terminal, but for tabs and line breaks."""
 
 
 class PlainConsole(Console):
@@ -33,11 +30,6 @@ class PlainConsole(Console):
         """A text without markup or emoji codes, and with control characters shown as �."""
         plain = {"markup": False, "emoji": False}
         return super().render_str(printable(text), **{**options, **plain})
-
-
-def printable(text: str) -> str:
-    """A text with a mark in place of each control character."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 console = PlainConsole()

@@ -10,9 +10,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import Device, Dtype, MaxBatchSize, ModelOption, Quiet, Seed
-from tracekit.cli.output import check_folder, console, printable, progress_is_shown
+from tracekit.cli.output import check_folder, console, progress_is_shown
 from tracekit.cli.parsing import parse_loading, parse_options
 from tracekit.errors import UnknownMethodError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._markup import printable
 from tracekit._options import check_seed, shortened
 from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
@@ -39,6 +40,7 @@ from tracekit.data.spans import (
 from tracekit.data.tokenization import (
     bos_of,
     encoder,
+    token_texts,
     tokenizer_of,
     warn_of_boundaries,
     width_of,
@@ -171,6 +173,8 @@ class PromptPairs(Sequence[PromptPair]):
     """One line per example dropped under `on_mismatch="skip"`."""
     told_apart: bool = False
     """Whether spans are told apart, and are thus a part of what the data are."""
+    token_texts: Mapping[int, str] = field(default_factory=dict)
+    """Text of each token in use, to show; empty where no tokenizer was given."""
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -190,9 +194,15 @@ class PromptPairs(Sequence[PromptPair]):
         kinds = sorted({type(pair.counterfactual).__name__ for pair in self.pairs})
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         return (
-            f"PromptPairs({self.name}: {len(self)} pairs, prompts of {tokens} tokens, "
+            f"PromptPairs({printable(self.name)}: {len(self)} pairs, prompts of {tokens} tokens, "
             f"{', '.join(kinds)}{skipped})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a dozen examples, with changed tokens in bold."""
+        from tracekit.data.display import pairs_html
+
+        return pairs_html(self)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -448,7 +458,14 @@ class PromptPairs(Sequence[PromptPair]):
             draws = noise.draw(lengths, width_of(model))
             for entry, noise_tensor in zip(encoded, draws, strict=True):
                 entry["noise"] = noise_tensor
-        return cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)
+        pairs = cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)
+        return replace(pairs, token_texts=token_texts(tokenizer, _ids_of(pairs)))
+
+
+def _ids_of(pairs: PromptPairs) -> set[int]:
+    """Every token of prompts, counterfactuals and continuations."""
+    parts = [(p.prompt_ids, p.source_ids, p.x_ids, p.y_ids or ()) for p in pairs]
+    return {token for by_part in parts for ids in by_part for token in ids}
 
 
 def _require_keys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracekit.errors import PairsError, TokenizationWarning, UnsupportedModelError
@@ -112,6 +112,12 @@ def _tokens(tokenizer: Any, ids: Sequence[int]) -> str:
     """Tokens as a message shows them."""
     decode = getattr(tokenizer, "decode", None)
     return str([token if decode is None else decode([token]) for token in ids])
+
+
+def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
+    """The text of each token by itself; empty if the tokenizer cannot say."""
+    decode = getattr(tokenizer, "decode", None)
+    return {} if decode is None else {token: str(decode([token])) for token in sorted(ids)}
 
 
 def bos_of(tokenizer: Any) -> list[int]:

@@ -10,10 +10,10 @@ accelerator nothing in a pass waits for the device: results are read when a call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -34,7 +34,12 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
-from tracekit.engine.look_ahead import FirstOrderPrediction, predict_changes
+from tracekit.engine.look_ahead import (
+    BatchPrediction,
+    FirstOrderPrediction,
+    changes_by_batch,
+    predict_changes,
+)
 from tracekit.engine.patching import Activations, MaskedPatch
 from tracekit.engine.precision import Precision, autocast, check_precision, products_in
 from tracekit.errors import (
@@ -68,6 +73,19 @@ _COUNTERS = ("_n_forward", "_n_backward")
 
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
+
+
+class BatchEffects(NamedTuple):
+    """What a mask does to the examples of a batch."""
+
+    examples: Int[Tensor, " example"]
+    """Their numbers."""
+    effects: Effects
+    """Effect on each; times its weight if examples have weights."""
+    x: Float[Tensor, " example"]
+    """Log-probability of its x under the mask."""
+    y: Float[Tensor, " example"] | None
+    """Log-probability of its y."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +324,41 @@ class Engine:
             self.check_finite(row)
         return effects[0] if checked.ndim == 1 else effects
 
+    def effects_by_batch(self, mask: Any) -> Iterator[BatchEffects]:
+        """Effects of one mask, a batch at a time; together they are those of `effects`.
+
+        Between two batches the model is as it was and may be used otherwise, and the rest need
+        not be asked for.
+
+        Args:
+            mask: Shape `component`, entries in [0, 1].
+
+        Yields:
+            What was measured of each batch.
+
+        Raises:
+            MaskShapeError, MaskRangeError: As in `masks.check`.
+            NonFiniteMetricError: Names the examples.
+        """
+        stack = masks_module.check(mask, self.n_components)[None].to(self.device)
+        for batch in self.batches:
+            with frozen(self.model), torch.no_grad():
+                source = self.counterfactual_cache.activations_for(batch)
+                log_probs = self._batch_log_probs(batch, source, stack)
+                clean = self.clean_of(batch)
+                effects = self.weighted(batch, self.metric(clean, log_probs))
+            self.count_forward(len(batch.examples) / self.n_examples)
+            measured = BatchEffects(
+                batch.examples.cpu(),
+                effects.float().cpu(),
+                log_probs.x.float().cpu(),
+                None if log_probs.y is None else log_probs.y.float().cpu(),
+            )
+            # By their numbers in the data set, which a message names.
+            so_far = torch.zeros(self.n_examples).index_put((measured.examples,), measured.effects)
+            self.check_finite(so_far)
+            yield measured
+
     def effects_of(self, examples: Int[Tensor, " example"], mask: Mask) -> Effects:
         """Effects of a mask on some examples only, in their order.
 
@@ -470,6 +523,20 @@ class Engine:
         """
         return predict_changes(self, members)
 
+    def predict_changes_by_batch(self, members: ComponentSet) -> Iterator[BatchPrediction]:
+        """The prediction of `predict_changes` on every example, a batch at a time.
+
+        Between two batches the model is as it was, and the rest need not be asked for. A metric
+        that is flat at the clean run has no gradient of single examples at the empty set.
+
+        Args:
+            members: The set.
+
+        Raises:
+            NotDifferentiableError: The metric has no gradient.
+        """
+        return changes_by_batch(self, members)
+
     # ---- inside a pass --------------------------------------------------------------------
 
     def batch_effects(
@@ -494,19 +561,34 @@ class Engine:
             residual: What it reads, for the rows of the batch.
             clean: The clean log-probabilities of the batch, if they are at hand.
         """
+        log_probs = self._batch_log_probs(
+            batch, source, masks, layers=layers, start=start, residual=residual
+        )
+        clean = self.clean_of(batch) if clean is None else clean
+        effects = self.metric(repeated(clean, len(masks)), log_probs)
+        return self.weighted(batch, effects.reshape(len(masks), -1))
+
+    def _batch_log_probs(
+        self,
+        batch: Batch,
+        source: Activations,
+        masks: Float[Tensor, "set component"],
+        *,
+        layers: Container[int] | None = None,
+        start: int = 0,
+        residual: ResidualStream | None = None,
+    ) -> ContinuationLogProbs:
+        """Log-probabilities of a batch under each of a few masks, one after the other."""
         hooks = self.hooks(batch, source, masks, layers)
         if residual is not None:
             residual = residual.repeat(len(masks), 1, 1)
-        log_probs = self.forward_pass.log_probs(
+        return self.forward_pass.log_probs(
             batch.repeat(len(masks)),
             hooks,
             reads=self.metric.reads,
             start=start,
             residual=residual,
         )
-        clean = self.clean_of(batch) if clean is None else clean
-        effects = self.metric(repeated(clean, len(masks)), log_probs)
-        return self.weighted(batch, effects.reshape(len(masks), -1))
 
     def hooks(
         self,

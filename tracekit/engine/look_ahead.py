@@ -10,11 +10,12 @@ there: it is taken halfway to the full mask instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
@@ -39,6 +40,17 @@ class FirstOrderPrediction:
     """Gradient of the mean effect: first order in the effect itself."""
 
 
+class BatchPrediction(NamedTuple):
+    """What changing single components of a set would bring on the examples of a batch."""
+
+    examples: Int[Tensor, " example"]
+    """Their numbers."""
+    gains: Float[Tensor, "example component"]
+    """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
+    slopes: Float[Tensor, "example component"]
+    """Gradient of the effect on each."""
+
+
 def predict_changes(
     engine: Engine, members: ComponentSet, *, example_weights: Effects | None = None
 ) -> FirstOrderPrediction:
@@ -51,14 +63,35 @@ def predict_changes(
     """
     if engine.metric.is_flat_at_clean and not members:
         return _halfway(engine)
+    gains, gradient = torch.zeros(2, engine.n_components, device=engine.device)
+    for batch in changes_by_batch(engine, members, on_cpu=False):
+        gains_of_batch, slopes = batch.gains, batch.slopes
+        if example_weights is not None:
+            weights = to_device(example_weights, engine.device)[batch.examples, None]
+            gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
+        gains += gains_of_batch.sum(0)
+        gradient += slopes.sum(0)
+    n_examples = engine.n_examples
+    return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
+
+
+def changes_by_batch(
+    engine: Engine, members: ComponentSet, *, on_cpu: bool = True
+) -> Iterator[BatchPrediction]:
+    """The prediction on every example, a batch at a time; `Engine.predict_changes_by_batch`.
+
+    Args:
+        engine: The data set.
+        members: The set.
+        on_cpu: Whether to copy what is predicted to the CPU.
+    """
     _ = engine.clean
     mask = from_indices(members, engine.n_components).to(engine.device).float()
-    gains, gradient = torch.zeros_like(mask), torch.zeros_like(mask)
     # +1 for components that would join, -1 for those that would leave.
     direction = 1 - 2 * mask
     batches = engine.unshared_layout.batches(engine.config.max_batch_size, device=engine.device)
-    with frozen(engine.model), torch.enable_grad():
-        for batch in batches:
+    for batch in batches:
+        with frozen(engine.model), torch.enable_grad():
             # Every row has a mask of its own, so that one backward pass tells examples apart.
             leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
             source = engine.counterfactual_cache.activations_for(batch)
@@ -66,16 +99,9 @@ def predict_changes(
                 batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
             )
             changes, slopes = _batch_changes(engine, batch, log_probs, leaf, direction)
-            if example_weights is not None:
-                weights = to_device(example_weights, engine.device)[batch.examples, None]
-                changes, slopes = changes * weights, slopes * weights
-            gains += changes.sum(0)
-            gradient += slopes.sum(0)
-    engine.count_forward(1, backward=True)
-    n_examples = engine.n_examples
-    return FirstOrderPrediction(
-        (gains * direction / n_examples).cpu(), (gradient / n_examples).cpu()
-    )
+        engine.count_forward(len(batch.examples) / engine.n_examples, backward=True)
+        prediction = BatchPrediction(batch.examples, changes * direction, slopes)
+        yield BatchPrediction(*(part.cpu() for part in prediction)) if on_cpu else prediction
 
 
 def _halfway(engine: Engine) -> FirstOrderPrediction:

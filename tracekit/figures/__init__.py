@@ -16,6 +16,7 @@ from tracekit.figures.heatmap import (
     selection_data,
 )
 from tracekit.figures.interactions import interaction_heatmap
+from tracekit.figures.report import report
 from tracekit.figures.style import HEIGHT, WIDTH, data_and_model
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "interaction_heatmap",
     "lines",
     "pareto_curve",
+    "report",
     "selection_data",
     "similarities",
     "write",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import plotly.graph_objects as go
 import torch
 
-from tracekit.components import Site, kind_of
+from tracekit.components import ComponentGrid, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.style import (
     BOX,
@@ -228,74 +228,47 @@ def _panels(
 
     `texts` are said of each component instead of what the result says.
     """
-    registry = result.registry
     panels = []
-    for kind in registry.kinds:
-        sites = [site for site in registry.sites if site.kind.name == kind]
-        if not registry.spans:
-            panels.append(_panel(result, sites, _places(sites), values, color, title, texts))
-        elif all(site.width == 1 for site in sites):
-            by_span = [dict(enumerate(range(site.start, site.stop))) for site in sites]
-            panel = _panel(result, sites, by_span, values, color, title, texts, registry.spans)
-            panels.append(panel)
-        else:
-            for number, span in enumerate(registry.spans):
-                of_span = f"{title}, {span}" if title else plain(span)
-                places = _places(sites, number)
-                panels.append(_panel(result, sites, places, values, color, of_span, texts))
+    for grid in result.registry.grids:
+        of_span = f"{title}, {grid.span}" if title else plain(grid.span)
+        panels.append(_panel(result, grid, values, color, of_span if grid.span else title, texts))
     return panels
-
-
-def _places(sites: Sequence[Site], span: int = 0) -> list[dict[int, int]]:
-    """By site, the flat index of each component of the layer, in the span of a number."""
-    return [
-        {index: site.start + rank * site.n_spans + span for rank, index in enumerate(site.indices)}
-        for site in sites
-    ]
 
 
 def _panel(
     result: TraceResult,
-    sites: Sequence[Site],
-    places: Sequence[dict[int, int]],
+    grid: ComponentGrid,
     values: Sequence[float | None],
     color: str,
     title: str,
     texts: Sequence[str] | None,
-    span_names: tuple[str, ...] = (),
 ) -> SelectionPanel:
-    """A panel with a row per site, whose cells are the flat indices in `places`, by column.
-
-    Columns are components of a layer, or spans if `span_names` are given.
-    """
-    width = max(site.width for site in sites)
-    studied = sorted({index for site in sites for index in site.indices})
-    columns = tuple(range(width)) if width <= _MAX_COLUMNS else tuple(studied)
-    columns = tuple(range(len(span_names))) or columns
-    if len(columns) > _MAX_COLUMNS:
-        columns = ()
-    shares = [result.binary_mask[list(flat.values())].float().mean().item() for flat in places]
-    everywhere = [flat for by_column in places for flat in by_column.values()]
-    rows = [[flat.get(index) for index in columns] for flat in places]
-    hover = [
-        [_hover(result, flat, site, texts) for flat in row]
-        for row, site in zip(rows, sites, strict=True)
-    ]
-    if not columns:
+    """A panel of a grid; a row is a share where there are too many columns."""
+    rows, is_share = grid.cells, len(grid.indices) > _MAX_COLUMNS
+    studied = [[flat for flat in row if flat is not None] for row in rows]
+    shares = [result.binary_mask[flat].float().mean().item() for flat in studied]
+    everywhere = [flat for row in studied for flat in row]
+    if is_share:
         hover = [
             [
-                f"layer {site.layer}: {round(share * len(flat))} of {len(flat)} "
+                f"layer {layer}: {round(share * len(flat))} of {len(flat)} "
                 f"selected ({100 * share:.3g} %)"
             ]
-            for site, flat, share in zip(sites, places, shares, strict=True)
+            for layer, flat, share in zip(grid.layers, studied, shares, strict=True)
+        ]
+        rows = tuple(() for _ in rows)
+    else:
+        hover = [
+            [_hover(result, flat, layer, texts) for flat in row]
+            for row, layer in zip(rows, grid.layers, strict=True)
         ]
     selected = result.binary_mask.tolist()
     return SelectionPanel(
         title=title,
-        kind=sites[0].kind.name,
-        layers=tuple(site.layer for site in sites),
-        indices=columns,
-        span_names=span_names if columns else (),
+        kind=grid.kind,
+        layers=grid.layers,
+        indices=() if is_share else grid.indices,
+        span_names=() if is_share else grid.span_names,
         selected=tuple(tuple(None if i is None else selected[i] for i in row) for row in rows),
         values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
         shares=tuple(shares),
@@ -305,9 +278,9 @@ def _panel(
     )
 
 
-def _hover(result: TraceResult, flat: int | None, site: Site, texts: Sequence[str] | None) -> str:
+def _hover(result: TraceResult, flat: int | None, layer: int, texts: Sequence[str] | None) -> str:
     if flat is None:
-        return f"layer {site.layer}: not studied"
+        return f"layer {layer}: not studied"
     label = result.registry.label(flat)
     if texts is not None:
         return f"{label}: {texts[flat]}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from tracekit._markup import html_text
 from tracekit.files import write_beside
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ p { margin: 0 0 10px; max-width: 80ch; }
 table { border-collapse: collapse; margin: 4px 0 10px; }
 th, td { padding: 4px 12px; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
+td:last-child { white-space: normal; }
 td.best { font-weight: bold; }
 .note { color: #444; font-size: 14px; }
 pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto; }
@@ -67,9 +68,9 @@ def page(title: str, sections: Sequence[Section]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_CSS}</style>"
+        f"<title>{html_text(title)}</title><style>{_CSS}</style>"
         f"<script>{get_plotlyjs()}</script></head>\n"
-        f"<body><main><h1>{escape(title)}</h1>\n{body}\n</main></body></html>\n"
+        f"<body><main><h1>{html_text(title)}</h1>\n{body}\n</main></body></html>\n"
     )
 
 
@@ -83,10 +84,10 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
 def _section(section: Section) -> str:
     parts = []
     if section.heading:
-        parts.append(f"<h2>{escape(section.heading)}</h2>")
+        parts.append(f"<h2>{html_text(section.heading)}</h2>")
     if section.lead:
-        parts.append(f'<p class="lead">{escape(section.lead)}</p>')
-    parts += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
+        parts.append(f'<p class="lead">{html_text(section.lead)}</p>')
+    parts += [f"<p>{html_text(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.table is not None:
         parts.append(_table(section.table, set(section.best)))
     if section.figures:
@@ -96,18 +97,18 @@ def _section(section: Section) -> str:
         ]
         parts.append(f'<div class="figures">{"".join(drawn)}</div>')
     if section.note:
-        parts.append(f'<p class="note">{escape(section.note)}</p>')
+        parts.append(f'<p class="note">{html_text(section.note)}</p>')
     if section.code:
-        parts.append(f"<pre>{escape(section.code)}</pre>")
+        parts.append(f"<pre>{html_text(section.code)}</pre>")
     return f"<section>{''.join(parts)}</section>"
 
 
 def _table(frame: pd.DataFrame, best: set[tuple[int, int]]) -> str:
-    head = "".join(f"<th>{escape(str(column))}</th>" for column in frame.columns)
+    head = "".join(f"<th>{html_text(column)}</th>" for column in frame.columns)
     rows = []
     for row, values in enumerate(frame.itertuples(index=False)):
         cells = [
-            f"<td{' class=best' if (row, column) in best else ''}>{escape(str(value))}</td>"
+            f"<td{' class=best' if (row, column) in best else ''}>{html_text(value)}</td>"
             for column, value in enumerate(values)
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")

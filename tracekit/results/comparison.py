@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tracekit._markup import printable
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.results.latex_table import Table
 from tracekit.results.pareto_statistics import jaccard
@@ -131,12 +132,18 @@ class Comparison(Sequence[TraceResult]):
             "effect of all components."
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from tracekit.results.display import comparison_html
+
+        return comparison_html(self)
+
     def __repr__(self) -> str:
         named = ", ".join(
             f"{label} {result.effect:.4g}"
             for label, result in zip(self.labels, self.results, strict=True)
         )
-        return f"Comparison({named})"
+        return printable(f"Comparison({named})")
 
 
 def compare(

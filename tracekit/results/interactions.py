@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._markup import printable
 from tracekit.components import Component
 from tracekit.engine.engine import Engine
 from tracekit.files import write_csv
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class InteractionGrid:
     """Effects of all pairs of some components."""
 
@@ -46,6 +47,19 @@ class InteractionGrid:
         """l({i, j}) - l({i}) - l({j}); NaN on the diagonal, where there is no pair."""
         values = self.pairs - (self.singles[:, None] + self.singles[None, :])
         return values.fill_diagonal_(torch.nan)
+
+    def __repr__(self) -> str:
+        n = len(self.labels)
+        text = f"{self.title + ': ' if self.title else ''}{n} components"
+        for row in self.to_frame().head(1).itertuples():
+            text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
+        return printable(f"InteractionGrid({text})")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from tracekit.results.display import grid_html
+
+        return grid_html(self)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per unordered pair, largest interaction first."""

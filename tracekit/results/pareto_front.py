@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._markup import printable
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoStatisticsError
 from tracekit.results.pareto_statistics import SizeStatistics
@@ -201,11 +202,17 @@ class ParetoFront(Sequence[TraceResult]):
     def __repr__(self) -> str:
         last = self.results[-1]
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
-        return (
+        return printable(
             f"ParetoFront({last.dataset}, {last.model}: budgets up to {self.largest} of "
             f"{last.n_components} components, effect {self.results[0].effect:.4g} to "
             f"{last.effect:.4g} (all: {last.full_effect:.4g}){stopped})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from tracekit.results.display import front_html
+
+        return front_html(self)
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._markup import printable
 from tracekit.components import Component, ComponentRegistry
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoTracerError, TracekitError
@@ -251,11 +252,17 @@ class TraceResult:
 
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
-        return (
+        return printable(
             f"TraceResult({self.method} on {self.dataset}, {self.model}: "
             f"{self.n_selected} of {self.n_components} components, "
             f"effect {self.effect:.4g} (all: {self.full_effect:.4g}); {names})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from tracekit.results.display import result_html
+
+        return result_html(self)
 
     def faithfulness(self) -> Faithfulness:
         """How much the selected components do alone, and how much is left without them.
@@ -397,7 +404,7 @@ def tracer_of(result: TraceResult) -> Any:
     return tracer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TraceCurve(Sequence[TraceResult]):
     """Results of one run at several budgets, ascending."""
 
@@ -408,6 +415,21 @@ class TraceCurve(Sequence[TraceResult]):
 
     def __getitem__(self, item: Any) -> Any:
         return self.results[item]
+
+    def __repr__(self) -> str:
+        first = self.results[0]
+        by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
+        more = ", ..." if len(self) > 12 else ""
+        return printable(
+            f"TraceCurve({first.method} on {first.dataset}, {first.model}; "
+            f"effect by budget {by_budget}{more})"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from tracekit.results.display import curve_html
+
+        return curve_html(self)
 
     def at(self, n_components: int) -> TraceResult:
         """The result for a budget of that many components.

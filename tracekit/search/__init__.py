@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 from tracekit._options import convert
 from tracekit.errors import UnknownMethodError, UnknownOptionError
@@ -23,6 +23,19 @@ from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
+
+MethodName = Literal[
+    "pgb-ct",
+    "local-search",
+    "dcm",
+    "top-k",
+    "greedy",
+    "random",
+    "exhaustive",
+    "mask-ig",
+    "attribution",
+]
+"""Names of search methods, for completion; a test holds them against `METHODS`."""
 
 METHODS: Mapping[str, type[Search]] = {
     method.name: method
@@ -49,6 +62,7 @@ __all__ = [
     "Greedy",
     "LocalSearch",
     "MaskIG",
+    "MethodName",
     "Random",
     "Search",
     "Selection",

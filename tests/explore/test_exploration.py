@@ -1,0 +1,438 @@
+"""The exploration without a browser: sets, history, measurements, and what they are of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    ExplorationError,
+    IdentityCheckError,
+    MissingExtraError,
+    NonFiniteMetricError,
+)
+from tracekit.explore import Exploration, Measurement, Prediction
+from tracekit.explore.exploration import Progress, Unpredicted, members_of_key, set_key
+from tracekit.masks import from_indices
+
+
+@pytest.fixture
+def engine(model):
+    """Twelve heads, seven weighted examples in three batches."""
+    rows = [row | {"weight": 1.0 + n} for n, row in enumerate(tiny.rows(7, seed=4))]
+    pairs = tk.PromptPairs.from_ids(rows)
+    return tiny.engine(model, pairs, metric="odds-ratio", max_batch_size=3)
+
+
+def test_batches_give_the_effects_and_probabilities_of_the_whole(engine):
+    mask = from_indices((1, 4, 7), 12)
+    before = engine.cost
+    effects, x, y = torch.full((3, 7), torch.nan)
+    for batch in engine.effects_by_batch(mask):
+        effects[batch.examples], x[batch.examples] = batch.effects, batch.x
+        y[batch.examples] = batch.y
+    assert (engine.cost - before).forward == 1
+    assert torch.equal(effects, engine.effects(mask))
+    scores = engine.log_probs(mask)
+    assert torch.equal(x, scores.x)
+    assert torch.equal(y, scores.y)
+
+
+def test_batches_name_failing_examples_by_their_numbers_in_the_data(model):
+    n_calls = 0
+
+    def fails_on_the_last(clean, intervened):
+        nonlocal n_calls
+        n_calls += 1
+        effects = clean.x - intervened.x
+        return effects * torch.nan if n_calls == 3 else effects
+
+    metric = tk.Metric("fragile", fails_on_the_last, needs_y=False)
+    engine = tiny.engine(model, tiny.pairs(7), metric=metric, max_batch_size=3)
+    last = engine.batches[2].examples.tolist()
+    with pytest.raises(NonFiniteMetricError) as error:
+        list(engine.effects_by_batch(torch.ones(12)))
+    assert "not finite on 1 of 7 examples: " in str(error.value)
+    assert f"example {last[0]} (" in str(error.value)
+    assert last != [0]
+
+
+def test_the_set_is_measured_first_then_predicted_then_its_members_alone(engine):
+    exploration = Exploration(engine, [7, 1, 4])
+    events = list(exploration.steps())
+    progress, rest = events[:2], events[2:]
+    assert [(e.members, e.n_done, e.n_batches) for e in progress] == [
+        ((1, 4, 7), 1, 3),
+        ((1, 4, 7), 2, 3),
+    ]
+    effects = engine.effects(from_indices((1, 4, 7), 12))
+    first = engine.batches[0].examples
+    assert progress[0].effect == pytest.approx(effects[first].mean().item())
+    measured = [event for event in rest if isinstance(event, Measurement)]
+    assert [m.members for m in measured] == [(1, 4, 7), (1,), (4,), (7,)]
+    assert torch.equal(measured[0].effects, effects)
+    assert measured[0].interval == tk.results.effect_interval(effects, weights=engine.pairs.weights)
+    assert exploration.alone(4) == engine.effects(from_indices((4,), 12)).mean().item()
+    (prediction,) = [event for event in rest if isinstance(event, Prediction)]
+    expected = engine.predict_changes((1, 4, 7)).gains
+    torch.testing.assert_close(prediction.gains, expected)
+    torch.testing.assert_close(prediction.per_example.mean(0), expected)
+    # All is known: nothing is left to do.
+    assert list(exploration.steps()) == []
+    assert exploration.measured_now() is measured[0]
+
+
+def test_work_that_is_left_measures_nothing_and_a_return_begins_anew(engine):
+    exploration = Exploration(engine, [2])
+    steps = exploration.steps()
+    assert isinstance(next(steps), Progress)
+    exploration.select([3])
+    assert exploration.measurement is None
+    assert exploration.measured_now().members == (3,)
+    exploration.undo()
+    assert exploration.measurement is None
+    expected = engine.effects(from_indices((2,), 12))
+    assert exploration.measured_now().effect == expected.mean().item()
+
+
+def test_effects_of_searches_count_until_probabilities_are_asked_for(engine):
+    effects = engine.effects(from_indices((2,), 12))
+    exploration = Exploration(engine, [2], measured=[Measurement((2,), effects)])
+    assert exploration.measured_now().x is None
+    measured = next(event for event in exploration.steps() if isinstance(event, Measurement))
+    assert torch.equal(measured.x, engine.log_probs(from_indices((2,), 12)).x)
+    assert exploration.measured_now(complete=True) is measured
+
+
+def test_undo_redo_complement_and_pins(engine):
+    exploration = Exploration(engine, [0])
+    exploration.toggle([0, 3])
+    assert exploration.members == (3,)
+    exploration.complement()
+    assert exploration.members == (0, 1, 2, *range(4, 12))
+    exploration.undo()
+    exploration.pin("A")
+    exploration.undo()
+    exploration.undo()
+    assert exploration.members == (0,)
+    exploration.redo()
+    assert exploration.members == (3,) == exploration.pins["A"]
+    exploration.fill()
+    exploration.redo()
+    assert (exploration.members, exploration.position) == (tuple(range(12)), 2)
+    exploration.clear()
+    exploration.clear()
+    assert exploration.history == ((0,), (3,), tuple(range(12)), ())
+    exploration.unpin("A")
+    exploration.unpin("A")
+    assert exploration.pins == {}
+    for number in range(150):
+        exploration.select([number % 12])
+    assert len(exploration.history) == 100
+    assert exploration.position == 99
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_keys_of_sets_come_back(members):
+    ordered = tuple(sorted(members))
+    assert members_of_key(set_key(ordered)) == ordered
+
+
+def test_states_come_back_and_others_are_refused(engine):
+    exploration, other = Exploration(engine, [0, 1, 2, 9]), Exploration(engine)
+    exploration.pin("B")
+    exploration.toggle([9])
+    exploration.example = 3
+    state = json.loads(json.dumps(exploration.state()))
+    assert state["history"] == ["0-2,9", "0-2"]
+    other.restore(state)
+    assert (other.members, other.pins, other.example) == ((0, 1, 2), {"B": (0, 1, 2, 9)}, 3)
+    other.undo()
+    assert other.members == (0, 1, 2, 9)
+    for change, text in [
+        ({"history": ["0-12"]}, "12 is no component. Give flat indices, 0 to 11."),
+        ({"history": ["x"]}, "cannot be read. Give what state() gave."),
+        ({"history": ["0-99999999999"]}, "cannot be read. Give what state() gave."),
+        ({"history": 5}, "cannot be read. Give what state() gave."),
+        ({"position": 2}, "has a position, a pin or an example that there is not."),
+        ({"position": -1}, "has a position, a pin or an example that there is not."),
+        ({"pins": {"C": "1"}}, "has a position, a pin or an example that there is not."),
+        ({"example": 7}, "has a position, a pin or an example that there is not."),
+        ({"example": True}, "has a position, a pin or an example that there is not."),
+    ]:
+        with pytest.raises(ExplorationError, match=re.escape(text)):
+            other.restore({**state, **change})
+        assert other.members == (0, 1, 2, 9)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_sets_and_pins_that_are_none_are_refused(engine):
+    with pytest.raises(ExplorationError, match=r"^12 is no component\. Give flat indices, 0 to 11"):
+        Exploration(engine, [12])
+    with pytest.raises(ExplorationError, match=r"^'L1H4' is no component"):
+        Exploration(engine).select(["L1H4"])
+    with pytest.raises(ExplorationError, match=r"^Unknown pin 'C'\. Use 'A' or 'B'\."):
+        Exploration(engine).pin("C")
+
+
+def test_what_cannot_be_predicted_is_measured_all_the_same(model):
+    engine = tiny.engine(model, tiny.pairs(4), metric="accuracy")
+    exploration = Exploration(engine, [5])
+    measured, unpredicted = list(exploration.steps())
+    assert isinstance(measured, Measurement)
+    assert isinstance(unpredicted, Unpredicted)
+    assert unpredicted.reason.startswith("No gradient reaches the mask through the metric")
+    assert list(exploration.steps()) == []
+
+
+def test_a_distance_has_only_a_rough_prediction_at_the_empty_set(model):
+    engine = tiny.engine(model, tiny.pairs(4), metric="kl")
+    exploration = Exploration(engine)
+    prediction = exploration.predicted_now()
+    assert prediction.is_rough
+    exploration.select([3])
+    assert not exploration.predicted_now().is_rough
+    # That of single examples is kept for the latest set only.
+    exploration.select([4])
+    exploration.predicted_now()
+    assert exploration.predictions[(3,)].per_example is None
+    assert exploration.predictions[(4,)].per_example is not None
+
+
+def test_singles_are_those_of_the_engine(engine):
+    exploration = Exploration(engine, [4])
+    kept = exploration.measured_now()
+    exploration.select([4])
+    exploration.measure_singles()
+    alone = torch.tensor([exploration.alone(i) for i in range(12)])
+    expected = engine.set_effects([(i,) for i in range(12)]).mean(1)
+    torch.testing.assert_close(alone, expected)
+    assert exploration.measurements[(4,)] is kept
+
+
+# ---- the widget, without a browser ------------------------------------------------------------
+
+
+@pytest.fixture
+def demo(demo_model):
+    pairs = tk.load_dataset("demo-facts", demo_model)[:8]
+    return tk.Tracer(demo_model, pairs, metric="probability-drop", layers=[0, 1])
+
+
+@pytest.mark.parametrize("start", ["nothing", "components", "result", "mask", "curve", "front"])
+def test_where_an_explorer_starts(demo, start):
+    pytest.importorskip("anywidget")
+    result = demo.run("top-k", budget=3)
+    curve = demo.run("greedy", budgets=[1, 2])
+    front = demo.pareto(max_budget=3, statistics=False, max_passes=40)
+    given, expected = {
+        "nothing": (None, []),
+        "components": (result.components, result.components),
+        "result": (result, result.components),
+        "mask": (result.binary_mask, result.components),
+        "curve": (curve, curve[-1].components),
+        "front": (front, front[-1].components),
+    }[start]
+    view = demo.explore(given)
+    assert view.components == expected
+    mask = from_indices([demo.registry.index(c) for c in expected], 16)
+    assert view.effect == pytest.approx(demo.evaluate(mask), abs=1e-6)
+    torch.testing.assert_close(view.per_example, demo.evaluate(mask, per_example=True))
+    slides = {"curve": curve, "front": front}.get(start)
+    sizes = None if slides is None else [r.n_selected for r in slides]
+    assert (view.setup["front"] and view.setup["front"]["sizes"]) == sizes
+    # What the tracer measured before is at hand.
+    known = view.exploration.measurements
+    assert all(tiny.members_of(r) in known for r in [result, *curve, *(slides or [])])
+
+
+def test_results_of_other_data_are_sets_to_be_measured_and_no_effects(demo, demo_model):
+    pytest.importorskip("anywidget")
+    others = tk.load_dataset("demo-facts", demo_model)[8:24]
+    result = tk.Tracer(demo_model, others, metric="probability-drop", layers=[0, 1]).run(
+        "top-k", budget=2
+    )
+    view = demo.explore(result)
+    assert view.components == result.components
+    assert view.effect == pytest.approx(demo.evaluate(result), abs=1e-6)
+    assert abs(view.effect - result.effect) > 1e-3
+    loaded = replace(result, tracer=None)
+    assert demo.explore(loaded).effect == view.effect
+    view = demo.explore(front=tk.TraceCurve((replace(result, budget=2),)))
+    assert list(view.exploration.measurements) == [()]
+    view.select(result)
+    assert view.effect == pytest.approx(demo.evaluate(result), abs=1e-6)
+
+
+def test_the_set_can_be_changed_from_python(demo):
+    pytest.importorskip("anywidget")
+    view = demo.explore()
+    members = [tk.Component("attention-patterns", 1, 4), tk.Component("attention-patterns", 1, 7)]
+    view.components = members
+    assert view.components == members
+    assert view.labels == ["L1H4", "L1H7"]
+    assert view.effect == demo.evaluate(members)
+    assert view.interval == tk.results.effect_interval(view.per_example)
+    assert view.view_state["history"][view.view_state["position"]] == "12,15"
+    view.pin("A")
+    view.complement()
+    assert len(view.components) == 14
+    view.undo()
+    view.redo()
+    assert view.pins == {"A": members}
+    assert view.effect == demo.evaluate(view.components)
+    text = f"Explorer(demo-facts, demo: 14 of 16 components, effect {view.effect:.4g})"
+    assert repr(view) == text
+    result = view.result()
+    assert (result.method, result.components) == ("by-hand", view.components)
+    assert torch.equal(result.per_example, view.per_example)
+    assert view.figure().to_dict() == result.heatmap().to_dict()
+    with pytest.raises(tk.errors.ComponentError):
+        view.select([tk.Component("attention-patterns", 3, 0)])
+    assert len(view.components) == 14
+    view.components = []
+    assert (view.components, view.effect) == ([], 0.0)
+
+
+def test_a_model_that_changed_is_refused(model):
+    pytest.importorskip("anywidget")
+    own = tk.load_model(tiny.hf_model("gpt2"))
+    view = tk.Tracer(own, tiny.pairs(4)).explore()
+    weight = next(p for p in own.parameters() if p.ndim == 2)
+    with torch.no_grad():
+        weight.mul_(1.1)
+    view.select([view.exploration.engine.registry[0]])
+    with pytest.raises(IdentityCheckError):
+        _ = view.effect
+    assert view.exploration.measurement is None
+
+
+def test_clicks_in_a_running_loop_measure_only_the_last_set(demo, monkeypatch):
+    """As in a notebook: the work goes on between two messages."""
+    pytest.importorskip("anywidget")
+    view = demo.explore()
+    seen = []
+    measure = Exploration._measure
+
+    def counted(exploration, members):
+        seen.append(members)
+        yield from measure(exploration, members)
+
+    monkeypatch.setattr(Exploration, "_measure", counted)
+
+    async def scenario():
+        for index in range(8):
+            view._on_state({"new": {**view.exploration.state(), "history": [str(index)]}})
+        await view._task
+
+    asyncio.run(scenario())
+    assert seen == [(7,)]
+    assert view.exploration.members == (7,)
+
+
+def test_a_click_ends_the_work_on_the_set_before(demo_model):
+    pytest.importorskip("anywidget")
+    pairs = tk.load_dataset("demo-facts", demo_model)[:8]
+    tracer = tk.Tracer(demo_model, pairs, layers=[1], max_batch_size=2)
+    view = tracer.explore()
+    sent = []
+    view.send = lambda content, buffers=None: sent.append(content)
+
+    async def scenario():
+        view.select([tracer.registry[0]])
+        while not sent:
+            await asyncio.sleep(0)
+        view.select([tracer.registry[1]])
+        await view._task
+
+    asyncio.run(scenario())
+    measured = [content["key"] for content in sent if content["kind"] == "measured"]
+    assert measured == ["1"]
+    progress = [(m["key"], m["done"]) for m in sent if m["kind"] == "progress"]
+    assert progress == [("0", 1), ("1", 1), ("1", 2), ("1", 3)]
+
+
+def test_states_from_a_browser_that_are_none_change_nothing(demo):
+    pytest.importorskip("anywidget")
+    view = demo.explore([demo.registry[3]])
+    sent = []
+    view.send = lambda content, buffers=None: sent.append(content)
+    view.view_state = {"history": ["0-99"], "position": 0, "pins": {}, "example": None, "stamp": 1}
+    assert view.components == [demo.registry[3]]
+    (problem,) = sent
+    assert problem["kind"] == "problem"
+    assert problem["text"] == "ExplorationError: 16 is no component. Give flat indices, 0 to 15."
+
+
+def test_where_no_widget_can_run_there_is_a_picture(demo):
+    pytest.importorskip("anywidget")
+    view = demo.explore([tk.Component("attention-patterns", 1, 4)])
+    data, _ = view._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    picture = data["image/svg+xml"]
+    assert picture.count('fill="#d55e00"') == 1
+    assert picture.count("<rect") == 16 + 1
+    assert repr(view) in picture
+    assert data["text/plain"] == repr(view)
+
+
+def test_saved_pages_hold_what_was_measured(demo, tmp_path):
+    pytest.importorskip("anywidget")
+    view = demo.explore(demo.registry[:2])
+    view.measure_singles()
+    text = view.save(tmp_path / "deep" / "explore.html").read_text()
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    data = json.loads(found)
+    entries = {entry["key"]: entry for entry in data["table"]["measured"]}
+    assert set(entries) == {"0-1", *map(str, range(16))}
+    assert entries["0-1"]["effect"] == demo.evaluate(demo.registry[:2])
+    assert text.count("</script") == 2
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_without_anywidget_the_error_says_what_to_install(demo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    monkeypatch.delitem(sys.modules, "tracekit.explore.explorer", raising=False)
+    text = (
+        "The explorer needs anywidget, which is not installed. Run pip install 'tracekit[explore]'."
+    )
+    with pytest.raises(MissingExtraError, match=re.escape(text)):
+        demo.explore()
+
+
+def test_more_components_than_can_be_shown_are_refused(demo_model):
+    pytest.importorskip("anywidget")
+    pairs = tk.load_dataset("demo-facts", demo_model)[:2]
+    tracer = tk.Tracer(demo_model, pairs, "mlp-neurons+mlp-outputs", "probability-drop")
+    n = len(tracer.registry)
+    text = (
+        rf"^The explorer shows up to 2048 components, and this tracer has {n} \({n - 512} mlp-neu"
+    )
+    with pytest.raises(ExplorationError, match=text):
+        tracer.explore()
+
+
+def test_metrics_that_fail_raise_where_the_effect_is_asked_for(demo_model):
+    pytest.importorskip("anywidget")
+    is_broken = False
+
+    def fragile(clean, intervened):
+        effects = clean.x - intervened.x
+        return torch.where(effects != 0, torch.nan, effects) if is_broken else effects
+
+    pairs = tk.load_dataset("demo-facts", demo_model)[:4]
+    view = tk.Tracer(demo_model, pairs, metric=fragile, layers=[1]).explore()
+    is_broken = True
+    view.select(view.exploration.engine.registry[:1])
+    with pytest.raises(NonFiniteMetricError, match="'fragile' is not finite on 4 of 4 examples"):
+        _ = view.effect

@@ -1,0 +1,191 @@
+"""Reports: one page on runs, which says how to repeat them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tests.cli.test_commands import command  # noqa: F401
+from tracekit.errors import NoResultError
+
+
+@pytest.fixture(scope="module")
+def tracer(demo_model):
+    """Some heads of the first 12 facts, by another mean and with examples held out."""
+    facts = tk.load_dataset("demo-facts", demo_model)
+    return tk.Tracer(
+        demo_model,
+        facts[:12],
+        "head-outputs",
+        "probability-drop",
+        layers=[0, 1],
+        continuation_mean="arithmetic",
+        held_out=facts[12:20],
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tracer):
+    curve = tracer.run("pgb-ct", budgets=[2, 4], seed=3, trials=2, epochs=4)
+    greedy = tracer.run("greedy", budget=3, objective="log-odds")
+    front = tracer.pareto(max_budget=3, statistics=False, max_passes=60, seed=1)
+    return [curve, greedy, front, tracer.interactions(layers=[0])]
+
+
+def body(path):
+    """The page without plotly's script."""
+    text = path.read_text(encoding="utf-8")
+    return text[text.index("</script></head>") :]
+
+
+def code(text):
+    return [unescape(block) for block in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
+
+
+def test_a_report_says_what_was_found(tracer, runs, tmp_path):
+    path = tk.report(runs, tmp_path / "deep" / "report.html")
+    text = body(path)
+    curve, greedy, front, grid = runs
+    for result in [*curve, greedy, *front]:
+        assert f"<td>{result.effect:.4g}</td>" in text
+        assert f"<td>{', '.join(result.labels)}</td>" in text
+    low, high = greedy.interval
+    assert f"<td>{low:.3g} to {high:.3g}</td>" in text
+    assert f"<td>{greedy.held_out_effect:.4g}</td>" in text
+    assert tracer.pairs.fingerprint in text
+    assert "16 head-outputs in layers 0-1" in text
+    assert "arithmetic mean of token probabilities" in text
+    # Every example, with its prompt.
+    for number, pair in enumerate(tracer.pairs):
+        assert f"<td>{number}</td><td>{pair.texts['prompt']}</td>" in text
+        assert f"<td>{front[-1].per_example[number].item():.4g}</td>" in text
+    # Curve, panel, front and its heatmap, grid.
+    assert text.count("Plotly.newPlot(") == 5
+    assert grid.labels[0] in text
+    assert not re.search(r"""(src|href)=["']""", text)
+
+
+def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
+    (block,) = code(body(tk.report(runs[:3], tmp_path / "report.html")))
+    assert block.count("tracer.run(") == 2
+    assert "budgets=[2, 4]" in block
+    names = {}
+    exec(block, names)
+    again = names["tracer"].results
+    curve, greedy, front = runs[:3]
+    for result, repeated in zip([*curve, greedy], again, strict=True):
+        assert repeated.labels == result.labels
+        assert repeated.effect == pytest.approx(result.effect, abs=1e-6)
+        assert (repeated.seed, repeated.objective) == (result.seed, result.objective)
+    last = block.strip().splitlines()[-1]
+    assert last.startswith("tracer.pareto(max_budget=3, seed=1, ")
+    repeated = eval(last.replace("(", "(statistics=False, ", 1), names)
+    assert [r.labels for r in repeated] == [r.labels for r in front]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"components": "head-outputs+mlp-blocks", "positions": "last"},
+        {"components": "mlp-outputs", "layers": [1], "indices": [3, 5, 7]},
+        {"components": "attention-patterns", "windows": 2, "source": "zero"},
+        {"components": "head-outputs", "direction": "denoising", "metric": "logit-difference"},
+        {"components": "residual", "by": "position"},
+    ],
+)
+def test_settings_are_repeated(demo_model, tmp_path, options):
+    facts = tk.load_dataset("demo-facts", demo_model)
+    n = next(i for i, p in enumerate(facts) if len(p.prompt_ids) != len(facts[0].prompt_ids))
+    tracer = tk.Tracer(demo_model, facts[:n], **options)
+    result = tracer.run("top-k", budget=2)
+    (block,) = code(body(tk.report(result, tmp_path / "report.html")))
+    block = block.replace("by='span'", f"by={options.get('by')!r}")
+    # The fingerprint is that of the pairs as they were traced.
+    names = {}
+    exec(re.sub("assert pairs.*", "", block), names)
+    (again,) = names["tracer"].results
+    assert again.registry == result.registry
+    assert again.effect == pytest.approx(result.effect, abs=1e-6)
+    assert again.dataset_fingerprint == result.dataset_fingerprint
+
+
+def test_sets_by_hand_are_repeated_by_measuring_them(demo_model, tmp_path):
+    pytest.importorskip("anywidget")
+    facts = tk.load_dataset("demo-facts", demo_model)[:4]
+    view = tk.Tracer(demo_model, facts, "head-outputs", "probability-drop").explore()
+    view.select([tk.Component("head-outputs", 1, 4)])
+    (block,) = code(body(tk.report([view.result()], tmp_path / "report.html")))
+    last = block.strip().splitlines()[-1]
+    assert last == "tracer.evaluate([tk.Component('head-outputs', 1, 4)])  # of 'by-hand'"
+    names = {}
+    exec(block, names)
+    assert eval(last, names) == pytest.approx(view.effect)
+
+
+def test_results_of_several_data_sets_have_parts_of_their_own(model, tmp_path):
+    results = [tk.Tracer(model, tiny.pairs(4, seed=seed)).run("top-k", budget=2) for seed in (0, 1)]
+    text = body(tk.report(results, tmp_path / "report.html"))
+    assert text.count("<h2>Setting</h2>") == 2
+    assert all(result.dataset_fingerprint in text for result in results)
+    with pytest.raises(
+        NoResultError, match=r"^There is no result to report\. Give at least one\.$"
+    ):
+        tk.report([], tmp_path / "none.html")
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_nothing_from_outside_becomes_markup(runs, tmp_path):
+    bad = "<script>alert('1')</script>\"&\u001b[31m</pre>"
+    curve, greedy, _, grid = runs
+    renamed = {"dataset": bad, "model": bad, "metric": bad, "axis_label": bad, "method": bad}
+    loaded = [replace(r, **renamed, method_title=bad, objective=bad) for r in [*curve, greedy]]
+    path = tk.report([*loaded, replace(grid, title=bad)], tmp_path / "report.html")
+    text = path.read_text(encoding="utf-8")
+    assert "\u001b" not in body(path)
+    assert "<script>alert" not in text
+    assert '</script>"' not in body(path)
+    assert "&lt;script&gt;alert(&#x27;1&#x27;)" in body(path)
+    (block,) = code(body(path))
+    compile(block, "report", "exec")
+
+
+def test_the_command_reads_all_that_was_saved(command, runs, tmp_path):  # noqa: F811
+    curve, greedy, front, grid = runs
+    curve.save(tmp_path / "runs" / "curve")
+    greedy.save(tmp_path / "runs" / "greedy")
+    front.save(tmp_path / "runs" / "front")
+    grid.save(tmp_path / "grid.json")
+    page = tmp_path / "out" / "report.html"
+    code_, out, err = command("report", tmp_path / "runs", tmp_path / "grid.json", "-o", page)
+    assert code_ == 0, err
+    assert page.resolve().as_uri() in out
+    text = body(page)
+    rows = re.findall(r"<tr><td>[^<]*</td><td>\d+</td><td>\d+</td>", text)
+    assert len(rows) == 2 + 1 + len(front)
+    assert text.count("Plotly.newPlot(") == 5
+    (block,) = code(text)
+    assert "budgets=[2, 4]" in block
+    assert "tracer.pareto(max_budget=3" in block
+
+
+def test_the_command_refuses_runs_that_cannot_be_read(command, runs, tmp_path):  # noqa: F811
+    page = tmp_path / "report.html"
+    greedy = runs[1]
+    for name, text in [("damaged", "is damaged, was changed"), ("other", "has format version 99")]:
+        file = greedy.save(tmp_path / name) / "result.json"
+        document = json.loads(file.read_text())
+        document["effect" if name == "damaged" else "format_version"] = 99
+        file.write_text(json.dumps(document))
+        code_, _, err = command("report", tmp_path / name, "-o", page)
+        assert code_ == 1
+        assert text in err
+    (tmp_path / "empty").mkdir()
+    code_, _, err = command("report", tmp_path / "empty", "-o", page)
+    assert (code_, page.exists()) == (1, False)
+    assert "holds no result.json. Give a folder that a run was saved to." in err

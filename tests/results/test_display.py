@@ -1,0 +1,210 @@
+"""What objects show of themselves: short texts, and HTML without anybody else's markup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit.data.display import shown_pair
+from tracekit.results.picture import selection_svg
+
+HOSTILE = "<script>alert('1')</script>\"&\u001b[31m\u202e"
+
+
+class Reader(HTMLParser):
+    """Tags, and the texts of the cells of tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.rows: list[list[str]] = []
+        self.bold: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self._open.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += data
+        if "b" in self._open and "td" in self._open:
+            self.bold.append(data)
+
+
+SAFE = {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span"}
+SAFE |= {"svg", "rect", "text"}
+
+
+@pytest.fixture(scope="module")
+def shown(demo_model):
+    """One of everything that shows itself."""
+    pairs = tk.load_dataset("demo-bias", demo_model)[:16]
+    tracer = tk.Tracer(
+        demo_model, pairs, held_out=tk.load_dataset("demo-bias", demo_model)[16:24], also=["kl"]
+    )
+    curve = tracer.run("top-k", budgets=list(range(1, 15)))
+    result = tracer.run("greedy", budget=3)
+    return {
+        "pairs": pairs,
+        "tracer": tracer,
+        "curve": curve,
+        "result": result,
+        "front": tracer.pareto(max_budget=3, max_passes=60),
+        "grid": tracer.interactions(layers=[0]),
+        "comparison": tk.compare([result, curve.at(3)]),
+        "registry": tracer.registry,
+        "metric": tracer.engine.metric,
+    }
+
+
+def test_texts_are_a_line_each(shown):
+    for name, value in shown.items():
+        text = repr(value)
+        assert "\n" not in text, name
+        assert len(text) < 400, name
+        assert "tensor(" not in text, name
+        assert "0x" not in text, name
+    effects = shown["curve"].to_frame()["effect"]
+    assert repr(shown["curve"]).startswith(
+        f"TraceCurve(top-k on demo-bias, demo; effect by budget 1: {effects[0]:.4g}, 2: "
+    )
+    first = shown["grid"].to_frame().iloc[0]
+    assert repr(shown["grid"]) == (
+        "InteractionGrid(demo-bias data, demo model: 8 components; strongest "
+        f"{first['first']}, {first['second']}: {first['interaction']:+.4g})"
+    )
+    assert repr(shown["registry"]) == "ComponentRegistry(32 attention-patterns in layers 0-3)"
+    assert repr(shown["metric"]) == "Metric(odds-ratio: effect (odds ratio \u2212 1))"
+
+
+@pytest.mark.parametrize(
+    "name", ["pairs", "tracer", "curve", "result", "front", "grid", "comparison"]
+)
+def test_html_is_small_and_plain(shown, name):
+    text = shown[name]._repr_html_()
+    reader = Reader(text)
+    assert reader.tags <= SAFE
+    assert len(text) < 40_000
+    assert len(reader.rows) <= 7 + 1 + 12 + 1
+
+
+def test_pairs_show_every_token_and_the_changed_ones_in_bold(shown):
+    pairs = shown["pairs"]
+    reader = Reader(pairs._repr_html_())
+    assert len(reader.rows) == 1 + 12
+    assert "and 4 more" in pairs._repr_html_()
+    pair = pairs[3]
+    texts = [pairs.token_texts[token] for token in pair.prompt_ids]
+    assert reader.rows[4][:2] == ["3", "".join(texts)]
+    changed = [
+        (pairs.token_texts[a], pairs.token_texts[b])
+        for each in pairs[:12]
+        for a, b in zip(each.prompt_ids, each.source_ids, strict=True)
+        if a != b
+    ]
+    assert sorted(reader.bold) == sorted(word for both in changed for word in both)
+
+
+def test_pairs_without_a_tokenizer_show_ids_and_noise_is_said(model):
+    row = {"prompt_ids": [5, 6, 7], "counterfactual_ids": [5, 9, 7], "x_ids": [1]}
+    pairs = tk.PromptPairs.from_ids([row])
+    assert Reader(pairs._repr_html_()).rows[1] == ["0", "567", "597", "1", ""]
+    assert Reader(pairs._repr_html_()).bold == ["6", "9"]
+    assert Reader(pairs.reversed()._repr_html_()).rows[1][1] == "597"
+    noisy = Reader(tiny.pairs(2, noise=True)._repr_html_())
+    assert noisy.rows[1][2] == "the prompt with noise on its embeddings"
+    assert noisy.bold == []
+    shown = shown_pair(tiny.pairs(1, noise=True).reversed()[0], {})
+    assert shown.source.startswith("the prompt with noise on its embeddings; the counter")
+
+
+def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
+    row = {
+        "prompt": "the mechanic waited for the maid while she",
+        "counterfactual": "the guard met the maid while he",
+        "x": " ironed sheets .",
+        "spans": {"who": "mechanic", "pronoun": "she"},
+        "counterfactual_spans": {"who": "guard", "pronoun": " he"},
+    }
+    pairs = tk.PromptPairs.from_text([row], demo_model)
+    shown = shown_pair(pairs[0], pairs.token_texts)
+
+    def changed(tokens):
+        flagged = zip(tokens.texts, tokens.changed, strict=True)
+        return [text.strip() for text, is_changed in flagged if is_changed]
+
+    assert changed(shown.prompt) == ["mechanic", "waited", "for", "she"]
+    assert changed(shown.counterfactual) == ["guard", "met", "he"]
+
+
+def test_results_show_their_numbers(shown):
+    result, text = shown["result"], shown["result"]._repr_html_()
+    low, high = result.interval
+    assert f"effect {result.effect:.4g} [{low:.3g}, {high:.3g}]" in text
+    assert f"held out {result.held_out_effect:.4g} [" in text
+    assert f"kl {result.also['kl']:.4g}" in text
+    assert ", ".join(result.labels) in text
+    # A row for each budget up to twelve, from the first to the last.
+    rows = Reader(shown["curve"]._repr_html_()).rows
+    assert [int(row[0]) for row in rows[1:]] == [1, 2, 3, 5, 6, 7, 8, 9, 10, 12, 13, 14]
+    assert rows[1][2] == f"{shown['curve'].at(1).effect:.4g}"
+    front = shown["front"]
+    rows = Reader(front._repr_html_()).rows
+    held_out = {row.size: row.held_out for row in front.statistics}
+    assert [row[-1] for row in rows[1:]] == [f"{held_out[size]:.4g}" for size in front.sizes]
+    grid = shown["grid"].to_frame()
+    rows = Reader(shown["grid"]._repr_html_()).rows
+    assert [row[1] for row in rows[1:]] == [f"{effect:.4g}" for effect in grid["effect"][:12]]
+    tracer = shown["tracer"]
+    rows = Reader(tracer._repr_html_()).rows
+    assert ["all components", f"effect {tracer.full_effect:.4g}"] in rows
+    assert [row[0] for row in rows[-12:]] == ["top-k"] * 11 + ["greedy"]
+    assert "and 3 earlier results" in tracer._repr_html_()
+
+
+def test_looking_at_a_tracer_runs_nothing(model):
+    tracer = tk.Tracer(model, tiny.pairs(4))
+    before = tracer.engine.cost
+    assert "No results yet: run()." in tracer._repr_html_()
+    assert tracer.engine.cost == before
+
+
+def test_nothing_from_outside_becomes_markup_or_steers_a_terminal(shown):
+    pairs = replace(
+        shown["pairs"],
+        name=HOSTILE,
+        token_texts=dict.fromkeys(shown["pairs"].token_texts, HOSTILE),
+    )
+    result = replace(shown["result"], dataset=HOSTILE, model=HOSTILE, method_title=HOSTILE)
+    result = replace(result, method=HOSTILE, metric=HOSTILE)
+    grid = replace(shown["grid"], title=HOSTILE, labels=(HOSTILE,) * 8)
+    front = tk.ParetoFront((result,), largest=3)
+    for value in (
+        *(pairs, result, grid, front, tk.TraceCurve((result,))),
+        tk.compare([result], labels=[HOSTILE]),
+    ):
+        text = value._repr_html_()
+        assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&quot;&amp;" in text
+        assert Reader(text).tags <= SAFE
+        for shown_text in (text, repr(value)):
+            assert not re.search("[\u001b\u202e]", shown_text)
+    svg = selection_svg(shown["registry"], [3], HOSTILE)
+    assert Reader(svg).tags == {"svg", "rect", "text"}

@@ -1,0 +1,56 @@
+"""`tracekit report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekit.cli.app import app
+from tracekit.cli.output import check_file, console
+
+if TYPE_CHECKING:
+    from tracekit.results.result import TraceResult
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders that runs, curves or fronts were saved to, or that hold such folders; "
+            "and .json files of interaction grids."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The HTML file that is written.")
+    ] = Path("report.html"),
+) -> None:
+    """Writes a page on saved runs: setting, figures, sets, examples, and how to repeat them."""
+    import tracekit as tk
+
+    check_file(output)
+    results = [result for path in runs for result in _read(path)]
+    page = tk.report(results, output)
+    console.print(f"The report: {page.resolve().as_uri()}", soft_wrap=True, highlight=False)
+
+
+def _read(path: Path) -> list[Any]:
+    """What was saved at a path or below it."""
+    import tracekit as tk
+
+    if path.suffix == ".json":
+        return [tk.InteractionGrid.load(path)]
+    fronts = [tk.ParetoFront.load(file.parent) for file in sorted(path.rglob("pareto.json"))]
+    folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
+    runs: list[TraceResult] = []
+    for file in sorted(path.rglob("result.json")):
+        # Those of a front were read with it.
+        if not any(folder in file.parents for folder in folders):
+            runs.append(tk.TraceResult.load(file.parent))
+    if not fronts and not runs:
+        # The error says what a folder must hold.
+        runs.append(tk.TraceResult.load(path))
+    runs.sort(key=lambda result: (result.method, result.n_selected))
+    return [*runs, *fronts]

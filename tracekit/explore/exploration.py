@@ -1,0 +1,444 @@
+"""An exploration: a set of components that changes, and all that is known of the sets it was.
+
+Nothing here knows of a browser. `Exploration` holds the set, the sets before and after it (undo),
+two pinned sets, and every measurement and prediction by the set that it belongs to. What is shown
+of a set is looked up by that set, so no effect can stand beside a set that it is not of.
+
+Work is done in steps of one batch (`steps`): between two of them the set may change, and the rest
+is then left undone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit import checks
+from tracekit._options import is_whole, shortened
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.errors import ExplorationError, TracekitError
+from tracekit.masks import Mask, from_indices
+from tracekit.metrics import Effects
+from tracekit.results.intervals import effect_interval
+
+Pin = Literal["A", "B"]
+"""Name of a pinned set."""
+_MOST_UNDONE = 100
+"""Sets that the history keeps."""
+_MOST_ALONE = 16
+"""Components of a set beyond which they are not measured one by one unasked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What a set does to every example, measured."""
+
+    members: ComponentSet
+    """The set."""
+    effects: Effects
+    """Effect on each example; times its weight if examples have weights."""
+    x: Float[Tensor, " example"] | None = None
+    """Log-probability of each x under the intervention; None if it was not recorded."""
+    y: Float[Tensor, " example"] | None = None
+    """Log-probability of each y, if every example has one."""
+    seconds: float | None = None
+    """What it took; None if it was measured elsewhere."""
+    weights: Float[Tensor, " example"] | None = None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+
+    @property
+    def effect(self) -> float:
+        """Mean effect."""
+        return self.effects.mean().item()
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of it over examples."""
+        return effect_interval(self.effects, weights=self.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What changing single components of a set would bring, to first order."""
+
+    members: ComponentSet
+    """The set."""
+    gains: Mask
+    """What having each component in the set brings: if it joined, or as it is there."""
+    per_example: Float[Tensor, "example component"] | None = None
+    """The same on each example, where it is known."""
+    is_rough: bool = False
+    """Whether it comes from a gradient elsewhere than at the set."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A measurement that is not complete."""
+
+    members: ComponentSet
+    """The set."""
+    n_done: int
+    """Batches that were measured."""
+    n_batches: int
+    """Batches in all."""
+    effect: float | None
+    """Mean effect on the examples measured so far."""
+
+
+@dataclass(frozen=True)
+class Unpredicted:
+    """A set at which nothing can be predicted."""
+
+    members: ComponentSet
+    """The set."""
+    reason: str
+    """Why not."""
+
+
+Event = Measurement | Prediction | Progress | Unpredicted
+"""What a step of work came to."""
+
+
+class Exploration:
+    """A set of components that changes, and what is known of every set that it was."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        members: Iterable[int] = (),
+        *,
+        front: Sequence[ComponentSet] = (),
+        measured: Iterable[Measurement] = (),
+    ) -> None:
+        """Begins with a set; measures nothing yet.
+
+        Args:
+            engine: Measures.
+            members: The first set, as flat indices.
+            front: Sets of ascending size to move along.
+            measured: Measurements to begin with, of this engine.
+
+        Raises:
+            ExplorationError: A set that is none of this engine's components.
+        """
+        self.engine = engine
+        self.n_components = engine.n_components
+        self.front = tuple(self._checked(each) for each in front)
+        """Sets of ascending size to move along."""
+        self.measurements: dict[ComponentSet, Measurement] = {m.members: m for m in measured}
+        """Every measurement, by its set."""
+        self.predictions: dict[ComponentSet, Prediction] = {}
+        """Every prediction, by its set; single examples are kept for the latest only."""
+        self.unpredicted: dict[ComponentSet, Unpredicted] = {}
+        """Sets at which nothing can be predicted."""
+        self.pins: dict[Pin, ComponentSet] = {}
+        """Pinned sets."""
+        self.example: int | None = None
+        """The example whose predictions are shown; None: their mean."""
+        self._history: list[ComponentSet] = [self._checked(members)]
+        self._position = 0
+
+    # ---- the set --------------------------------------------------------------------------
+
+    @property
+    def members(self) -> ComponentSet:
+        """The set, as ascending flat indices."""
+        return self._history[self._position]
+
+    @property
+    def history(self) -> tuple[ComponentSet, ...]:
+        """Sets that the set was, and those that `redo` leads to."""
+        return tuple(self._history)
+
+    @property
+    def position(self) -> int:
+        """Where in the history the set is."""
+        return self._position
+
+    def select(self, members: Iterable[int]) -> None:
+        """Makes it another set; what was undone is forgotten.
+
+        Raises:
+            ExplorationError: Something else than components.
+        """
+        chosen = self._checked(members)
+        if chosen == self.members:
+            return
+        self._history = [*self._history[: self._position + 1], chosen][-_MOST_UNDONE:]
+        self._position = len(self._history) - 1
+
+    def toggle(self, indices: Iterable[int]) -> None:
+        """Takes components that are in the set out of it, and puts the others in."""
+        self.select(set(self.members) ^ set(self._checked(indices)))
+
+    def clear(self) -> None:
+        """Makes it the empty set."""
+        self.select(())
+
+    def fill(self) -> None:
+        """Makes it the set of all components."""
+        self.select(range(self.n_components))
+
+    def complement(self) -> None:
+        """Makes it the set of all other components."""
+        self.select(set(range(self.n_components)) - set(self.members))
+
+    def undo(self) -> None:
+        """Goes back to the set before, if there is one."""
+        self._position = max(0, self._position - 1)
+
+    def redo(self) -> None:
+        """Goes forward to the set that was undone, if there is one."""
+        self._position = min(len(self._history) - 1, self._position + 1)
+
+    def pin(self, name: Pin) -> None:
+        """Keeps the set under a name, to compare others with.
+
+        Raises:
+            ExplorationError: Another name than A or B.
+        """
+        if name not in get_args(Pin):
+            raise ExplorationError(f"Unknown pin {shortened(name)}. Use 'A' or 'B'.")
+        self.pins[name] = self.members
+
+    def unpin(self, name: Pin) -> None:
+        """Forgets a pinned set."""
+        self.pins.pop(name, None)
+
+    def _checked(self, members: Iterable[int]) -> ComponentSet:
+        indices = list(members)
+        for index in indices:
+            if not is_whole(index) or not 0 <= index < self.n_components:
+                raise ExplorationError(
+                    f"{shortened(index)} is no component. Give flat indices, 0 to "
+                    f"{self.n_components - 1}."
+                )
+        return tuple(sorted({int(index) for index in indices}))
+
+    # ---- what is known --------------------------------------------------------------------
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """What is measured of the set; None if nothing is yet."""
+        return self.measurements.get(self.members)
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What is predicted at the set; None if nothing is yet."""
+        return self.predictions.get(self.members)
+
+    def alone(self, index: int) -> float | None:
+        """Measured effect of one component alone; None if it was not measured."""
+        single = self.measurements.get((index,))
+        return None if single is None else single.effect
+
+    def measured_now(self, *, complete: bool = False) -> Measurement:
+        """What the set does; measures it if it was not measured yet.
+
+        Args:
+            complete: Whether to measure it too where only the probabilities of continuations are
+                missing, as they are of results of searches.
+
+        Raises:
+            IdentityCheckError: The model changed.
+            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+        """
+        members = self.members
+        measurement = self.measurements.get(members)
+        if measurement is None or (complete and measurement.x is None):
+            for _ in self._measure(members):
+                pass
+        return self.measurements[members]
+
+    def predicted_now(self) -> Prediction | None:
+        """The prediction at the set, made if need be; None if the metric has none."""
+        members = self.members
+        if members not in self.predictions:
+            for _ in self._predict(members):
+                pass
+        return self.predictions.get(members)
+
+    def measure_singles(self) -> None:
+        """Measures every component alone, unless it was."""
+        missing = [i for i in range(self.n_components) if (i,) not in self.measurements]
+        if not missing:
+            return
+        checks.check_unchanged(self.engine)
+        start = time.perf_counter()
+        effects = self.engine.set_effects([(i,) for i in missing], "single components")
+        seconds = (time.perf_counter() - start) / len(missing)
+        for index, of_examples in zip(missing, effects, strict=True):
+            self._record(Measurement((index,), of_examples, seconds=seconds))
+
+    # ---- work -----------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Event]:
+        """Works on the present set, a batch a step; leave it when the set has changed.
+
+        The set is measured first. Then come the predictions for every component, and the
+        components of a small set alone.
+
+        Raises:
+            IdentityCheckError: The model changed.
+            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+        """
+        members = self.members
+        measurement = self.measurements.get(members)
+        # One from elsewhere lacks the probabilities of continuations.
+        if measurement is None or measurement.x is None:
+            yield from self._measure(members)
+        prediction = self.predictions.get(members)
+        lacks_example = self.example is not None and not self._knows_examples(prediction)
+        if members not in self.unpredicted and (prediction is None or lacks_example):
+            yield from self._predict(members)
+        if len(members) <= _MOST_ALONE:
+            for index in members:
+                if (index,) not in self.measurements:
+                    yield from self._measure((index,))
+
+    def _knows_examples(self, prediction: Prediction | None) -> bool:
+        return prediction is not None and (
+            prediction.per_example is not None or prediction.is_rough
+        )
+
+    def _measure(self, members: ComponentSet) -> Iterator[Event]:
+        engine = self.engine
+        checks.check_unchanged(engine)
+        start = time.perf_counter()
+        n = engine.n_examples
+        effects, x = torch.zeros(2, n)
+        y: Tensor | None = torch.zeros(n)
+        n_batches, n_seen, total = len(engine.batches), 0, 0.0
+        mask = from_indices(members, self.n_components)
+        seconds = 0.0
+        for number, batch in enumerate(engine.effects_by_batch(mask), start=1):
+            effects[batch.examples], x[batch.examples] = batch.effects, batch.x
+            if batch.y is None:
+                y = None
+            elif y is not None:
+                y[batch.examples] = batch.y
+            n_seen += len(batch.examples)
+            total += batch.effects.sum().item()
+            seconds += time.perf_counter() - start
+            if number < n_batches:
+                yield Progress(members, number, n_batches, total / n_seen)
+            start = time.perf_counter()
+        engine.check_finite(effects)
+        if n_batches > 1:
+            # Others may have used the model between two batches.
+            checks.check_unchanged(engine)
+        yield self._record(Measurement(members, effects, x, y, seconds))
+
+    def _record(self, measurement: Measurement) -> Measurement:
+        weighted = Measurement(**{**vars(measurement), "weights": self.engine.pairs.weights})
+        self.measurements[measurement.members] = weighted
+        return weighted
+
+    def _predict(self, members: ComponentSet) -> Iterator[Event]:
+        try:
+            yield from self._predicted(members)
+        except (TracekitError, RuntimeError) as error:
+            # Predictions are a help: without them the set is measured all the same.
+            reason = str(error).strip() or type(error).__name__
+            self.unpredicted[members] = Unpredicted(members, reason)
+            yield self.unpredicted[members]
+
+    def _predicted(self, members: ComponentSet) -> Iterator[Event]:
+        engine = self.engine
+        if engine.metric.is_flat_at_clean and not members:
+            gains = engine.predict_changes(members).gains
+            prediction = Prediction(members, gains, is_rough=True)
+        else:
+            per_example = torch.zeros(engine.n_examples, self.n_components)
+            n_done = 0
+            for batch in engine.predict_changes_by_batch(members):
+                per_example[batch.examples] = batch.gains.float()
+                n_done += len(batch.examples)
+                if n_done < engine.n_examples:
+                    yield Progress(members, 0, 0, None)
+            prediction = Prediction(members, per_example.mean(0), per_example)
+        for other, earlier in self.predictions.items():
+            self.predictions[other] = Prediction(other, earlier.gains, None, earlier.is_rough)
+        self.predictions[members] = prediction
+        yield prediction
+
+    # ---- as plain values ------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Set, history, pins and pinned example as plain values, which `restore` reads."""
+        return {
+            "history": [set_key(members) for members in self._history],
+            "position": self._position,
+            "pins": {name: set_key(members) for name, members in self.pins.items()},
+            "example": self.example,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave, also from elsewhere: all of it or, if it is none, nothing.
+
+        Raises:
+            ExplorationError: Sets, a position, pins or an example that are none.
+        """
+        try:
+            history = [self._checked(members_of_key(key)) for key in state["history"]]
+            position, example = state["position"], state.get("example")
+            pins: dict[Pin, ComponentSet] = {
+                name: self._checked(members_of_key(key)) for name, key in state["pins"].items()
+            }
+        except ExplorationError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ExplorationError(
+                f"The state {shortened(state)} of an exploration cannot be read. Give what "
+                "state() gave."
+            ) from error
+        n_examples = self.engine.n_examples
+        is_example = example is None or (is_whole(example) and 0 <= int(example) < n_examples)
+        is_position = is_whole(position) and 0 <= position < len(history)
+        if not is_position or set(pins) - set(get_args(Pin)) or not is_example:
+            raise ExplorationError(
+                f"The state {shortened(state)} of an exploration has a position, a pin or an "
+                "example that there is not. Give what state() gave."
+            )
+        self._history, self._position = history[-_MOST_UNDONE:], position
+        self._position -= len(history) - len(self._history)
+        self.pins, self.example = pins, example
+
+
+def set_key(members: ComponentSet) -> str:
+    """A set as a short text, e.g. `0-3,7`; empty for the empty set."""
+    runs: list[list[int]] = []
+    for index in members:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def members_of_key(key: str) -> ComponentSet:
+    """The set of a key that `set_key` made.
+
+    Raises:
+        ValueError: It is none.
+    """
+    members: list[int] = []
+    for run in filter(None, key.split(",")):
+        low, _, high = run.partition("-")
+        first, last = int(low), int(high or low)
+        if not 0 <= last - first < _LONGEST_RUN:
+            raise ValueError(run)
+        members += range(first, last + 1)
+    return tuple(members)
+
+
+_LONGEST_RUN = 10**6
+"""Components in a row beyond which a key is refused, and not written out."""

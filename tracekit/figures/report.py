@@ -1,0 +1,362 @@
+"""A report: what runs traced, what they found and how to repeat them, on one page.
+
+The page is that of `page.py`: one HTML file that opens without a network, all texts escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import plotly.graph_objects as go
+
+from tracekit.components import ComponentRegistry
+from tracekit.data.display import shown_pair
+from tracekit.data.registry import DATASETS
+from tracekit.engine.objectives import ObjectiveName
+from tracekit.errors import ComparisonError, NoResultError
+from tracekit.figures.curves import curve, pareto_curve
+from tracekit.figures.heatmap import comparison_heatmap, front_heatmap
+from tracekit.figures.interactions import interaction_heatmap
+from tracekit.figures.page import Section, write_page
+from tracekit.kinds import KINDS
+from tracekit.metrics import METRICS
+from tracekit.results.comparison import Comparison, check_comparable, compare
+from tracekit.results.interactions import InteractionGrid
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceResult
+from tracekit.search import METHODS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Reported = TraceResult | Sequence[TraceResult] | InteractionGrid
+"""What a report is of: results, curves, fronts, comparisons and grids."""
+
+_MOST_PANELS = 4
+"""Results whose sets are drawn side by side."""
+_MOST_COLUMNS = 6
+"""Results with a column in the table of examples."""
+_MOST_EXAMPLES = 200
+_CHECKED = (
+    "A Tracer refuses to run unless, on the model that it was given, every hook point fires once "
+    "and in the right shape, an empty mask changes no bit, an edit at every site moves the logits, "
+    "a gradient arrives, and padding changes nothing. Every effect was measured with a mask of "
+    "zeros and ones. Each effect in this report is the mean of its effects on single examples; of "
+    "runs that were saved, the digests of all files agree."
+)
+
+
+def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
+    """Writes a page on some results: setting, figures, sets, examples, and how to repeat the runs.
+
+    Results of different data, models, components or metrics have parts of their own.
+
+    Args:
+        results: Results, curves, fronts, comparisons and interaction grids.
+        path: The HTML file; it holds all it needs, and opens without a network.
+
+    Returns:
+        The path.
+
+    Raises:
+        NoResultError: There are none.
+    """
+    is_single = isinstance(results, (TraceResult, InteractionGrid, ParetoFront))
+    given: list[Reported] = [results] if is_single else list(results)  # type: ignore[list-item]
+    if not given:
+        raise NoResultError("There is no result to report. Give at least one.")
+    groups = _grouped(given)
+    grids = [each for each in given if isinstance(each, InteractionGrid)]
+    sections = [section for group in groups for section in _sections(group, len(groups) > 1)]
+    if grids:
+        sections.append(_grid_section(grids))
+    first = groups[0].results[0] if groups else None
+    title = f"tracekit: {first.dataset} data, {first.model} model" if first else "tracekit"
+    return write_page(Path(path), title, sections)
+
+
+class _Group:
+    """Results that answer the same question, and the fronts among them."""
+
+    def __init__(self, results: list[TraceResult]) -> None:
+        self.results = results
+        self.fronts: list[ParetoFront] = []
+
+
+def _grouped(given: Sequence[Reported]) -> list[_Group]:
+    groups: list[_Group] = []
+    for each in given:
+        if isinstance(each, InteractionGrid):
+            continue
+        results = [each] if isinstance(each, TraceResult) else list(each)
+        group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
+        if group is None:
+            group = _Group([])
+            groups.append(group)
+        group.results += results
+        if isinstance(each, ParetoFront):
+            group.fronts.append(each)
+    return groups
+
+
+def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
+    try:
+        check_comparable([first, second])
+    except ComparisonError:
+        return False
+    return True
+
+
+# ---- sections -------------------------------------------------------------------------------
+
+
+def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
+    results = group.results
+    comparison = compare(results)
+    first = results[0]
+    best = max(results, key=lambda result: result.effect)
+    low, high = best.spread
+    lead = (
+        f"{best.title} selects {best.n_selected} of {best.n_components} components with an effect "
+        f"of {best.effect:.4g} [{low:.3g}, {high:.3g}]: "
+        f"{100 * best.share_of_full_effect:.0f} % of that of all components."
+    )
+    name = f"{first.dataset} data, {first.model} model, {first.metric}"
+    return [
+        Section(heading=name if is_one_of_several else "", lead=lead),
+        Section(heading="Setting", table=_setting(first), note=_CHECKED),
+        Section(
+            heading="Figures",
+            figures=_figures(group, comparison),
+            note="Spread: of the mean effect, when the examples that the sets were selected on are "
+            "resampled (95 %).",
+        ),
+        Section(
+            heading="Sets",
+            table=_sets(comparison),
+            note="Passes: forward and backward, over all data; the budgets of one run share them. "
+            "Largest share: of the summed absolute effects, by one example.",
+        ),
+        Section(heading="Examples", table=_examples(comparison), note=_note_on_examples(first)),
+        Section(heading="To repeat", code=_code(group)),
+    ]
+
+
+def _setting(result: TraceResult) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = [
+        ("model", result.model),
+        ("data", f"{result.dataset}, {len(result.per_example)} examples"),
+        ("fingerprint of the data", result.dataset_fingerprint),
+        ("components", result.registry.describe()),
+        ("metric", f"{result.metric}: {result.axis_label}"),
+        ("continuations", f"{result.continuation_mean} mean of token probabilities"),
+        ("positions", result.positions),
+        ("source", f"{result.source}, {result.direction}"),
+        ("effect of all components", f"{result.full_effect:.4g}"),
+        *((f"version of {package}", number) for package, number in result.versions.items()),
+    ]
+    return pd.DataFrame(rows, columns=["", "value"])
+
+
+def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
+    """The curve of all sizes, the largest sets side by side, and the fronts."""
+    largest: dict[str, TraceResult] = {}
+    for result in sorted(group.results, key=lambda result: result.n_selected):
+        largest[result.series] = result
+    drawn = list(largest.values())[-_MOST_PANELS:]
+    figures = [curve(group.results, spreads=True), comparison_heatmap(compare(drawn))]
+    for front in group.fronts:
+        figures += [pareto_curve(front), front_heatmap(front)]
+    return figures
+
+
+def _sets(comparison: Comparison) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = []
+    for result, label in zip(comparison.results, comparison.labels, strict=True):
+        low, high = result.spread
+        held_out = result.held_out_effect
+        absolute = result.per_example.abs()
+        share = (absolute.max() / absolute.sum().clamp(min=1e-12)).item()
+        rows.append(
+            {
+                "result": label,
+                "budget": "\u2013" if result.budget is None else result.budget,
+                "selected": result.n_selected,
+                "effect": f"{result.effect:.4g}",
+                "95 % spread": f"{low:.3g} to {high:.3g}",
+                "of all": f"{100 * result.share_of_full_effect:.0f} %",
+                "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
+                "largest share": f"{100 * share:.0f} %",
+                "passes": f"{result.cost.forward_equivalents:.0f}",
+                "seconds": f"{result.seconds:.1f}",
+                "components": ", ".join(result.labels),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _examples(comparison: Comparison) -> pd.DataFrame:
+    """Effects on single examples, those with the largest first where not all have room."""
+    import pandas as pd
+
+    results = comparison.results[-_MOST_COLUMNS:]
+    labels = comparison.labels[-_MOST_COLUMNS:]
+    order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
+    numbers = sorted(order)
+    columns: dict[str, list[str]] = {"example": [str(number) for number in numbers]}
+    texts = _prompts(results)
+    if texts:
+        columns["prompt"] = [texts[number] for number in numbers]
+    for result, label in zip(results, labels, strict=True):
+        # Two results may have one label, and a table has one column of each name.
+        name = label if label not in columns else f"{label} ({len(columns)})"
+        columns[name] = [f"{result.per_example[number].item():.4g}" for number in numbers]
+    return pd.DataFrame(columns)
+
+
+def _prompts(results: Sequence[TraceResult]) -> list[str]:
+    """Prompts of the examples, where the tracer that made the results is still there."""
+    tracer = results[-1].tracer and results[-1].tracer()
+    if tracer is None:
+        return []
+    pairs = tracer.pairs
+    return [
+        (pair.texts or {}).get("prompt")
+        or " ".join(shown_pair(pair, pairs.token_texts).prompt.texts)
+        for pair in pairs
+    ]
+
+
+def _note_on_examples(result: TraceResult) -> str:
+    n = len(result.per_example)
+    notes = ["Effects on single examples."]
+    if result.weights is not None:
+        notes.append("Each is multiplied by the weight of its example.")
+    if n > _MOST_EXAMPLES:
+        notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
+    return " ".join(notes)
+
+
+def _grid_section(grids: Sequence[InteractionGrid]) -> Section:
+    return Section(
+        heading="Who acts together",
+        paragraphs=[
+            "How much more (red) or less (blue) two components do together than the sum of what "
+            "each does alone."
+        ],
+        figures=[interaction_heatmap(grid) for grid in grids],
+    )
+
+
+# ---- how to repeat --------------------------------------------------------------------------
+
+
+def _code(group: _Group) -> str:
+    """Python that builds the tracer and runs each search once more, as far as results say how."""
+    first = group.results[0]
+    n = len(first.per_example)
+    known_data = first.dataset in DATASETS
+    lines = ["import tracekit as tk", ""]
+    lines.append(f"model = tk.load_model({first.model!r})  # or its directory")
+    if known_data:
+        lines.append(f"pairs = tk.load_dataset({first.dataset!r}, model)[:{n}]")
+        lines.append(f"# The runs are of {n} examples. If they were chosen otherwise, choose so.")
+    else:
+        lines.append(f"pairs = tk.load_pairs(...)  # the {n} examples of {first.dataset!r}")
+    lines.append(f"assert pairs.fingerprint == {first.dataset_fingerprint!r}")
+    lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", *_options(first), ")"]
+    of_fronts = {id(result) for front in group.fronts for result in front}
+    by_run: dict[tuple[Any, ...], list[TraceResult]] = {}
+    for result in group.results:
+        if id(result) not in of_fronts:
+            # Results of one run share what it took.
+            key = (result.method, repr(result.config), result.seed, result.objective)
+            by_run.setdefault((*key, result.seconds, result.cost), []).append(result)
+    lines += [_run(results) for results in by_run.values()]
+    for front in group.fronts:
+        arguments = ", ".join([f"max_budget={front.largest}", *_search_options(front[0])])
+        lines.append(f"tracer.pareto({arguments}){_note_on_run(front[0])}")
+    return "\n".join(lines) + "\n"
+
+
+def _options(result: TraceResult) -> list[str]:
+    """Arguments of the tracer, a line each, but for those with their defaults."""
+    registry = result.registry
+    options: dict[str, str] = {"components": _components(registry), "metric": repr(result.metric)}
+    if registry.spans:
+        options["by"] = "'span'"
+    elif result.positions != "prompt":
+        options["positions"] = repr(result.positions)
+    if result.source != "counterfactual":
+        options["source"] = repr(result.source)
+    if result.direction != "noising":
+        options["direction"] = repr(result.direction)
+    if result.continuation_mean != "geometric":
+        options["continuation_mean"] = repr(result.continuation_mean)
+    notes = {
+        "metric": "" if result.metric in METRICS else "  # your function",
+        "by": "  # or 'position'",
+    }
+    return [f"    {name}={value},{notes.get(name, '')}" for name, value in options.items()]
+
+
+def _components(registry: ComponentRegistry) -> str:
+    """Code that makes a registry."""
+    kinds = "+".join(registry.kinds)
+    is_whole = all(site.complete and not site.acts_in for site in registry.sites)
+    by_kind = [
+        [site.layer for site in registry.sites if site.kind.name == kind] for kind in registry.kinds
+    ]
+    is_named = all(kind in KINDS for kind in registry.kinds)
+    if is_whole and is_named and not registry.spans and by_kind == by_kind[:1] * len(by_kind):
+        layers = by_kind[0]
+        return f"{kinds!r},\n    layers={layers}"
+    return f"tk.ComponentRegistry.from_spec({registry.spec()!r})"
+
+
+def _run(results: Sequence[TraceResult]) -> str:
+    """Code that searches once more; `results` are those of one run."""
+    first = results[0]
+    if first.method not in METHODS:
+        members = ", ".join(
+            f"tk.Component({c.kind!r}, {c.layer}, {c.index}{f', {c.span!r}' if c.span else ''})"
+            for c in first.components
+        )
+        return f"tracer.evaluate([{members}])  # of {first.method!r}"
+    arguments = [repr(first.method)]
+    budgets = sorted({result.budget for result in results if result.budget is not None})
+    if first.target_effect is not None:
+        arguments.append(f"target_effect={first.target_effect!r}")
+    elif len(budgets) > 1:
+        arguments.append(f"budgets={budgets}")
+    elif budgets:
+        arguments.append(f"budget={budgets[0]}")
+    arguments += _search_options(first)
+    return f"tracer.run({', '.join(arguments)}){_note_on_run(first)}"
+
+
+def _search_options(result: TraceResult) -> list[str]:
+    """Arguments of a search, but for its goal."""
+    arguments = [f"seed={result.seed}"]
+    if result.objective in get_args(ObjectiveName) and result.objective != "mean":
+        arguments.append(f"objective={result.objective!r}")
+    options = {name: value for name, value in result.config.items() if value is not None}
+    return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
+
+
+def _note_on_run(result: TraceResult) -> str:
+    """What the code of a run leaves out."""
+    notes = []
+    if result.objective not in get_args(ObjectiveName):
+        notes.append(f"with the objective {result.objective}")
+    if result.kept is not None:
+        notes.append(f"with keep, of {result.kept.get('metric')}")
+    if result.stopped:
+        notes.append(f"stopped by {result.stopped}")
+    return f"  # {'; '.join(notes)}" if notes else ""
