@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,9 @@ def work(item: str) -> str:
         raise ValueError("it failed")
     if item == "die":
         os._exit(9)
+    if item == "signals":
+        held_back = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return " ".join(number.name for number in held_back)
     if item.startswith("/"):
         # Says that it is at work, and never ends.
         Path(item).write_text(str(os.getpid()))
@@ -36,7 +40,7 @@ if __name__ == "__main__":
     jobs = work_in_processes(work, items, processes=len(items), start=start, arguments=("did ",))
     try:
         for _, outcome in jobs:
-            print(outcome, flush=True)
+            sys.stdout.write(f"{outcome}\n")
     except KeyboardInterrupt:
         jobs.close()
-        print("stopped", flush=True)
+        sys.stdout.write("stopped\n")

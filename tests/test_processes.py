@@ -55,6 +55,12 @@ class TestWorkers:
     def test_outcomes_come_with_their_numbers(self):
         assert sorted(work("a", "b", "c")) == [(0, "did a"), (1, "did b"), (2, "did c")]
 
+    def test_workers_leave_the_signals_of_a_terminal_to_their_parent(self):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        [(_, held_back)] = work("signals", processes=1)
+        assert set(held_back.split()) == {"SIGHUP", "SIGINT", "SIGTERM"}
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
     def test_an_error_of_a_worker_is_raised_here(self):
         with pytest.raises(ValueError, match="it failed"):
             list(work("a", "fail"))
@@ -270,7 +276,7 @@ class TestLocks:
 
 REPRODUCE = (
     *("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias", "--jobs", 2),
-    *("--methods", "top-k,greedy,local-search,pgb-ct", "--limit", 16, "--quiet"),
+    *("--methods", "top-k,greedy,local-search", "--no-held-out", "--quiet"),
 )
 
 
