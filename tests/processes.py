@@ -16,7 +16,7 @@ import psutil
 class Command:
     """`tracekit` in a session of its own, as a terminal starts it, and all that it starts."""
 
-    def __init__(self, *arguments: object, log: Path) -> None:
+    def __init__(self, *arguments: object, log: Path, folder: Path | None = None) -> None:
         self._log = log
         with log.open("w") as out:
             self.process = subprocess.Popen(
@@ -24,6 +24,7 @@ class Command:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+                cwd=folder,
                 start_new_session=True,
             )
 
