@@ -230,7 +230,7 @@ _TEXTS = st.one_of(st.sampled_from(["the cook", "maid", " he", "", [0, 1], [5, 2
 @about(
     60,
     row=values.mostly(
-        {name: st.just(text) for name, text in _TEXT.items()},
+        {**{name: st.just(text) for name, text in _TEXT.items()}, "weight": st.floats(0.1, 5)},
         {
             **dict.fromkeys([*_TEXT, "weight", "x_set", "y_set"], _TEXTS),
             "spans": st.one_of(
@@ -300,15 +300,16 @@ def metrics_of_ones_own(returned, at):
 
 # ---- files ---------------------------------------------------------------------------------------
 
-_CSV = "\n".join([",".join(_TEXT), ",".join(_TEXT.values()), ""]).encode()
+_LINES = [f"{line}\n".encode() for line in (",".join(_TEXT), ",".join(_TEXT.values()))]
+_CSV = b"".join(_LINES)
 _LINE = {"prompt_ids": [3, 4], "counterfactual_ids": [5, 4], "x_ids": [1], "y_ids": [2]}
 
 
 @about(
     80,
     content=st.one_of(
-        st.just(_CSV),
-        values.changed_bytes(_CSV),
+        st.integers(1, 30).map(lambda count: _LINES[0] + count * _LINES[1]),
+        st.integers(1, 30).map(lambda count: json.dumps(_LINE).encode() + count * b"\n"),
         values.changed_bytes(_CSV),
         values.changed_bytes(_CSV.decode().encode("utf-16")),
         values.changed_bytes(json.dumps(_LINE).encode() * 2),
@@ -316,7 +317,7 @@ _LINE = {"prompt_ids": [3, 4], "counterfactual_ids": [5, 4], "x_ids": [1], "y_id
         values.junk.map(lambda row: json.dumps(row).encode()),
         st.binary(max_size=40),
     ),
-    suffix=st.sampled_from([".csv", ".csv", ".csv", ".jsonl", ".txt"]),
+    suffix=st.sampled_from([".csv", ".csv", ".jsonl", ".jsonl", ".txt"]),
 )
 def files_of_pairs(content, suffix):
     with tempfile.TemporaryDirectory() as folder, taken_or_refused():
