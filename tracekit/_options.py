@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from numbers import Integral
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
@@ -12,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from tracekit.errors import ConfigError, RenamedArgumentError
 
+_LARGEST = 1e12
+"""Far beyond what is of use; its square is still a number of float32."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -69,6 +72,28 @@ def check_seed(seed: object) -> None:
     """
     if not is_whole(seed) or not 0 <= seed < 2**63:  # type: ignore[operator]
         raise ConfigError(f"The seed is {seed!r}. Give a whole number from 0 to 2^63 - 1.")
+
+
+def check_numbers(options: object) -> None:
+    """Refuses options that no search can compute with: NaN, infinity, numbers beyond 1e12.
+
+    Args:
+        options: A dataclass instance, whose fields are options; others are passed over.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    if not is_dataclass(options) or isinstance(options, type):
+        return
+    for field in fields(options):
+        value = getattr(options, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            # Comparisons with NaN are False.
+            if isinstance(number, (int, float)) and not abs(number) <= _LARGEST:
+                raise ConfigError(
+                    f"The option {field.name} is {shortened(value)}. Give finite numbers, of at "
+                    f"most {_LARGEST:.0e} in size."
+                )
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:

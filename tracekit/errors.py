@@ -143,6 +143,10 @@ class NoRunError(TracekitError, RuntimeError):
     """No run of an experiment could be done."""
 
 
+class WorkerLostError(TracekitError, RuntimeError):
+    """A process that did runs beside others was killed."""
+
+
 class ModelMismatchError(TracekitError, ValueError):
     """A model has other sizes than the one whose name it was given."""
 

@@ -1,16 +1,22 @@
 """Files: written beside their place and moved there, and digests of their content.
 
-A file that a reader finds is a whole one: the old one, or the new one.
+A file that a reader finds is a whole one: the old one, or the new one. Drafts that a killed process
+left are removed when another one is written beside them.
 """
 
 from __future__ import annotations
 
+import errno
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +24,9 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     import pandas as pd
+    from filelock import FileLock
 
+_LOCK = ".lock"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of what a spreadsheet takes as a formula."""
 
@@ -29,17 +37,123 @@ def write_beside(path: Path, content: bytes) -> None:
     Raises:
         OSError: The folder cannot be written to, or the disk is full. An old file stays as it was.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        # A device such as /dev/stdout is written to, not replaced.
+        path.write_bytes(content)
+        return
+    remove_abandoned(path.parent)
     # Every process has a file of its own, whose name nobody can foresee.
-    draft = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
+    handle, draft = tempfile.mkstemp(f"-{os.getpid()}", _draft_prefix(path), path.parent)
     try:
-        with draft:
-            draft.write(content)
+        with open(handle, "wb") as file:
+            file.write(content)
         # A temporary file is readable by its owner only.
-        os.chmod(draft.name, 0o666 & ~_umask())
-        os.replace(draft.name, path)
+        os.chmod(draft, 0o666 & ~_umask())
+        os.replace(draft, path)
     except BaseException:
-        os.unlink(draft.name)
+        os.unlink(draft)
         raise
+
+
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside a path, for what is to be moved there; is removed if it is not moved.
+
+    Args:
+        path: Its folder is made if it is missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent)
+    draft = Path(tempfile.mkdtemp(f"-{os.getpid()}", _draft_prefix(path), path.parent))
+    try:
+        os.chmod(draft, 0o777 & ~_umask())
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes drafts in a folder whose process was killed, if that was one of this machine.
+
+    A folder may be shared between machines, whose processes have numbers of their own.
+    """
+    for draft in folder.glob(f".*-{glob.escape(_machine())}-*"):
+        process = draft.name.rpartition("-")[2]
+        if not process.isdecimal() or _is_running(int(process)):
+            continue
+        if draft.is_dir() and not draft.is_symlink():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                draft.unlink()
+
+
+def _draft_prefix(path: Path) -> str:
+    """How the names of drafts start that this machine writes for a path."""
+    # Names of files have at most 255 bytes.
+    return f".{path.name[:20]}-{_machine()}-"
+
+
+def _machine() -> str:
+    return socket.gethostname()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Within the block, no other process and no other thread holds the lock of a path.
+
+    The lock ends with the process that holds it. On a file system without locks there is none.
+
+    Args:
+        path: Need not exist; the lock is a hidden file beside it, which is removed in the end.
+        wait: Whether to wait for a lock that is held.
+
+    Raises:
+        BlockingIOError: It is held, and `wait` is False.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path.with_name(f".{path.name}{_LOCK}"))
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise BlockingIOError(errno.EWOULDBLOCK, "It is in use", str(path)) from None
+    except (NotImplementedError, OSError):
+        # Without a lock, two processes may do the same work; each still writes whole files.
+        lock = None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            _release(lock)
+
+
+def remove_abandoned_locks(folder: Path) -> None:
+    """Removes locks in a folder whose process was killed, all of which are to be waited for."""
+    for path in folder.glob(f".*{_LOCK}"):
+        with (
+            suppress(BlockingIOError),
+            locked(path.with_name(path.name[1 : -len(_LOCK)]), wait=False),
+        ):
+            pass
+
+
+def _release(lock: FileLock) -> None:
+    # Removed while it is held: whoever waits for it sees that it is gone and makes another.
+    with suppress(OSError):
+        os.unlink(lock.lock_file)
+    lock.release()
 
 
 def _umask() -> int:
@@ -55,7 +169,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """
     texts = frame.select_dtypes(include=["object", "string", "category"]).columns
     safe = frame.assign(**{str(column): frame[column].map(_without_formula) for column in texts})
-    safe.to_csv(path, index=False)
+    write_beside(path, safe.to_csv(index=False, lineterminator="\n").encode())
 
 
 def _without_formula(cell: object) -> object:

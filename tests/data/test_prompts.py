@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -353,3 +354,19 @@ def test_pairs_print_briefly(demo_model):
     by_ids = tk.PromptPairs.from_ids([row()])
     assert repr(by_ids) == "PromptPairs(pairs: 1 pairs, prompts of 2 tokens, PromptCounterfactual)"
     assert repr(by_ids[0]) == "PromptPair([1 2], x=[4]; PromptCounterfactual)"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (0, "The rows are 0. Give a list of mappings."),
+        ("prompt", "The rows are 'prompt'. Give a list of mappings."),
+        ({"prompt_ids": [1]}, "The rows are {'prompt_ids': [1]}. Give a list of mappings."),
+        ([0], "Example 0 is 0. Give a list of mappings."),
+    ],
+)
+def test_rows_that_are_no_mappings_are_refused(rows, text, demo_model):
+    for make in (tk.PromptPairs.from_ids, lambda r: tk.PromptPairs.from_text(r, demo_model)):
+        with pytest.raises(PairsError, match=re.escape(text)):
+            make(rows)

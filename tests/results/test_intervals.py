@@ -116,3 +116,11 @@ def test_weights_go_with_results(model, tmp_path):
     assert torch.equal(loaded.held_out_weights, result.held_out_weights)
     assert loaded.spread == result.spread
     assert result.spread == effect_interval(result.per_example, weights=result.weights)
+
+
+@pytest.mark.parametrize(("confidence", "quantile"), [(0.95, 1.960), (0.5, 0.674)])
+def test_the_width_is_that_of_the_confidence_asked_for(confidence, quantile):
+    """Of a mean of many normal values: twice the quantile times the standard error."""
+    values = torch.randn(400, generator=torch.Generator().manual_seed(1))
+    low, high = effect_interval(values, weights=torch.ones(400), confidence=confidence)
+    assert high - low == pytest.approx(2 * quantile * values.std().item() / 400**0.5, rel=0.1)

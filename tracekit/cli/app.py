@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from threading import enumerate as enumerate_threads
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -26,16 +32,22 @@ _RENAMED_OPTIONS = {
 }
 """Earlier option -> its present name."""
 
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C; releases of typer return it or raise."""
+
 
 def main() -> None:
     """Runs the command line.
 
     Errors of tracekit are printed as one sentence, with exit code 1; wrong usage ends with 2, and
-    Ctrl-C with 130.
+    Ctrl-C with 130. SIGTERM ends the process, once checkpoints are written and workers are gone.
     """
     _quieten_libraries()
     try:
-        code = app(standalone_mode=False)
+        with _stopping_in_order():
+            code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            _leave_interrupted()
         if isinstance(code, int) and code:
             sys.exit(code)
     except TracekitError as error:
@@ -47,8 +59,11 @@ def main() -> None:
         print_problem("Error", f"{error.strerror or error}{named}.", "bold red")
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
+        _leave_interrupted()
+    except _Terminated as terminated:
         error_console.print("Stopped.")
-        sys.exit(130)
+        # As the system would have done it. Leaving waits for threads, such as one that draws.
+        signal.raise_signal(terminated.number)
     except Exception as error:
         # Errors of typer about wrong usage print themselves.
         show = getattr(error, "show", None)
@@ -60,6 +75,49 @@ def main() -> None:
         else:
             show()
         sys.exit(getattr(error, "exit_code", 2))
+
+
+def _leave_interrupted() -> NoReturn:
+    error_console.print("Stopped.")
+    others = [thread for thread in enumerate_threads() if thread is not main_thread()]
+    if any(not thread.daemon for thread in others):
+        # Leaving in order would wait until a thread has drawn all of its figures.
+        sys.stdout.flush()
+        os._exit(_INTERRUPTED)
+    sys.exit(_INTERRUPTED)
+
+
+class _Terminated(BaseException):
+    """The system asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        """Says by which signal."""
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _stopping_in_order() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end what runs in the block like an error.
+
+    So checkpoints are written and worker processes ended. Python leaves both signals to the system,
+    which ends a process on the spot.
+    """
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise _Terminated(number)
+
+    before = {}
+    # Only the main thread may say what a signal does. Who ignores one, as nohup does, means it.
+    for name in ("SIGTERM", "SIGHUP") if current_thread() is main_thread() else ():
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @app.callback(invoke_without_command=True)
@@ -78,7 +136,6 @@ def version(
 
 def _quieten_libraries() -> None:
     """Keeps the libraries' own progress bars and advice out of the terminal."""
-    import os
     import warnings
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

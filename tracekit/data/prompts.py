@@ -369,7 +369,7 @@ class PromptPairs(Sequence[PromptPair]):
         """
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
-        pairs = [_pair_from_ids(number, row) for number, row in enumerate(rows)]
+        pairs = [_pair_from_ids(number, row) for number, row in enumerate(_mappings(rows))]
         misaligned = [
             f"example {number}: {len(pair.prompt_ids)} tokens in {pair.describe()}, "
             f"{pair.counterfactual.n_tokens} in its counterfactual"
@@ -428,7 +428,7 @@ class PromptPairs(Sequence[PromptPair]):
         encode = encoder(tokenizer)
         bos = bos_of(tokenizer) if prepend_bos else []
         encoded: list[dict[str, Any]] = []
-        for number, row in enumerate(rows):
+        for number, row in enumerate(_mappings(rows)):
             _require_keys(row, number, ("prompt", "x"), TEXT_KEYS, optional="y")
             entry: dict[str, Any] = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key)}
             _require_text(entry, number)
@@ -466,6 +466,17 @@ def _ids_of(pairs: PromptPairs) -> set[int]:
     """Every token of prompts, counterfactuals and continuations."""
     parts = [(p.prompt_ids, p.source_ids, p.x_ids, p.y_ids or ()) for p in pairs]
     return {token for by_part in parts for ids in by_part for token in ids}
+
+
+def _mappings(rows: object) -> list[Mapping[str, Any]]:
+    """The rows as a list; refuses what is no list of mappings."""
+    if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
+        raise PairsError(f"The rows are {shortened(rows)}. Give a list of mappings.")
+    listed = list(rows)
+    for number, row in enumerate(listed):
+        if not isinstance(row, Mapping):
+            raise PairsError(f"Example {number} is {shortened(row)}. Give a list of mappings.")
+    return listed
 
 
 def _require_keys(

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures.style import add_legend, place_title
-from tracekit.files import write_beside
+from tracekit.files import draft_folder, write_beside
 
 _PIXELS_PER_POINT = 2
 _PER_INCH = 96
@@ -140,7 +140,9 @@ def _write(figures: Mapping[Path, go.Figure], scale: float) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".html":
             _write_plotly(path.parent)
-            figure.write_html(path, include_plotlyjs="directory")
+            # The same figure is the same file: left to itself, plotly draws an id at random.
+            text = figure.to_html(include_plotlyjs="directory", div_id="figure")
+            write_beside(path, text.encode())
         else:
             images[path] = figure
     if images:
@@ -169,13 +171,18 @@ def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
     try:
         # Left to itself, plotly gives several figures one size, whatever their layouts say.
         layouts: list[Any] = [figure.layout for figure in images.values()]
-        write_images(
-            list(images.values()),
-            list(images),
-            width=[layout.width for layout in layouts],
-            height=[layout.height for layout in layouts],
-            scale=[scale if path.suffix == ".png" else 1 for path in images],
-        )
+        with draft_folder(next(iter(images))) as drafts:
+            # Numbered, as figures of several folders may have one name.
+            paths = {drafts / f"{n}{path.suffix}": path for n, path in enumerate(images)}
+            write_images(
+                list(images.values()),
+                list(paths),
+                width=[layout.width for layout in layouts],
+                height=[layout.height for layout in layouts],
+                scale=[scale if path.suffix == ".png" else 1 for path in images],
+            )
+            for draft, path in paths.items():
+                write_beside(path, draft.read_bytes())
     except (ValueError, RuntimeError, ImportError) as error:
         first = str(error).strip().splitlines()[0].rstrip(" .,:;")
         raise FigureExportError(

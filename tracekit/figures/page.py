@@ -64,7 +64,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         title: Of the page.
         sections: From top to bottom.
     """
-    body = "\n".join(_section(section) for section in sections)
+    body = "\n".join(_section(section, number) for number, section in enumerate(sections))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -81,7 +81,8 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     return path
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, number: int) -> str:
+    """Its HTML; `number` keeps the ids of its figures apart from those of other sections."""
     parts = []
     if section.heading:
         parts.append(f"<h2>{html_text(section.heading)}</h2>")
@@ -92,8 +93,13 @@ def _section(section: Section) -> str:
         parts.append(_table(section.table, set(section.best)))
     if section.figures:
         drawn = [
-            figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
-            for figure in section.figures
+            figure.to_html(
+                full_html=False,
+                include_plotlyjs=False,
+                config={"displaylogo": False},
+                div_id=f"figure-{number}-{column}",
+            )
+            for column, figure in enumerate(section.figures)
         ]
         parts.append(f'<div class="figures">{"".join(drawn)}</div>')
     if section.note:

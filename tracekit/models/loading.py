@@ -24,6 +24,7 @@ from tracekit.errors import (
     UnsupportedModelError,
 )
 from tracekit.models.hooked import HookedModel
+from tracekit.models.untrusted import nothing_installed, refusal
 from tracekit.models.verification import (
     check_same_numbers,
     reference_of,
@@ -67,8 +68,8 @@ def load_model(
     Raises:
         UnknownModelError: The source is none of these, or the hub has no model of that name.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
-        UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, or is computed
-            differently by TransformerLens.
+        UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, is computed
+            differently by TransformerLens, or would run code or install something.
     """
     if not isinstance(source, (str, Path)):
         if device is not None or dtype is not None:
@@ -84,6 +85,7 @@ def load_model(
     with (
         torch.random.fork_rng(devices=[]),
         _one_clear_error(source),
+        nothing_installed(source),
         verified_loading(source, target) as record,
     ):
         if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
@@ -105,6 +107,9 @@ def _one_clear_error(source: object) -> Iterator[None]:
     except (TracekitError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        refused = refusal(source, error)
+        if refused is not None:
+            raise refused from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedModelError(
             f"The model {source} could not be loaded: {lines[0]} Check its config.json and "
@@ -169,7 +174,7 @@ def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedMode
         parameter = next(source.parameters())
         name = source.config._name_or_path or type(source).__name__
         given = {"hf_model": source, "device": parameter.device, "dtype": parameter.dtype}
-        with _one_clear_error(name):
+        with _one_clear_error(name), nothing_installed(name):
             reference = reference_of(source, name)
             model = _boot(folder, tokenizer, {**given, **options})
     model.cfg.model_name = name
@@ -191,7 +196,7 @@ def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
         # A bridge loads a tokenizer with a BOS token again from where it came from. One that was
         # made in memory came from nowhere, so it gets a folder.
         tokenizer.save_pretrained(folder)
-        copy = AutoTokenizer.from_pretrained(folder)
+        copy = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return _bridge().boot_transformers(path, tokenizer=copy, **options)
 
 

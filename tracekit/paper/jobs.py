@@ -154,7 +154,7 @@ def _sizes_on_disk(source: str) -> ModelSizes | None:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(str(folder))
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         return ModelSizes(
             n_layers=config.num_hidden_layers,
             n_heads=config.num_attention_heads,

@@ -21,6 +21,7 @@ from tracekit.errors import (
     UnknownExperimentError,
     UnknownOptionError,
 )
+from tracekit.files import write_beside
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
 from tracekit.paper.jobs import Job, ModelAt, RunEnvironment
@@ -224,7 +225,7 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
     lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
     lines += ["", "Runs:", "", *(f"- {_RUNS}/{run.folder.name}" for run in runs)]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_beside(folder / "notes.md", ("\n".join(lines) + "\n").encode())
 
 
 def slug(name: str) -> str:

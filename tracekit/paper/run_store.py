@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 
 from tracekit.errors import TracekitError
-from tracekit.files import digest_of
+from tracekit.files import digest_of, draft_folder
 from tracekit.models.loading import HookedModel
 from tracekit.paper.jobs import Job
 from tracekit.results.interactions import InteractionGrid
@@ -133,26 +131,22 @@ def save(
         details: Further entries of `Run.info`, which do not decide the numbers.
         results: The results.
     """
-    partial = folder.with_name(f"{_prefix(folder)}{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    if isinstance(results, InteractionGrid):
-        results.save(partial / _GRID)
-    else:
-        results.save(partial)
-    write_document(partial / _INFO, {**config, **details})
-    _remove_abandoned(folder)
-    while True:
-        try:
-            partial.rename(folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-        if is_finished(folder):
-            # Another process has finished the same run meanwhile.
-            shutil.rmtree(partial)
-            return
+    with draft_folder(folder) as partial:
+        if isinstance(results, InteractionGrid):
+            results.save(partial / _GRID)
+        else:
+            results.save(partial)
+        write_document(partial / _INFO, {**config, **details})
+        while True:
+            try:
+                partial.rename(folder)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+            if is_finished(folder):
+                # Another process has finished the same run meanwhile.
+                return
 
 
 def is_finished(folder: Path) -> bool:
@@ -181,29 +175,3 @@ def _move_aside(folder: Path) -> None:
     # Another process may have moved it already.
     with suppress(FileNotFoundError):
         folder.rename(aside)
-
-
-def _prefix(folder: Path) -> str:
-    """How the names of unfinished folders start that this machine writes for a run.
-
-    A store may be shared between machines, whose processes have numbers of their own.
-    """
-    return f".{folder.name}-{socket.gethostname()}-"
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Removes what processes of this machine left behind that were killed while they wrote."""
-    for partial in folder.parent.glob(f".*-{socket.gethostname()}-*"):
-        process = partial.name.rpartition("-")[2]
-        if process.isdecimal() and not _is_running(int(process)):
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError
+from tracekit.files import locked, remove_abandoned, remove_abandoned_locks
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.paper.jobs import Job, RunEnvironment
 from tracekit.paper.run_store import (
@@ -24,6 +26,7 @@ from tracekit.paper.run_store import (
     save,
     weights_hash,
 )
+from tracekit.processes import work_in_processes
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.tracer import Tracer
@@ -67,8 +70,21 @@ class Worker:
         pairs = self._load_pairs(job, model, job.data_options)
         config = configuration(job, weights, pairs.fingerprint)
         folder = folder_of(self._root, config)
-        if is_finished(folder):
-            return Run(job, folder)
+        # A process that works on the same store may be at this run: then it is waited for.
+        with locked(folder):
+            if is_finished(folder):
+                return Run(job, folder)
+            return self._run(job, folder, config, model, pairs)
+
+    def _run(
+        self,
+        job: Job,
+        folder: Path,
+        config: Mapping[str, Any],
+        model: HookedModel,
+        pairs: PromptPairs,
+    ) -> Run:
+        """Runs a job and saves it in its folder."""
         tracer = self._tracer_for(job, model, pairs)
         details: dict[str, Any] = {
             "device": str(tracer.engine.device),
@@ -186,7 +202,8 @@ def do_all(
 ) -> list[Run | Failure]:
     """Runs jobs, each once, those of a model together.
 
-    A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept.
+    A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept. Two
+    calls on one store share its runs: each is done by one of them, and the other waits for it.
 
     Args:
         jobs: In any order; equal jobs count once.
@@ -202,6 +219,7 @@ def do_all(
     models = list(dict.fromkeys(job.model for job in unique))
     unique.sort(key=lambda job: models.index(job.model))
     root.mkdir(parents=True, exist_ok=True)
+    _tidy(root)
     if processes > 1:
         return _in_processes(unique, environment, root, processes, on_done)
     worker = Worker(environment, root)
@@ -212,6 +230,12 @@ def do_all(
         on_done(outcome)
         outcomes.append(outcome)
     return outcomes
+
+
+def _tidy(root: Path) -> None:
+    """Removes what killed processes left in a store; their unfinished runs never count."""
+    remove_abandoned(root)
+    remove_abandoned_locks(root)
 
 
 def _try(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
@@ -235,6 +259,8 @@ _missing: dict[str, str] = {}
 def _start_worker(environment: RunEnvironment, root: Path, threads: int, processes: int) -> None:
     global _worker
     torch.set_num_threads(threads)
+    # Of its own, and not one between processes, which a worker that is ended would leave behind.
+    tqdm.set_lock(RLock())
     _worker = Worker(environment, root, processes)
 
 
@@ -251,23 +277,20 @@ def _in_processes(
     on_done: Callable[[Run | Failure], None],
 ) -> list[Run | Failure]:
     threads = max(1, torch.get_num_threads() // processes)
-    # Forked processes cannot use CUDA.
-    context = multiprocessing.get_context("spawn")
     outcomes: dict[int, Run | Failure] = {}
-    pool = ProcessPoolExecutor(
-        processes,
-        mp_context=context,
-        initializer=_start_worker,
-        initargs=(environment, root, threads, processes),
+    done = work_in_processes(
+        _work,
+        jobs,
+        processes=processes,
+        start=_start_worker,
+        arguments=(environment, root, threads, processes),
     )
-    with pool:
-        numbers = {pool.submit(_work, job): number for number, job in enumerate(jobs)}
-        try:
-            for future in as_completed(numbers):
-                outcome = future.result()
-                outcomes[numbers[future]] = outcome
+    try:
+        with closing(done):
+            for number, outcome in done:
+                outcomes[number] = outcome
                 on_done(outcome)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    finally:
+        # Workers may have been ended while they wrote.
+        _tidy(root)
     return [outcomes[number] for number in range(len(jobs))]

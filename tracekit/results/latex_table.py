@@ -8,7 +8,7 @@ from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
-from tracekit.files import write_csv
+from tracekit.files import write_beside, write_csv
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class Table:
         paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
         folder.mkdir(parents=True, exist_ok=True)
         write_csv(self.frame, paths[0])
-        paths[1].write_text(self.latex(), encoding="utf-8")
+        write_beside(paths[1], self.latex().encode())
         return paths
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, cast, get_type_hints
 
-from tracekit._options import convert
+from tracekit._options import check_numbers, convert
 from tracekit.errors import UnknownMethodError, UnknownOptionError
 from tracekit.search.base import Goal, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
@@ -92,6 +92,7 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
         if options:
             none = {"none, as the search was given ready-made"}
             raise UnknownOptionError(next(iter(options)), none)
+        check_numbers(method)
         return method
     if isinstance(method, str) and method not in METHODS:
         raise UnknownMethodError(method, METHODS)
@@ -101,4 +102,6 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
         if option not in allowed:
             raise UnknownOptionError(option, allowed or {"none"})
     hints = get_type_hints(kind)
-    return kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
+    search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
+    check_numbers(search)
+    return search

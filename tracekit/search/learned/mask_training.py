@@ -98,6 +98,8 @@ class MaskTraining(ABC):
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must lie in [0, 1].")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ConfigError(f"learning_rate is {self.learning_rate}. It must be positive.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas is {self.betas}. Both must be at least 0 and below 1.")
         check_precision(self.precision)
 
     # ---- what a method is -----------------------------------------------------------------

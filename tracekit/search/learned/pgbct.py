@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar, Literal
 
 from tracekit import masks
@@ -38,6 +39,8 @@ from tracekit.search.local.local_search import refine_sets
 _PASSES = 250
 _PASSES_MORE = 50
 """Passes at most with refinement for one budget, and for each further one."""
+_LARGEST_WEIGHT = 1e16
+"""Of a penalty: Adam squares gradients, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,25 @@ class PGBCTPenalty:
     per_component: bool
     """Whether sums over components are divided by their number."""
 
+    def _factor(self, epoch: int) -> float:
+        """What both weights are multiplied by in an epoch.
+
+        Raises:
+            ConfigError: It is no number, or too large for the squares of gradients.
+        """
+        try:
+            factor = float(self.schedule(epoch))
+        except OverflowError:
+            factor = inf
+        if not abs(factor) * max(self.lambda1, self.lambda2, 1.0) <= _LARGEST_WEIGHT:
+            raise ConfigError(
+                f"The penalty_schedule gives {factor:g} in epoch {epoch}. Give one that grows "
+                "less, fewer epochs, or a smaller lambda1."
+            )
+        return factor
+
     def _scale(self, mask: Mask, epoch: int) -> float:
-        return self.schedule(epoch) / (len(mask) if self.per_component else 1)
+        return self._factor(epoch) / (len(mask) if self.per_component else 1)
 
     def gradient(self, mask: Mask, epoch: int) -> Mask:
         """Gradient of both penalties."""
@@ -61,7 +81,7 @@ class PGBCTPenalty:
 
     def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
         """Both penalties, and their weights in the epoch."""
-        scale, factor = self._scale(mask, epoch), self.schedule(epoch)
+        scale, factor = self._scale(mask, epoch), self._factor(epoch)
         return {
             "lambda1": self.lambda1 * factor,
             "lambda2": self.lambda2 * factor,

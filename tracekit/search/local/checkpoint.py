@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,7 +17,7 @@ from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.engine.look_ahead import FirstOrderPrediction
 from tracekit.errors import CheckpointError, CheckpointWarning
-from tracekit.files import digest_of, tensors_digest, write_beside
+from tracekit.files import digest_of, locked, tensors_digest, write_beside
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 
@@ -51,6 +52,23 @@ class Checkpoint:
         self._engine = engine
         self._key = _key(engine, config)
         self._check_writable()
+
+    @contextmanager
+    def in_use(self) -> Iterator[Checkpoint]:
+        """Keeps other searches, of this and of other processes, off the file.
+
+        Raises:
+            CheckpointError: Another search uses it.
+        """
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(locked(self._path, wait=False))
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"The checkpoint {self._path} is in use by another search. "
+                    "Wait until that ends, or name another file."
+                ) from None
+            yield self
 
     @property
     def exists(self) -> bool:

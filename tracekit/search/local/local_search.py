@@ -20,7 +20,7 @@ mask with it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -126,23 +126,24 @@ class LocalSearch:
         Raises:
             NotDifferentiableError: The metric has no gradient.
             NothingMeasuredError: It ended before any set was measured.
+            CheckpointError: The checkpoint cannot be used, or another search uses it.
         """
         require_gradient(engine.metric, self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
         plan = self._plan(engine.n_components, last, goal.budgets)
         limits = Limits(max_passes=plan.passes, max_seconds=self.max_seconds or float("inf"))
-        checkpoint = self._checkpoint_for(engine, goal, seed)
-        measurements = MeasurementCache(engine, limits, checkpoint)
-        best_sets = BestSets(measurements, last)
-        state = SearchState(best_sets)
-        try:
-            self._search(state, plan, goal.target, seed)
-        except LimitReachedError as reached:
-            state.stopped = reached.limit
-        except KeyboardInterrupt:
-            state.stopped = "interrupted"
-        finally:
-            measurements.save()
+        with self._checkpoint_for(engine, goal, seed) as checkpoint:
+            measurements = MeasurementCache(engine, limits, checkpoint)
+            best_sets = BestSets(measurements, last)
+            state = SearchState(best_sets)
+            try:
+                self._search(state, plan, goal.target, seed)
+            except LimitReachedError as reached:
+                state.stopped = reached.limit
+            except KeyboardInterrupt:
+                state.stopped = "interrupted"
+            finally:
+                measurements.save()
         if not best_sets.sizes:
             if state.stopped == "interrupted":
                 raise KeyboardInterrupt
@@ -154,14 +155,16 @@ class LocalSearch:
             state.stopped = None  # The method's own number of passes, not the user's limit.
         return state
 
-    def _checkpoint_for(self, engine: Engine, goal: Goal, seed: int) -> Checkpoint | None:
+    def _checkpoint_for(
+        self, engine: Engine, goal: Goal, seed: int
+    ) -> AbstractContextManager[Checkpoint | None]:
         if self.checkpoint is None:
-            return None
+            return nullcontext()
         config = {**asdict(self), "budgets": goal.budgets, "target": goal.target, "seed": seed}
         # A search may go on with other limits.
         for name in ("max_passes", "max_seconds", "checkpoint"):
             del config[name]
-        return Checkpoint(self.checkpoint, engine, config)
+        return Checkpoint(self.checkpoint, engine, config).in_use()
 
     def _plan(self, n_components: int, last: int, budgets: Sequence[int]) -> SearchPlan:
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes

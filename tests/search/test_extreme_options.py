@@ -1,0 +1,98 @@
+"""Options beyond all use are refused, or give a right number: never NaN, never a foreign error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import get_type_hints
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import ConfigError
+from tracekit.search import METHODS
+
+QUICK = {
+    "pgb-ct": {"trials": 1, "epochs": 2},
+    "dcm": {"trials": 1, "epochs": 2},
+    "local-search": {"max_passes": 30},
+    "random": {"draws": 3},
+    "mask-ig": {"steps": 2},
+}
+BEYOND = [math.nan, math.inf, -math.inf, 1e300, 1e38, 10**400, 2**63]
+UNUSUAL = [1e-300, 0.0, -0.5, -1.0, 1e11]
+OPTIONS = [
+    (name, field.name, "tuple" in str(hint))
+    for name, method in METHODS.items()
+    for field in fields(method)
+    if "float" in str(hint := get_type_hints(method)[field.name]) or "int" in str(hint)
+    if field.name != "example_order"
+]
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    return tk.Tracer(model, tiny.pairs(6, seed=3), metric="probability-drop")
+
+
+@pytest.mark.parametrize(("method", "option", "is_pair"), OPTIONS)
+def test_beyond_all_use(tracer, method, option, is_pair):
+    for value in BEYOND:
+        given = (value, value) if is_pair else value
+        with pytest.raises(ConfigError, match=option):
+            tracer.run(method, budget=3, **{**QUICK.get(method, {}), option: given})
+
+
+@pytest.mark.parametrize(("method", "option", "is_pair"), OPTIONS)
+def test_unusual(tracer, method, option, is_pair):
+    for value in UNUSUAL:
+        if value == 1e11 and option in ("epochs", "draws", "steps"):
+            continue  # That many would be done.
+        given = (value, value) if is_pair else value
+        try:
+            result = tracer.run(method, budget=3, **{**QUICK.get(method, {}), option: given})
+        except tk.TracekitError:
+            continue
+        assert tracer.evaluate(result.binary_mask) == pytest.approx(result.effect, abs=1e-6)
+        for scores in (result.soft_mask, result.component_scores):
+            assert scores is None or torch.isfinite(scores).all()
+        numbers = [n for record in result.history for n in record.values() if isinstance(n, float)]
+        assert all(map(math.isfinite, numbers))
+
+
+def test_the_message_says_what_is_allowed(tracer):
+    text = "The option max_seconds is inf. Give finite numbers, of at most 1e\\+12 in size."
+    with pytest.raises(ConfigError, match=text):
+        tracer.run("local-search", budget=2, max_seconds="inf")
+    with pytest.raises(ConfigError, match="betas is .* Both must be at least 0 and below 1."):
+        tracer.run("dcm", budget=2, betas=(0.5, 1.0))
+
+
+def test_searches_given_ready_made_are_checked_too(tracer):
+    with pytest.raises(ConfigError, match="The option learning_rate is 1e\\+300. Give finite num"):
+        tracer.run(tk.PGBCT(learning_rate=1e300), budget=3)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [lambda epoch: math.nan, lambda epoch: 1e30, lambda epoch: 10.0 ** (400 * epoch)],
+    ids=["nan", "large", "overflow"],
+)
+def test_schedules_that_overflow(tracer, schedule):
+    with pytest.raises(ConfigError, match="The penalty_schedule gives .* in epoch [01]. Give one"):
+        tracer.run("pgb-ct", lambda1=1e-3, epochs=3, init=0.9, penalty_schedule=schedule)
+
+
+def test_a_search_of_ones_own_is_checked(tracer):
+    @dataclass(frozen=True)
+    class Mine:
+        name = "mine"
+        strength: float = 1.0
+
+        def search(self, engine, goal, seed):
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match="The option strength is inf"):
+        tracer.run(Mine(math.inf), budget=2)
