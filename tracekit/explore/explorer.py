@@ -106,6 +106,7 @@ class Explorer(anywidget.AnyWidget):
 
     @components.setter
     def components(self, members: Any) -> None:
+        """Changes the set, as `select` does."""
         self.select(members)
 
     @property
