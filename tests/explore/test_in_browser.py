@@ -385,6 +385,9 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
             await view.page.wait_for_selector(".tk-legend .tk-bar")
             await view.cell("L1H7").click()
             await view.page.wait_for_selector('.tk-status[data-key="12,15"][data-measured=true]')
+            # The kernel measures single components after the set; the text then has their sum.
+            summed = view.page.locator(".tk-status", has_text="alone they sum to")
+            await summed.wait_for()
             kept = await view.status()
             view.is_cut = True
             await view.page.evaluate("window.kernelDies()")
