@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -15,7 +13,6 @@ from typing import (
     Literal,
     NamedTuple,
     TypeVar,
-    cast,
     get_args,
     overload,
 )
@@ -24,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks, masks
+from tracekit import checks, doubts, masks
 from tracekit._markup import printable
 from tracekit._options import check_seed, renamed_arguments, shortened
 from tracekit.anatomy import Explanation, SetGame, explain_set
@@ -34,32 +31,23 @@ from tracekit.data.spans import position_names
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
-from tracekit.engine.keeping import Keep, KeepingEngine, measured_history, nothing_kept
+from tracekit.engine.keeping import Keep
 from tracekit.engine.layout import Positions
 from tracekit.engine.objectives import (
     Objective,
     ObjectiveName,
-    ScoringEngine,
-    describe,
-    resolve_objective,
 )
 from tracekit.engine.sources import Source, name_of, resolve_source
 from tracekit.errors import (
-    BudgetError,
     ComponentError,
     ConfigError,
     MaskShapeError,
     MissingExtraError,
     NoResultError,
-    NothingMeasuredError,
-    SearchStoppedWarning,
     SpanError,
-    UnstableResultWarning,
-    WeakEffectWarning,
 )
 from tracekit.kinds import Kind, KindName
 from tracekit.metrics import (
-    METRICS,
     ContinuationMean,
     Direction,
     Effects,
@@ -80,12 +68,11 @@ from tracekit.results.interactions import InteractionGrid, measure_pairs
 from tracekit.results.metric_table import effect_row, metric_table
 from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
 from tracekit.results.result import TraceCurve, TraceResult
-from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
-from tracekit.search.base import best_within, config_of, require_gradient
-from tracekit.search.cross_fit import FEWEST_EXAMPLES, CrossFit, cross_fit, ranking_alone
+from tracekit.search.base import require_gradient
+from tracekit.search.cross_fit import FEWEST_EXAMPLES
+from tracekit.search_run import SearchRun, Spent, Traced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,13 +85,6 @@ By = Literal["span", "position"]
 """What is told apart beside layers and indices."""
 _MAX_PAIRED = 256
 _T = TypeVar("_T")
-
-
-class _Spent(NamedTuple):
-    """What a search took."""
-
-    cost: Cost
-    seconds: float
 
 
 class _Question(NamedTuple):
@@ -415,35 +395,11 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        maximised = resolve_objective(objective)
-        if maximised is not None and target_effect is not None:
-            raise BudgetError(
-                "A target_effect is a mean effect, and the search maximises something else. Give "
-                "a budget, or leave the objective out."
-            )
-        engine, to_search = self._searched(keep, maximised), goal
-        if keep is not None and getattr(search, "records_every_size", False):
-            # Its sets grow until they leave the bounds.
-            to_search = goal.with_smaller_sizes()
-        chooses = self._chooses(objective, keep)
-        if chooses and not goal.budgets:
-            raise BudgetError(
-                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
-            )
-        selections, spent = self._accounted(engine, lambda: search.search(engine, to_search, seed))
-        if keep is not None and goal.budgets:
-            selections = [best_within(selections, budget) for budget in goal.budgets]
-        kept = [self._kept(engine, each.mask) for each in selections]
-        results = [
-            self._to_result(search, each, goal, seed, spent, report, maximised)
-            for each, report in zip(selections, kept, strict=True)
-        ]
-        if chooses and results[0].stopped != "interrupted":
-            results = self._chosen(results, search, goal, seed)
+        results = self._search_run(search, goal, objective, keep, seed).results()
         self.results += results
-        _warn_of_result(results[-1], self.pairs)
+        doubts.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
-            _warn("Stopped by Ctrl-C: the result is the best found so far.")
+            doubts.warn_of_stop("Stopped by Ctrl-C: the result is the best found so far.")
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
@@ -483,238 +439,58 @@ class Tracer:
             CheckpointError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
-        search = cast(LocalSearch, make(LocalSearch, options))
-        n = len(self.registry)
-        goal = Goal.make(n, budget=1.0 if max_budget is None else max_budget)
+        search = make(LocalSearch, options)
+        goal = Goal.make(len(self.registry), budget=1.0 if max_budget is None else max_budget)
         if objective is None:
             has_halves = statistics and self.engine.n_examples >= FEWEST_EXAMPLES
             objective = "auto" if has_halves and keep is None else "mean"
-        chooses = self._chooses(objective, keep)
-        maximised = resolve_objective(objective)
-        engine = self._searched(keep, maximised)
-        state, spent = self._accounted(engine, lambda: search.run(engine, goal, seed))
-        results = []
-        for size in state.best_sets.improving:
-            selection = state.selection(size, size)
-            kept = self._kept(engine, selection.mask, raises=False)
-            if keep is None or kept is not None:
-                result = self._to_result(search, selection, goal, seed, spent, kept, maximised)
-                results.append(result)
-        if keep is not None and not results:
-            raise nothing_kept(keep)
-        front = ParetoFront.of(results, goal.budgets[-1], order=state.order)
-        if state.stopped == "interrupted":
-            _warn("Stopped by Ctrl-C: the front holds the best sets found so far, no statistics.")
-            return front
-        if not statistics and not chooses:
-            return front
-        # What was searched is not lost for what could not be added to it.
-        try:
-            fit = None
-            searches = [search, *([ranking_alone(n)] if chooses else [])]
-            if self.engine.n_examples >= FEWEST_EXAMPLES:
-                sizes = sizes_of_statistics(front.sizes)
-                fit = cross_fit(self.engine, searches, sizes, seed, searched=engine)
-            if fit is not None and chooses:
-                front = self._with_choices(front, searches[1], fit, seed)
-            if statistics:
-                front = self._with_statistics(front, searches, fit, seed)
-        except KeyboardInterrupt:
-            _warn("Stopped by Ctrl-C: the front is complete, but has no statistics.")
-        except NothingMeasuredError:
-            _warn("The limits left no room for statistics: the front has none.")
-        return front
+        run = self._search_run(search, goal, objective, keep, seed)
+        return run.front(statistics=statistics)
 
-    def _chooses(self, objective: object, keep: Keep | None) -> bool:
-        """Whether halves of the examples are to choose between searches."""
-        if objective != "auto":
-            return False
-        if keep is not None:
-            raise ConfigError(
-                "objective='auto' chooses between sets that need not stay within the bound of "
-                "keep. Leave one of them out, or use another objective."
-            )
-        if self.engine.n_examples < FEWEST_EXAMPLES:
-            raise ConfigError(
-                f"objective='auto' searches halves of the examples, and there are "
-                f"{self.engine.n_examples}. Give at least {FEWEST_EXAMPLES}, or use 'mean'."
-            )
-        return True
+    def _search_run(
+        self,
+        search: Search,
+        goal: Goal,
+        objective: ObjectiveName | Objective,
+        keep: Keep | None,
+        seed: int,
+    ) -> SearchRun:
+        run = SearchRun(
+            traced=self._traced(),
+            search=search,
+            goal=goal,
+            objective=objective,
+            keeping=None if keep is None else (keep, self._engine_that_keeps(keep)),
+            seed=seed,
+        )
+        if not self._has_looked:
+            self._has_looked = True
+            doubts.warn_of_effects(self.engine)
+        return run
 
-    def _chosen(
-        self, results: Sequence[TraceResult], search: Search, goal: Goal, seed: int
-    ) -> list[TraceResult]:
-        """Results, or those of components ranked one by one where these hold better."""
-        rival, engine = ranking_alone(len(self.registry)), self.engine
-        start = time.perf_counter()
-        fit = cross_fit(engine, [search, rival], goal.budgets, seed)
-        alone, spent = self._accounted(engine, lambda: rival.search(engine, goal, seed))
-        cost = results[0].cost + fit.cost + spent.cost
-        seconds = results[0].seconds + time.perf_counter() - start
-        chosen = []
-        for rank, choice in enumerate(fit.choice()):
-            result = results[rank]
-            if choice == 1:
-                result = self._to_result(rival, alone[rank], goal, seed, spent, None, None)
-            by_method = zip([search.name, rival.name], fit.effects[:, rank].mean(-1), strict=True)
-            held_out_by = {name: effect.item() for name, effect in by_method}
-            chosen.append(replace(result, cost=cost, seconds=seconds, held_out_by=held_out_by))
-        return chosen
+    def _traced(self) -> Traced:
+        return Traced(
+            engine=self.engine,
+            source=self.source,
+            also=self.also,
+            held_out=self._held_out,
+            tracer=weakref.ref(self),
+        )
 
-    def _with_choices(
-        self, front: ParetoFront, rival: Search, fit: CrossFit, seed: int
-    ) -> ParetoFront:
-        """A front with another search's sets at the sizes where these hold better."""
-        sizes = tuple(size for size in front.sizes if fit.choice_near(size) == 1)
-        if not sizes:
-            return front
-        goal, engine = Goal(budgets=sizes), self.engine
-        selections, spent = self._accounted(engine, lambda: rival.search(engine, goal, seed))
-        chosen = {
-            each.size: self._to_result(rival, each, goal, seed, spent, None, None)
-            for each in selections
-        }
-        results = [chosen.get(result.n_selected, result) for result in front]
-        return ParetoFront.of(results, front.largest, order=front.ranking)
-
-    def _with_statistics(
-        self, front: ParetoFront, searches: Sequence[Search], fit: CrossFit | None, seed: int
-    ) -> ParetoFront:
-        """A front with what it takes to believe it."""
-        before = self.engine.cost
-        sets = {
-            size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
-            for size in sizes_of_statistics(front.sizes)
-        }
-        names = [search.name for search in searches]
-        rows = measure_statistics(self.engine, sets, seed, fit=fit, names=names)
-        cost = self.engine.cost - before + (Cost() if fit is None else fit.cost)
-        measured = [row for row in rows if row.held_out is not None]
-        if measured:
-            effects = {row.size: front.at(row.size).effect for row in measured}
-            least = min(
-                measured, key=lambda row: (row.held_out or 0.0) / (abs(effects[row.size]) or 1)
-            )
-            _warn_of_held_out(least.size, effects[least.size], least.held_out)
-        return replace(front, statistics=rows, statistics_cost=cost)
-
-    def _searched(self, keep: Keep | None, objective: Objective | None = None) -> Engine:
-        """The engine that a search is given."""
-        engine = self.engine if objective is None else ScoringEngine(self.engine, objective)
-        if keep is None:
-            return engine
+    def _engine_that_keeps(self, keep: Keep) -> Engine:
+        """Measures what is to stay as it is."""
         if not isinstance(keep, Keep):
             raise ConfigError(
                 f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
             )
-        metric = self._resolved([keep.metric])[0]
+        engine, metric = self.engine, self._resolved([keep.metric])[0]
         pairs = self.pairs if keep.pairs is None else self._asked_of(keep.pairs)
-        keeping = Engine(engine.model, pairs, engine.registry, metric, engine.config)
-        return KeepingEngine(engine, keeping, keep)
-
-    def _with_effects(self, selection: Selection) -> Selection:
-        """A selection that was searched by scores, with effects in their place."""
-        history = [
-            {{"effect": "score"}.get(name, name): value for name, value in record.items()}
-            for record in selection.history
-        ]
-        effects = self.engine.effects(selection.mask)
-        return replace(selection, effects=effects, history=tuple(history))
+        return Engine(engine.model, pairs, engine.registry, metric, engine.config)
 
     def _asked_of(self, pairs: PromptPairs) -> PromptPairs:
         """Other pairs, with this tracer's spans, source and direction."""
         prepared = self._to_pairs(self._tell_apart(pairs))
         return prepared if self.direction == "noising" else prepared.reversed()
-
-    def _kept(
-        self, engine: Engine, mask: Tensor, *, raises: bool = True
-    ) -> Mapping[str, Any] | None:
-        """What a set does to what is kept; None if nothing is, or if it leaves the bounds."""
-        if not isinstance(engine, KeepingEngine):
-            return None
-        kept = engine.report(mask.nonzero()[:, 0].tolist())
-        if abs(kept["effect"]) <= kept["at_most"]:
-            return kept
-        if raises:
-            raise nothing_kept(engine.keep, kept["effect"])
-        return None
-
-    def _accounted(self, engine: Engine, work: Callable[[], _T]) -> tuple[_T, _Spent]:
-        """Searches on an unchanged model, and says what that took."""
-        _ = self.full_effect  # Shared by all methods, so it counts for none.
-        if not self._has_looked:
-            self._has_looked = True
-            _warn_of_effects(self.engine)
-        checks.check_unchanged(self.engine)
-        cost, start = engine.cost, time.perf_counter()
-        outcome = work()
-        return outcome, _Spent(engine.cost - cost, time.perf_counter() - start)
-
-    def _to_result(
-        self,
-        search: Search,
-        selection: Selection,
-        goal: Goal,
-        seed: int,
-        spent: _Spent,
-        kept: Mapping[str, Any] | None,
-        objective: Objective | None,
-    ) -> TraceResult:
-        engine = self.engine
-        # Penalties and scores are no effects of single components, nor of sets.
-        scores = selection.component_scores if kept is None and objective is None else None
-        cost = spent.cost + selection.saved
-        history = measured_history(selection.history)
-        if objective is not None:
-            selection = self._with_effects(replace(selection, history=history))
-            history, cost = selection.history, cost + Cost(1, 0)
-        config = engine.config
-        mask, soft_mask = selection.mask, selection.soft_mask
-        positions = config.positions
-        return TraceResult(
-            method=search.name,
-            method_title=getattr(search, "title", search.name),
-            records_every_size=objective is None and getattr(search, "records_every_size", False),
-            objective=describe(objective),
-            config=config_of(search),
-            registry=engine.registry,
-            binary_mask=mask,
-            soft_mask=mask.float() if soft_mask is None else soft_mask,
-            component_scores=None if scores is None else scores.float(),
-            effect=selection.effect,
-            per_example=selection.effects,
-            weights=engine.pairs.weights,
-            full_effect=self.full_effect,
-            held_out=None if self._held_out is None else self._held_out.effects(mask),
-            held_out_weights=None if self._held_out is None else self._held_out.pairs.weights,
-            also_metrics=tuple(metric.name for metric in self.also),
-            also_per_example=self._also_per_example(mask),
-            kept=kept,
-            budget=selection.budget,
-            target_effect=goal.target,
-            history=history,
-            seed=seed,
-            cost=cost,
-            seconds=spent.seconds,
-            stopped=selection.stopped,
-            metric=engine.metric.name,
-            source=self.source,
-            direction=self.direction,
-            axis_label=engine.metric.axis_label,
-            continuation_mean=config.continuation_mean,
-            positions=positions if isinstance(positions, str) else tuple(positions),
-            model=model_name(self.model),
-            dataset=engine.pairs.name,
-            dataset_fingerprint=engine.pairs.fingerprint,
-            versions=versions(),
-            model_sizes=model_sizes(self.model.cfg),
-            tracer=weakref.ref(self),
-        )
-
-    def _also_per_example(self, mask: Tensor) -> Tensor | None:
-        if not self.also:
-            return None
-        return torch.stack(list(self.engine.effects_by(mask, self.also).values()))
 
     def _resolved(self, metrics: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
         """Metrics in this tracer's direction."""
@@ -1072,8 +848,8 @@ class Tracer:
         """A set that no search selected, as a result."""
         mask = masks.from_indices(members, len(self.registry))
         selection = Selection(mask=mask, effects=effects)
-        spent = _Spent(Cost(1, 0), 0.0)
-        return self._to_result(_ByHand(), selection, Goal(), 0, spent, None, None)
+        spent = Spent(Cost(1, 0), 0.0)
+        return self._traced().result(_ByHand(), selection, Goal(), 0, spent)
 
     def _as_mask(self, mask: Any) -> Tensor:
         is_result = isinstance(mask, TraceResult)
@@ -1151,71 +927,3 @@ def _check_split(
         raise ConfigError(
             f"Both spans and positions={positions!r} say where to intervene. Leave one out."
         )
-
-
-_NEAR_ZERO = 0.01
-"""Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
-_TOO_LARGE_A_SHARE = 1 / 3
-"""Share of an effect beyond which one example speaks for all."""
-_FEWEST_TO_SHARE = 8
-"""Examples below which one may well carry half of the mean."""
-
-
-def _warn_of_effects(engine: Engine) -> None:
-    """Warns where the effect of all components says little about the data set."""
-    effects = engine.full_effects
-    mean, n = effects.mean().item(), len(effects)
-    if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
-        warnings.warn(
-            f"All components together have an effect of only {mean:.3g}. Either the model does not "
-            "do this task, or these components and positions have no part in it.",
-            WeakEffectWarning,
-            stacklevel=5,
-        )
-    largest, share = _largest_share(effects)
-    if n >= _FEWEST_TO_SHARE and share > 0.5:
-        warnings.warn(
-            f"Example {largest} ({engine.pairs[largest].describe()}) carries "
-            f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
-            "one; use a bounded metric such as logit-difference, or leave the example out.",
-            WeakEffectWarning,
-            stacklevel=5,
-        )
-
-
-def _largest_share(effects: Tensor) -> tuple[int, float]:
-    """The example with the largest effect, and its share of the effects of all."""
-    largest = int(effects.abs().argmax())
-    return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
-
-
-def _warn_of_result(result: TraceResult, pairs: PromptPairs) -> None:
-    """Warns where a set does little for all examples but one, or for fresh ones."""
-    number, share = _largest_share(result.per_example)
-    n = len(result.per_example)
-    if n >= _FEWEST_TO_SHARE and share > _TOO_LARGE_A_SHARE:
-        warnings.warn(
-            f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
-            f"effect of the selected set (size {result.n_selected}) on all {n} examples. Search "
-            "with objective='auto' or 'log-odds', or leave the example out.",
-            UnstableResultWarning,
-            stacklevel=4,
-        )
-    _warn_of_held_out(result.n_selected, result.effect, result.held_out_effect, stacklevel=5)
-
-
-def _warn_of_held_out(
-    size: int, effect: float, held_out: float | None, *, stacklevel: int = 4
-) -> None:
-    if held_out is not None and held_out < effect / 2:
-        warnings.warn(
-            f"On examples that had no part in choosing it, a set of size {size} has an effect of "
-            f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
-            "examples, or search with objective='auto' or 'log-odds'.",
-            UnstableResultWarning,
-            stacklevel=stacklevel,
-        )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, SearchStoppedWarning, stacklevel=3)

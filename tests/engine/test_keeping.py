@@ -30,7 +30,8 @@ def neutral():
 
 
 def keeping_engine(tracer, keep):
-    engine = tracer._searched(keep)
+    run = tracer._search_run(tk.TopK(), tk.Goal(budgets=(1,)), "mean", keep, 0)
+    engine = run.searched()
     assert isinstance(engine, KeepingEngine)
     return engine
 

@@ -55,7 +55,7 @@ def test_a_report_says_what_was_found(tracer, runs, tmp_path):
     for result in [*curve, greedy, *front]:
         assert f"<td>{result.effect:.4g}</td>" in text
         assert f"<td>{', '.join(result.labels)}</td>" in text
-    low, high = greedy.interval
+    low, high = greedy.spread
     assert f"<td>{low:.3g} to {high:.3g}</td>" in text
     assert f"<td>{greedy.held_out_effect:.4g}</td>" in text
     assert tracer.pairs.fingerprint in text

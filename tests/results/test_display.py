@@ -157,7 +157,7 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
 
 def test_results_show_their_numbers(shown):
     result, text = shown["result"], shown["result"]._repr_html_()
-    low, high = result.interval
+    low, high = result.spread
     assert f"effect {result.effect:.4g} [{low:.3g}, {high:.3g}]" in text
     assert f"held out {result.held_out_effect:.4g} [" in text
     assert f"kl {result.also['kl']:.4g}" in text

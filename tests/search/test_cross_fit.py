@@ -108,7 +108,7 @@ def test_what_ranks_alone():
 
 
 def patched(monkeypatch, rival):
-    monkeypatch.setattr("tracekit.tracer.ranking_alone", lambda n_components: rival)
+    monkeypatch.setattr("tracekit.search_run.ranking_alone", lambda n_components: rival)
 
 
 def worst_first(tracer) -> tuple[int, ...]:

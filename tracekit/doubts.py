@@ -1,0 +1,112 @@
+"""Warnings about effects that say little: weak, of one example only, or gone on fresh examples."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.engine import Engine
+from tracekit.errors import SearchStoppedWarning, UnstableResultWarning, WeakEffectWarning
+from tracekit.metrics import METRICS
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceResult
+
+_NEAR_ZERO = 0.01
+"""Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
+_TOO_LARGE_A_SHARE = 1 / 3
+"""Share of an effect beyond which one example speaks for all."""
+_FEWEST_TO_SHARE = 8
+"""Examples below which one may well carry half of the mean."""
+_PACKAGE = str(Path(__file__).parent) + os.sep
+"""Files below are tracekit's own."""
+
+
+def warn_of_effects(engine: Engine) -> None:
+    """Warns where the effect of all components says little about the data set."""
+    effects = engine.full_effects
+    mean, n = effects.mean().item(), len(effects)
+    if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
+        _warn(
+            f"All components together have an effect of only {mean:.3g}. Either the model does not "
+            "do this task, or these components and positions have no part in it.",
+            WeakEffectWarning,
+        )
+    largest, share = _largest_share(effects)
+    if n >= _FEWEST_TO_SHARE and share > 0.5:
+        _warn(
+            f"Example {largest} ({engine.pairs[largest].describe()}) carries "
+            f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
+            "one; use a bounded metric such as logit-difference, or leave the example out.",
+            WeakEffectWarning,
+        )
+
+
+def warn_of_results(results: Sequence[TraceResult], pairs: PromptPairs) -> None:
+    """Warns of the set of which one example carries most, and of the one that holds least."""
+    shares = [_largest_share(result.per_example)[1] for result in results]
+    worst = results[shares.index(max(shares))]
+    number, share = _largest_share(worst.per_example)
+    n = len(worst.per_example)
+    if n >= _FEWEST_TO_SHARE and share > _TOO_LARGE_A_SHARE:
+        _warn(
+            f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
+            f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
+            "with objective='auto' or 'log-odds', or leave the example out.",
+            UnstableResultWarning,
+        )
+    _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
+
+
+def warn_of_front(front: ParetoFront) -> None:
+    """Warns of the size whose held-out effect falls shortest of the effect."""
+    rows = [(row.size, front.at(row.size).effect, row.held_out) for row in front.statistics]
+    _warn_of_held_out(rows)
+
+
+def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
+    """Warns of the least held-out effect, as a share of the effect, if that is below half.
+
+    Args:
+        rows: Size, effect and held-out effect of sets.
+    """
+    known = [(size, effect, held_out) for size, effect, held_out in rows if held_out is not None]
+    if not known:
+        return
+    size, effect, held_out = min(known, key=lambda row: row[2] / max(abs(row[1]), 1e-12))
+    if held_out < effect / 2:
+        _warn(
+            f"On examples that had no part in choosing it, a set of size {size} has an effect of "
+            f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
+            "examples, or search with objective='auto' or 'log-odds'.",
+            UnstableResultWarning,
+        )
+
+
+def warn_of_stop(text: str) -> None:
+    """Warns that a search was cut short."""
+    _warn(text, SearchStoppedWarning)
+
+
+def _largest_share(effects: Tensor) -> tuple[int, float]:
+    """The example with the largest effect, and its share of the effects of all."""
+    largest = int(effects.abs().argmax())
+    return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
+
+
+def _warn(text: str, category: type[Warning]) -> None:
+    """A warning that points to the line outside of tracekit from which it was called."""
+    warnings.warn(text, category, stacklevel=_levels_to_caller())
+
+
+def _levels_to_caller() -> int:
+    """Frames from `_warn` to the first one outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,378 @@
+"""A search on what a tracer asks: what it is given to search, and what becomes a result.
+
+A search is given the tracer's engine, or one that stands in for it: with scores in place of effects
+(`objective`), or one that leaves out sets beyond a bound (`keep`). With `objective="auto"` halves
+of the examples choose between its sets and those of components ranked one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from tracekit import checks, doubts
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.engine.keeping import Keep, KeepingEngine, measured_history, nothing_kept
+from tracekit.engine.objectives import (
+    Objective,
+    ObjectiveName,
+    ScoringEngine,
+    describe,
+    resolve_objective,
+)
+from tracekit.errors import BudgetError, ConfigError, NothingMeasuredError
+from tracekit.metrics import Metric
+from tracekit.models import model_name
+from tracekit.results.mib import model_sizes
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
+from tracekit.results.result import TraceResult
+from tracekit.results.storage import versions
+from tracekit.search import Goal, LocalSearch, Search, Selection
+from tracekit.search.base import best_within, config_of
+from tracekit.search.cross_fit import FEWEST_EXAMPLES, CrossFit, cross_fit, ranking_alone
+
+_T = TypeVar("_T")
+
+
+class Spent(NamedTuple):
+    """What a search took."""
+
+    cost: Cost
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What every result of a tracer is measured on and says, whatever the search."""
+
+    engine: Engine
+    """The question: model, data set, components, metric."""
+    source: str
+    """Where the values come from that are put in."""
+    also: tuple[Metric, ...]
+    """Further metrics."""
+    held_out: Engine | None
+    """The same question on examples that no search sees."""
+    tracer: Any
+    """A weak reference to the tracer, for results."""
+
+    def accounted(self, engine: Engine, work: Callable[[], _T]) -> tuple[_T, Spent]:
+        """Searches an engine on an unchanged model, and says what that took."""
+        _ = self.engine.full_effects  # Shared by all methods, so it counts for none.
+        checks.check_unchanged(self.engine)
+        cost, start = engine.cost, time.perf_counter()
+        outcome = work()
+        return outcome, Spent(engine.cost - cost, time.perf_counter() - start)
+
+    def result(
+        self,
+        search: Search,
+        selection: Selection,
+        goal: Goal,
+        seed: int,
+        spent: Spent,
+        *,
+        kept: Mapping[str, Any] | None = None,
+        objective: Objective | None = None,
+    ) -> TraceResult:
+        """A set that a search selected, with all that a result says of it.
+
+        Args:
+            search: The search.
+            selection: The set, with effects, or with scores if there is an objective.
+            goal: What was asked for.
+            seed: Of the search.
+            spent: What it took.
+            kept: What the set does to what is kept.
+            objective: What the search maximised, if not the mean effect.
+        """
+        engine = self.engine
+        # Penalties and scores are no effects of single components, nor of sets.
+        scores = selection.component_scores if kept is None and objective is None else None
+        cost = spent.cost + selection.saved
+        history = measured_history(selection.history)
+        if objective is not None:
+            selection = self._with_effects(replace(selection, history=history))
+            history, cost = selection.history, cost + Cost(1, 0)
+        config = engine.config
+        mask, soft_mask = selection.mask, selection.soft_mask
+        positions = config.positions
+        return TraceResult(
+            method=search.name,
+            method_title=getattr(search, "title", search.name),
+            records_every_size=objective is None and getattr(search, "records_every_size", False),
+            objective=describe(objective),
+            config=config_of(search),
+            registry=engine.registry,
+            binary_mask=mask,
+            soft_mask=mask.float() if soft_mask is None else soft_mask,
+            component_scores=None if scores is None else scores.float(),
+            effect=selection.effect,
+            per_example=selection.effects,
+            weights=engine.pairs.weights,
+            full_effect=engine.full_effects.mean().item(),
+            held_out=None if self.held_out is None else self.held_out.effects(mask),
+            held_out_weights=None if self.held_out is None else self.held_out.pairs.weights,
+            also_metrics=tuple(metric.name for metric in self.also),
+            also_per_example=self._also_per_example(mask),
+            kept=kept,
+            budget=selection.budget,
+            target_effect=goal.target,
+            history=history,
+            seed=seed,
+            cost=cost,
+            seconds=spent.seconds,
+            stopped=selection.stopped,
+            metric=engine.metric.name,
+            source=self.source,
+            direction=engine.metric.direction,
+            axis_label=engine.metric.axis_label,
+            continuation_mean=config.continuation_mean,
+            positions=positions if isinstance(positions, str) else tuple(positions),
+            model=model_name(engine.model),
+            dataset=engine.pairs.name,
+            dataset_fingerprint=engine.pairs.fingerprint,
+            versions=versions(),
+            model_sizes=model_sizes(engine.model.cfg),
+            tracer=self.tracer,
+        )
+
+    def _with_effects(self, selection: Selection) -> Selection:
+        """A selection that was searched by scores, with effects in their place."""
+        history = [
+            {{"effect": "score"}.get(name, name): value for name, value in record.items()}
+            for record in selection.history
+        ]
+        effects = self.engine.effects(selection.mask)
+        return replace(selection, effects=effects, history=tuple(history))
+
+    def _also_per_example(self, mask: Tensor) -> Tensor | None:
+        if not self.also:
+            return None
+        return torch.stack(list(self.engine.effects_by(mask, self.also).values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRun:
+    """One search for a goal, within bounds, by an objective."""
+
+    traced: Traced
+    search: Search
+    goal: Goal
+    objective: ObjectiveName | Objective
+    """What is maximised, or `auto`."""
+    keeping: tuple[Keep, Engine] | None
+    """What is to stay as it is, and the engine that measures it."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        _ = self._maximised
+        if not self._chooses:
+            return
+        if self.keeping is not None:
+            raise ConfigError(
+                "objective='auto' chooses between sets that need not stay within the bound of "
+                "keep. Leave one of them out, or use another objective."
+            )
+        if self.traced.engine.n_examples < FEWEST_EXAMPLES:
+            raise ConfigError(
+                f"objective='auto' searches halves of the examples, and there are "
+                f"{self.traced.engine.n_examples}. Give at least {FEWEST_EXAMPLES}, or use 'mean'."
+            )
+
+    # ---- what is searched -----------------------------------------------------------------
+
+    @property
+    def _maximised(self) -> Objective | None:
+        return resolve_objective(self.objective)
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether halves of the examples choose between searches."""
+        return self.objective == "auto"
+
+    @property
+    def _rival(self) -> Search:
+        return ranking_alone(self.traced.engine.n_components)
+
+    def searched(self) -> Engine:
+        """The engine that the search is given."""
+        engine, objective = self.traced.engine, self._maximised
+        if objective is not None:
+            engine = ScoringEngine(engine, objective)
+        if self.keeping is None:
+            return engine
+        keep, measures = self.keeping
+        return KeepingEngine(engine, measures, keep)
+
+    def _kept(self, engine: Engine, mask: Tensor) -> Mapping[str, Any] | None:
+        """What a set does to what is kept; None if nothing is, or if it leaves the bound."""
+        if not isinstance(engine, KeepingEngine):
+            return None
+        kept = engine.report(mask.nonzero()[:, 0].tolist())
+        return kept if abs(kept["effect"]) <= kept["at_most"] else None
+
+    # ---- budgets and targets --------------------------------------------------------------
+
+    def results(self) -> list[TraceResult]:
+        """A result for each budget, ascending, or one for a target.
+
+        Raises:
+            BudgetError: A target, or no goal, with an objective that needs budgets.
+            NothingKeptError: No set that was tried stays within the bound.
+        """
+        goal, search, seed = self.goal, self.search, self.seed
+        if self._maximised is not None and goal.target is not None:
+            raise BudgetError(
+                "A target_effect is a mean effect, and the search maximises something else. Give "
+                "a budget, or leave the objective out."
+            )
+        if self._chooses and not goal.budgets:
+            raise BudgetError(
+                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
+            )
+        engine, to_search = self.searched(), goal
+        if self.keeping is not None and getattr(search, "records_every_size", False):
+            # Its sets grow until they leave the bounds.
+            to_search = goal.with_smaller_sizes()
+        selections, spent = self.traced.accounted(
+            engine, lambda: search.search(engine, to_search, seed)
+        )
+        if self.keeping is not None and goal.budgets:
+            selections = [best_within(selections, budget) for budget in goal.budgets]
+        results = []
+        for selection in selections:
+            kept = self._kept(engine, selection.mask)
+            if isinstance(engine, KeepingEngine) and kept is None:
+                report = engine.report(selection.mask.nonzero()[:, 0].tolist())
+                raise nothing_kept(engine.keep, report["effect"])
+            results.append(self._result(selection, spent, kept))
+        is_whole = results[0].stopped != "interrupted"
+        return self._chosen(results) if self._chooses and is_whole else results
+
+    def _result(
+        self, selection: Selection, spent: Spent, kept: Mapping[str, Any] | None
+    ) -> TraceResult:
+        return self.traced.result(
+            self.search,
+            selection,
+            self.goal,
+            self.seed,
+            spent,
+            kept=kept,
+            objective=self._maximised,
+        )
+
+    def _chosen(self, results: Sequence[TraceResult]) -> list[TraceResult]:
+        """Results, or those of components ranked one by one where these hold better."""
+        traced, rival, goal, seed = self.traced, self._rival, self.goal, self.seed
+        engine, start = traced.engine, time.perf_counter()
+        fit = cross_fit(engine, [self.search, rival], goal.budgets, seed)
+        alone, spent = traced.accounted(engine, lambda: rival.search(engine, goal, seed))
+        cost = results[0].cost + fit.cost + spent.cost
+        seconds = results[0].seconds + time.perf_counter() - start
+        chosen = []
+        for rank, choice in enumerate(fit.choice()):
+            result = results[rank]
+            if choice == 1:
+                result = traced.result(rival, alone[rank], goal, seed, spent)
+            names, effects = (self.search.name, rival.name), fit.effects[:, rank].mean(-1).tolist()
+            held_out_by = dict(zip(names, effects, strict=True))
+            chosen.append(replace(result, cost=cost, seconds=seconds, held_out_by=held_out_by))
+        return chosen
+
+    # ---- the front ------------------------------------------------------------------------
+
+    def front(self, *, statistics: bool) -> ParetoFront:
+        """The best set of every size, by local search.
+
+        Args:
+            statistics: Whether to measure what it takes to believe it.
+
+        Raises:
+            NothingMeasuredError: A limit was reached before any set was measured.
+            NothingKeptError: No set that was measured stays within the bound.
+        """
+        search, engine = cast(LocalSearch, self.search), self.searched()
+        state, spent = self.traced.accounted(
+            engine, lambda: search.run(engine, self.goal, self.seed)
+        )
+        results = []
+        for size in state.best_sets.improving:
+            selection = state.selection(size, size)
+            kept = self._kept(engine, selection.mask)
+            if self.keeping is None or kept is not None:
+                results.append(self._result(selection, spent, kept))
+        if self.keeping is not None and not results:
+            raise nothing_kept(self.keeping[0])
+        front = ParetoFront.of(results, self.goal.budgets[-1], order=state.order)
+        if state.stopped == "interrupted":
+            doubts.warn_of_stop(
+                "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
+            )
+            return front
+        if not statistics and not self._chooses:
+            return front
+        # What was searched is not lost for what could not be added to it.
+        try:
+            searches = [search, self._rival] if self._chooses else [search]
+            fit = self._fit(searches, front, engine)
+            if fit is not None and self._chooses:
+                front = self._with_choices(front, fit)
+            if statistics:
+                front = self._with_statistics(front, searches, fit)
+        except KeyboardInterrupt:
+            doubts.warn_of_stop("Stopped by Ctrl-C: the front is complete, but has no statistics.")
+        except NothingMeasuredError:
+            doubts.warn_of_stop("The limits left no room for statistics: the front has none.")
+        return front
+
+    def _fit(
+        self, searches: Sequence[Search], front: ParetoFront, searched: Engine
+    ) -> CrossFit | None:
+        """What searches do on halves of the examples; None if there are too few for halves."""
+        engine = self.traced.engine
+        if engine.n_examples < FEWEST_EXAMPLES:
+            return None
+        sizes = sizes_of_statistics(front.sizes)
+        return cross_fit(engine, searches, sizes, self.seed, searched=searched)
+
+    def _with_choices(self, front: ParetoFront, fit: CrossFit) -> ParetoFront:
+        """A front with the sets of components ranked one by one where these hold better."""
+        sizes = tuple(size for size in front.sizes if fit.choice_near(size) == 1)
+        if not sizes:
+            return front
+        traced, rival, goal, seed = self.traced, self._rival, Goal(budgets=sizes), self.seed
+        selections, spent = traced.accounted(
+            traced.engine, lambda: rival.search(traced.engine, goal, seed)
+        )
+        chosen = {
+            selection.size: traced.result(rival, selection, goal, seed, spent)
+            for selection in selections
+        }
+        results = [chosen.get(result.n_selected, result) for result in front]
+        return ParetoFront.of(results, front.largest, order=front.ranking)
+
+    def _with_statistics(
+        self, front: ParetoFront, searches: Sequence[Search], fit: CrossFit | None
+    ) -> ParetoFront:
+        """A front with what it takes to believe it."""
+        engine = self.traced.engine
+        before = engine.cost
+        sets = {
+            size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
+            for size in sizes_of_statistics(front.sizes)
+        }
+        names = [search.name for search in searches]
+        rows = measure_statistics(engine, sets, self.seed, fit=fit, names=names)
+        cost = engine.cost - before + (Cost() if fit is None else fit.cost)
+        front = replace(front, statistics=rows, statistics_cost=cost)
+        doubts.warn_of_front(front)
+        return front
