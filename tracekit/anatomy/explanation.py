@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from tracekit.results.significance import holm, sign_flip_p_values
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
 _LEVEL = 0.05
 _NAMED = 3
@@ -118,17 +120,18 @@ class Explanation:
 
     @cached_property
     def interactions(self) -> pd.DataFrame:
-        """A pandas DataFrame with a row per pair of members, the strongest within the set first.
+        """A pandas DataFrame with a row per pair of members, the strongest first.
 
         Columns: `first` and `second`; the interaction `alone`, `averaged` (over subsets; NaN with
         more than 12 members) and `within` (all other members patched), each with its interval;
-        `p`, of the one within the set: sign flips over examples, corrected for the number of pairs
-        (Holm); `significant`, whether it is below 0.05.
+        `p`, of the one in the context `tested_context`: sign flips over examples, corrected for
+        the number of pairs (Holm); `significant`, whether it is below 0.05.
         """
         import pandas as pd
 
         labels, pairs = self.labels, self.pairs
-        p_values = holm(sign_flip_p_values(pairs.within)).tolist()
+        tested = pairs.within if pairs.averaged is None else pairs.averaged
+        p_values = holm(sign_flip_p_values(tested)).tolist()
         rows = []
         for rank, (first, second) in enumerate(pairs.pairs):
             averaged = None if pairs.averaged is None else pairs.averaged[rank]
@@ -144,7 +147,12 @@ class Explanation:
                 }
             )
         frame = pd.DataFrame(rows)
-        return frame.sort_values("within", key=abs, ascending=False, ignore_index=True)
+        return frame.sort_values(self.tested_context, key=abs, ascending=False, ignore_index=True)
+
+    @property
+    def tested_context(self) -> str:
+        """Context of interactions that are tested: `averaged` up to 12 members, else `within`."""
+        return "within" if self.pairs.averaged is None else "averaged"
 
     @cached_property
     def additivity(self) -> pd.Series:
@@ -198,20 +206,27 @@ class Explanation:
         """A pandas DataFrame: outsiders that do more once a member is patched.
 
         Columns: `component`, `backup`; `rise`, how much more the outsider brings to the set than
-        to the set without the member, with its interval; `before`, what it brings to the latter.
-        Only those whose interval lies above 0. None where outsiders were not looked for.
+        to the set without the member, with its interval; `before`, what it brings to the latter;
+        `p`, by sign flips, corrected for all outsiders that were measured (Holm); `significant`,
+        whether it is below 0.05. Only those whose interval lies above 0. None where outsiders were
+        not looked for.
         """
         import pandas as pd
 
         if self.outsiders is None:
             return None
+        if not self.outsiders:
+            return pd.DataFrame()
+        p_values = holm(sign_flip_p_values(torch.stack([each.rise for each in self.outsiders])))
         rows = [
             {
                 **self._named(each, "backup"),
                 **self._fields("rise", each.rise),
                 "before": each.recovered.mean().item(),
+                "p": p_value,
+                "significant": p_value < _LEVEL,
             }
-            for each in self.outsiders
+            for each, p_value in zip(self.outsiders, p_values.tolist(), strict=True)
         ]
         return _sorted(pd.DataFrame([row for row in rows if row["rise_low"] > 0]), "rise")
 
@@ -229,12 +244,30 @@ class Explanation:
     def _interval(self, values: Effects) -> tuple[float, float]:
         return effect_interval(values, weights=self.weights)
 
+    def waterfall(self) -> go.Figure:
+        """What each member brings on average, from the clean run to the effect of the set."""
+        from tracekit import figures
+
+        return figures.waterfall(self)
+
+    def heatmap(self) -> go.Figure:
+        """Interactions of all pairs: alone above the diagonal, within the set below it."""
+        from tracekit import figures
+
+        return figures.member_heatmap(self)
+
+    def network(self) -> go.Figure:
+        """Members by layer, joined where they interact significantly within the set."""
+        from tracekit import figures
+
+        return figures.member_network(self)
+
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""
         added = self.additivity
         lines = [
             f"{len(self.members)} components of {self.model} on {self.dataset}: "
-            f"{_number(added, 'effect')} ({self.axis_label}).",
+            f"{_number(added, 'effect')}, {self.axis_label}.",
             f"Alone they sum to {_number(added, 'sum_of_singles')}; interaction brings "
             f"{_number(added, 'interaction')}.",
         ]
@@ -250,19 +283,24 @@ class Explanation:
         pairs = [
             f"{first} and {second} {value:+.3g}"
             for first, second, value in zip(
-                *(significant[name] for name in ("first", "second", "within")), strict=True
+                *(significant[name] for name in ("first", "second", self.tested_context)),
+                strict=True,
             )
         ]
+        context = CONTEXTS[self.tested_context]
         lines.append(
-            f"{len(pairs)} of {len(self.interactions)} pairs interact within the set (p < .05, "
-            f"Holm){': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
+            f"{len(pairs)} of {len(self.interactions)} pairs interact {context} (p < .05, Holm)"
+            f"{': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
         )
         if self.backups is not None:
             columns = ["backup", "component", "rise"]
-            rows = zip(*(self.backups.get(name, ()) for name in columns), strict=True)
+            backups = self.backups
+            if len(backups):
+                backups = backups[backups["significant"]]
+            rows = zip(*(backups.get(name, ()) for name in columns), strict=True)
             rows = list(rows)[:_NAMED]
-            backups = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
-            lines.append(f"Backups: {', '.join(backups) if backups else 'none was measured'}.")
+            named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
+            lines.append(f"Backups (p < .05, Holm): {', '.join(named) if named else 'none'}.")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -279,6 +317,8 @@ def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame.sort_values(column, ascending=False, ignore_index=True)
 
 
+CONTEXTS = {"averaged": "on average over subsets", "within": "within the set"}
+"""Contexts in words."""
 _VERDICTS = {
     "with others": "More together with the others than alone",
     "overlaps": "Less with the others than alone (they do the same)",

@@ -4,6 +4,7 @@ Every function returns its figure and shows nothing. A figure is drawn from a da
 all of its numbers, which tests and readers compare instead of pixels. Nothing else imports plotly.
 """
 
+from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
 from tracekit.figures.charts import Chart, bars, lines, similarities
 from tracekit.figures.curves import curve, curve_data, faithfulness_curve, pareto_curve
 from tracekit.figures.export import for_print, write, write_all
@@ -36,10 +37,13 @@ __all__ = [
     "heatmap",
     "interaction_heatmap",
     "lines",
+    "member_heatmap",
+    "member_network",
     "pareto_curve",
     "report",
     "selection_data",
     "similarities",
+    "waterfall",
     "write",
     "write_all",
 ]

@@ -1,0 +1,79 @@
+"""Figures of the anatomy of a set, against the tables that they are drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def why(tracer):
+    return tracer.explain([tracer.registry[i] for i in (1, 4, 6, 11)], look_outside=False)
+
+
+def test_bars_go_from_the_clean_run_to_the_effect_of_the_set(why):
+    bars, lines = why.waterfall().data
+    values = why.table["value"].tolist()
+    assert list(bars.y) == [*why.table["component"], "all"]
+    assert list(bars.x) == pytest.approx([*values, why.effect.mean().item()])
+    assert list(bars.base) == pytest.approx([0, *torch.tensor(values).cumsum(0).tolist()[:-1], 0])
+    # The last bar ends where the effect of the set does.
+    assert bars.base[3] + bars.x[3] == pytest.approx(why.effect.mean().item(), abs=1e-6)
+    assert list(lines.x) == pytest.approx(torch.tensor(values).cumsum(0).tolist())
+    widths = why.table["value_high"] - why.table["value"]
+    assert list(lines.error_x.array) == pytest.approx(widths.tolist())
+    assert why.table["verdict"][0] in bars.customdata[0]
+
+
+def test_the_map_has_two_contexts(why):
+    cells = why.heatmap().data[0].z
+    rank_of = {label: rank for rank, label in enumerate(why.labels)}
+    for row in why.interactions.to_dict("records"):
+        i, j = sorted((rank_of[row["first"]], rank_of[row["second"]]))
+        assert cells[i][j] == pytest.approx(row["alone"])
+        assert cells[j][i] == pytest.approx(row["averaged"])
+    assert all(cells[i][i] is None for i in range(4))
+
+
+def significant(why, which):
+    """An explanation of which some pairs are significant."""
+    changed = replace(why)
+    frame = why.interactions.copy()
+    frame["significant"] = [rank in which for rank in range(len(frame))]
+    vars(changed)["interactions"] = frame
+    return changed
+
+
+def test_significant_pairs_are_starred_and_joined(why):
+    changed = significant(why, {0, 3})
+    chosen = changed.interactions[changed.interactions["significant"]].to_dict("records")
+    stars = changed.heatmap().data[1]
+    rank_of = {label: rank for rank, label in enumerate(why.labels)}
+    expected = {tuple(sorted((rank_of[r["first"]], rank_of[r["second"]]))) for r in chosen}
+    assert set(zip(stars.x, stars.y, strict=True)) == expected
+    *edges, nodes = changed.network().data
+    assert len(edges) == 2
+    spots = dict(zip(nodes.text, zip(nodes.x, nodes.y, strict=True), strict=True))
+    widths = []
+    for edge, row in zip(edges, chosen, strict=True):
+        ends = {(edge.x[0], edge.y[0]), (edge.x[-1], edge.y[-1])}
+        assert ends == {spots[row["first"]], spots[row["second"]]}
+        assert (edge.line.dash == "solid") == (row["averaged"] > 0)
+        assert f"{row['averaged']:+.4g}" in edge.text
+        widths.append(edge.line.width / abs(row["averaged"]))
+    assert edges[0].line.width == 7
+    assert widths[1] == pytest.approx(widths[0]) or edges[1].line.width == 1
+    assert len(significant(why, set()).network().data) == 1
+
+
+def test_nodes_have_the_area_of_their_values(why):
+    nodes = why.network().data[-1]
+    values = why.table.set_index("component")["value"]
+    areas = [size**2 for size in nodes.marker.size]
+    ratios = [area / abs(values[name]) for area, name in zip(areas, nodes.text, strict=True)]
+    large = [r for r, size in zip(ratios, nodes.marker.size, strict=True) if size > 4]
+    assert large == pytest.approx([large[0]] * len(large))
+    layers = [component.layer for component in why.components]
+    assert list(nodes.y) == [sorted(set(layers)).index(layer) for layer in layers]
