@@ -285,9 +285,9 @@ REPRODUCE = (
     ("stop", "group", "status"),
     [
         (signal.SIGINT, True, 130),
-        (signal.SIGINT, False, 130),
+        pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.soak),
         (signal.SIGTERM, False, -signal.SIGTERM),
-        (signal.SIGTERM, True, -signal.SIGTERM),
+        pytest.param(signal.SIGTERM, True, -signal.SIGTERM, marks=pytest.mark.soak),
         (signal.SIGKILL, False, -signal.SIGKILL),
     ],
 )
