@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
-from tracekit.errors import SearchStoppedWarning, UnstableResultWarning, WeakEffectWarning
+from tracekit.errors import UnstableResultWarning, WeakEffectWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -32,14 +32,14 @@ def warn_of_effects(engine: Engine) -> None:
     effects = engine.full_effects
     mean, n = effects.mean().item(), len(effects)
     if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
-        _warn(
+        warn(
             f"All components together have an effect of only {mean:.3g}. Either the model does not "
             "do this task, or these components and positions have no part in it.",
             WeakEffectWarning,
         )
     largest, share = _largest_share(effects)
     if n >= _FEWEST_TO_SHARE and share > 0.5:
-        _warn(
+        warn(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
             "one; use a bounded metric such as logit-difference, or leave the example out.",
@@ -54,7 +54,7 @@ def warn_of_results(results: Sequence[TraceResult], pairs: PromptPairs) -> None:
     number, share = _largest_share(worst.per_example)
     n = len(worst.per_example)
     if n >= _FEWEST_TO_SHARE and share > _TOO_LARGE_A_SHARE:
-        _warn(
+        warn(
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
             "with objective='auto' or 'log-odds', or leave the example out.",
@@ -75,22 +75,19 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
     Args:
         rows: Size, effect and held-out effect of sets.
     """
-    known = [(size, effect, held_out) for size, effect, held_out in rows if held_out is not None]
-    if not known:
+    rows_measured = [
+        (size, effect, held_out) for size, effect, held_out in rows if held_out is not None
+    ]
+    if not rows_measured:
         return
-    size, effect, held_out = min(known, key=lambda row: row[2] / max(abs(row[1]), 1e-12))
+    size, effect, held_out = min(rows_measured, key=lambda row: row[2] / max(abs(row[1]), 1e-12))
     if held_out < effect / 2:
-        _warn(
+        warn(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
             "examples, or search with objective='auto' or 'log-odds'.",
             UnstableResultWarning,
         )
-
-
-def warn_of_stop(text: str) -> None:
-    """Warns that a search was cut short."""
-    _warn(text, SearchStoppedWarning)
 
 
 def _largest_share(effects: Tensor) -> tuple[int, float]:
@@ -99,13 +96,13 @@ def _largest_share(effects: Tensor) -> tuple[int, float]:
     return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
 
 
-def _warn(text: str, category: type[Warning]) -> None:
+def warn(text: str, category: type[Warning]) -> None:
     """A warning that points to the line outside of tracekit from which it was called."""
     warnings.warn(text, category, stacklevel=_levels_to_caller())
 
 
 def _levels_to_caller() -> int:
-    """Frames from `_warn` to the first one outside of this package."""
+    """Frames from `warn` to the first one outside of this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

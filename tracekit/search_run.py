@@ -26,7 +26,12 @@ from tracekit.engine.objectives import (
     describe,
     resolve_objective,
 )
-from tracekit.errors import BudgetError, ConfigError, NothingMeasuredError
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NothingMeasuredError,
+    SearchStoppedWarning,
+)
 from tracekit.metrics import Metric
 from tracekit.models import model_name
 from tracekit.results.mib import model_sizes
@@ -314,8 +319,9 @@ class SearchRun:
             raise nothing_kept(self.keeping[0])
         front = ParetoFront.of(results, self.goal.budgets[-1], order=state.order)
         if state.stopped == "interrupted":
-            doubts.warn_of_stop(
-                "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
+            doubts.warn(
+                "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics.",
+                SearchStoppedWarning,
             )
             return front
         if not statistics and not self._chooses:
@@ -329,9 +335,14 @@ class SearchRun:
             if statistics:
                 front = self._with_statistics(front, searches, fit)
         except KeyboardInterrupt:
-            doubts.warn_of_stop("Stopped by Ctrl-C: the front is complete, but has no statistics.")
+            doubts.warn(
+                "Stopped by Ctrl-C: the front is complete, but has no statistics.",
+                SearchStoppedWarning,
+            )
         except NothingMeasuredError:
-            doubts.warn_of_stop("The limits left no room for statistics: the front has none.")
+            doubts.warn(
+                "The limits left no room for statistics: the front has none.", SearchStoppedWarning
+            )
         return front
 
     def _fit(

@@ -44,6 +44,7 @@ from tracekit.errors import (
     MaskShapeError,
     MissingExtraError,
     NoResultError,
+    SearchStoppedWarning,
     SpanError,
 )
 from tracekit.kinds import Kind, KindName
@@ -399,7 +400,9 @@ class Tracer:
         self.results += results
         doubts.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
-            doubts.warn_of_stop("Stopped by Ctrl-C: the result is the best found so far.")
+            doubts.warn(
+                "Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning
+            )
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(

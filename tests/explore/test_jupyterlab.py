@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 pytest.importorskip("jupyterlab")
 
 _TOKEN = "explorer"

@@ -409,7 +409,7 @@ def forged_saves(kind, data):
                 assert math.isclose(result.effect, mean, rel_tol=1e-3, abs_tol=1e-5)
                 assert result.n_selected == int(result.binary_mask.sum())
                 assert len(result.labels) == result.n_selected
-                result.interval  # noqa: B018
+                result.spread  # noqa: B018
 
 
 @about(
