@@ -85,7 +85,8 @@ def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
         assert (repeated.seed, repeated.objective) == (result.seed, result.objective)
     last = block.strip().splitlines()[-1]
     assert last.startswith("tracer.pareto(max_budget=3, seed=1, ")
-    repeated = eval(last.replace("(", "(statistics=False, ", 1), names)
+    repeated = eval(last, names)
+    assert [r.method for r in repeated] == [r.method for r in front]
     assert [r.labels for r in repeated] == [r.labels for r in front]
 
 

@@ -26,7 +26,7 @@ from tracekit.results.comparison import Comparison, check_comparable, compare
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.search import METHODS
+from tracekit.search import METHODS, LocalSearch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -280,8 +280,7 @@ def _code(group: _Group) -> str:
             by_run.setdefault((*key, result.seconds, result.cost), []).append(result)
     lines += [_run(results) for results in by_run.values()]
     for front in group.fronts:
-        arguments = ", ".join([f"max_budget={front.largest}", *_search_options(front[0])])
-        lines.append(f"tracer.pareto({arguments}){_note_on_run(front[0])}")
+        lines.append(_front_run(front))
     return "\n".join(lines) + "\n"
 
 
@@ -339,6 +338,20 @@ def _run(results: Sequence[TraceResult]) -> str:
         arguments.append(f"budget={budgets[0]}")
     arguments += _search_options(first)
     return f"tracer.run({', '.join(arguments)}){_note_on_run(first)}"
+
+
+def _front_run(front: ParetoFront) -> str:
+    """The call that gives a front again."""
+    # The sets of a front may be of two searches, between which halves of the examples chose.
+    own = next((result for result in front if result.method == LocalSearch.name), front[0])
+    was_chosen = any(len(row.held_out_by or ()) > 1 for row in front.statistics)
+    is_auto = was_chosen or any(result.method != own.method for result in front)
+    arguments = [f"max_budget={front.largest}", *_search_options(own)]
+    if own.objective == "mean":
+        arguments.append(f"objective='{'auto' if is_auto else 'mean'}'")
+    if not front.statistics:
+        arguments.append("statistics=False")
+    return f"tracer.pareto({', '.join(arguments)}){_note_on_run(own)}"
 
 
 def _search_options(result: TraceResult) -> list[str]:
