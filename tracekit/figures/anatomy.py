@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tracekit.anatomy.explanation import CONTEXTS, Explanation
+from tracekit.figures.interactions import color_bar
 from tracekit.figures.style import (
     BOX,
     FONT,
@@ -129,13 +130,7 @@ def member_heatmap(why: Explanation) -> go.Figure:
             zmax=bound,
             xgap=1,
             ygap=1,
-            colorbar={
-                "title": {"text": "interaction<br> ", "side": "top", "font": {"size": TICK_SIZE}},
-                "tickfont": {"size": TICK_SIZE},
-                "thickness": 13,
-                "outlinewidth": 1,
-                "exponentformat": "power",
-            },
+            colorbar=color_bar(bound),
         )
     )
     figure.add_scatter(

@@ -62,7 +62,7 @@ def interaction_heatmap(grid: InteractionGrid, *, clip: float = 1.0) -> go.Figur
             zmax=bound,
             xgap=0.5 if n > 40 else 1,
             ygap=0.5 if n > 40 else 1,
-            colorbar=_color_bar(bound, beyond=sizes.max().item() > bound * (1 + 1e-6)),
+            colorbar=color_bar(bound, beyond=sizes.max().item() > bound * (1 + 1e-6)),
         )
     )
     figure.update_layout(plot_bgcolor="#d0d0d0")
@@ -80,7 +80,13 @@ def interaction_heatmap(grid: InteractionGrid, *, clip: float = 1.0) -> go.Figur
     )
 
 
-def _color_bar(bound: float, *, beyond: bool) -> dict[str, object]:
+def color_bar(bound: float, *, beyond: bool = False) -> dict[str, object]:
+    """The colour bar of a map of interactions.
+
+    Args:
+        bound: Largest interaction that has a colour of its own.
+        beyond: Whether there are larger ones.
+    """
     bar: dict[str, object] = {
         "title": {"text": "interaction<br> ", "side": "top", "font": {"size": TICK_SIZE}},
         "tickfont": {"size": TICK_SIZE},
