@@ -228,14 +228,14 @@ class TestLocks:
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
         measure = tracer.engine.set_effects
 
-        def look(sets, label="effects"):
+        def look(sets, label="effects", **rest):
             measured.append(label)
             try:
                 with files.locked(file, wait=False):
                     pass
             except BlockingIOError:
                 refused.append(label)
-            return measure(sets, label)
+            return measure(sets, label, **rest)
 
         monkeypatch.setitem(vars(tracer.engine), "set_effects", look)
         tracer.pareto(statistics=False, max_passes=40, checkpoint=file)

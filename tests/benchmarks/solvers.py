@@ -14,6 +14,8 @@
 - `optimum`: against exhaustive search over 9 to 14 heads of random GPT-2s.
 - `ablations`: neurons, without one part each.
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
+- `races`: local search, top-k and greedy with races and without, on random GPT-2s of four layers
+  and 512 pairs.
 
 Cost is in passes over the data, forward and backward alike.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any, Literal, NamedTuple
@@ -37,7 +40,7 @@ from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.masks import ranking
 from tracekit.metrics import resolve
-from tracekit.search import Goal, Search, make
+from tracekit.search import Goal, Greedy, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
@@ -393,13 +396,35 @@ def table_rewards(family: str, seeds: range) -> None:
         say(f"{name}: " + "; ".join(f"{shown(a.effects)} at {a.passes:.0f}" for a in answers))
 
 
+def table_races(family: str, seeds: range) -> None:
+    """Effects and passes of searches that race, as shares of those that do not."""
+    effects: dict[str, list[float]] = {}
+    passes: dict[str, list[float]] = {}
+    for seed in seeds:
+        case = random_engine(seed, SCALES[family], layers=4, pairs=512)
+        for search in (LocalSearch(), TopK(), Greedy()):
+            exact, raced = (
+                searched(case, replace(search, race=race), SHARES) for race in (False, True)
+            )
+            ratios = against(raced.effects, exact.effects)
+            effects.setdefault(search.name, []).extend(ratios)
+            passes.setdefault(search.name, []).append(raced.passes / exact.passes)
+            say(f"{family} {seed}, {search.name}: {shown(ratios)} at {passes[search.name][-1]:.2f}")
+    for name, ratios in effects.items():
+        say(
+            f"{family}, {name}: effects median {median(ratios):.3f}, mean {mean(ratios):.3f}, "
+            f"least {min(ratios):.3f}; passes median {median(passes[name]):.2f}, most "
+            f"{max(passes[name]):.2f}"
+        )
+
+
 def say(line: str) -> None:
     """Prints a line at once."""
     print(line, flush=True)  # noqa: T201
 
 
 Table = Literal[
-    "greedy", "fresh", "objectives", "rivals", "large", "optimum", "ablations", "rewards"
+    "greedy", "fresh", "objectives", "rivals", "large", "optimum", "ablations", "rewards", "races"
 ]
 
 
@@ -426,6 +451,9 @@ def main(
     elif table == "rewards":
         for one in [one for one in families if one in SCALES]:
             table_rewards(one, numbers)
+    elif table == "races":
+        for one in [one for one in families if one in SCALES]:
+            table_races(one, numbers)
     elif table == "rivals":
         table_rivals(neuron_cases(numbers))
     elif table == "large":

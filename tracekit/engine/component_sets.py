@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 
 def set_effects(
-    engine: Engine, sets: Sequence[ComponentSet], label: str
+    engine: Engine,
+    sets: Sequence[ComponentSet],
+    label: str,
+    examples: Int[Tensor, " some"] | None = None,
 ) -> Float[Tensor, "set example"]:
-    """Effects of each set on every example; see `Engine.set_effects`."""
+    """Effects of each set on every example, or on some; see `Engine.set_effects`."""
     # A component that acts in several layers belongs to no single node of the tree.
     if engine.capabilities.block_skipper is None or engine.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(sets))))
@@ -38,22 +41,24 @@ def set_effects(
         n_layers = int(engine.model.cfg.n_layers)
         tree = build_prefix_tree(sets, engine.layers_of_components, n_layers)
     effects = torch.zeros(len(sets), engine.n_examples, device=engine.device)
+    batches = engine.batches if examples is None else list(engine.batches_of(examples))
     progress_bar = tqdm(
-        total=len(sets) * len(engine.batches),
+        total=len(sets) * len(batches),
         desc=label,
         leave=False,
         disable=not engine.config.progress or len(sets) < 3,
     )
     with frozen(engine.model), torch.no_grad(), progress_bar:
-        for batch in engine.batches:
+        for batch in batches:
             source = engine.counterfactual_cache.activations_for(batch)
             _Descent(engine, sets, batch, source, effects, progress_bar).run(tree, None)
-    engine.count_forward(len(sets))
+    n_examples = engine.n_examples if examples is None else len(examples)
+    engine.count_forward(len(sets) * n_examples / engine.n_examples)
     effects = effects.cpu()
     for row in effects[~torch.isfinite(effects.mean(1))]:
         engine.check_finite(row)
         raise engine.mean_not_finite()
-    return effects
+    return effects if examples is None else effects[:, examples]
 
 
 @dataclass(frozen=True, eq=False)

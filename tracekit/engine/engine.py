@@ -205,6 +205,11 @@ class Engine:
         return self._config
 
     @property
+    def examples_are_independent(self) -> bool:
+        """Whether the effect on an example is the same whatever other examples there are."""
+        return True
+
+    @property
     def n_components(self) -> int:
         """Number of components: the length of every mask."""
         return len(self.registry)
@@ -379,7 +384,11 @@ class Engine:
         return effects[to_device(examples, self.device)]
 
     def set_effects(
-        self, sets: Iterable[Sequence[int]], label: str = "effects"
+        self,
+        sets: Iterable[Sequence[int]],
+        label: str = "effects",
+        *,
+        examples: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "set example"]:
         """Effects of each of many sets of components; equal to `effects` of each, but faster.
 
@@ -389,14 +398,15 @@ class Engine:
         Args:
             sets: Sets of flat indices.
             label: Names the progress bar.
+            examples: Numbers of the examples to measure on; all by default.
 
         Returns:
-            The effects, on the CPU.
+            The effects in the order of `examples`, on the CPU.
 
         Raises:
             NonFiniteMetricError: Names the examples.
         """
-        return set_effects(self, [tuple(members) for members in sets], label)
+        return set_effects(self, [tuple(members) for members in sets], label, examples)
 
     def empty_mask_effect(self) -> float:
         """Largest effect of the empty mask on the first batch; 0 unless the model has changed.
@@ -467,7 +477,7 @@ class Engine:
         self,
         mask: Mask,
         example_weights: GradientWeight,
-        examples: Int[Tensor, " example"] | None = None,
+        examples: Int[Tensor, " some"] | None = None,
         *,
         precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
@@ -509,11 +519,14 @@ class Engine:
         picked = effects[to_device(examples, self.device)]
         return picked.to(mask.device), gradient.to(mask.device)
 
-    def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
+    def predict_changes(
+        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+    ) -> FirstOrderPrediction:
         """What adding or removing single components would bring, from one gradient at a set.
 
         Args:
             members: The set.
+            examples: Numbers of the examples to predict on; all by default.
 
         Returns:
             The predictions, on the CPU. They may not be finite.
@@ -521,7 +534,7 @@ class Engine:
         Raises:
             NotDifferentiableError: The metric has no gradient.
         """
-        return predict_changes(self, members)
+        return predict_changes(self, members, examples=examples)
 
     def predict_changes_by_batch(self, members: ComponentSet) -> Iterator[BatchPrediction]:
         """The prediction of `predict_changes` on every example, a batch at a time.

@@ -143,13 +143,25 @@ class KeepingEngine(Engine):
         """Effects of measured sets, those outside the bounds last; see `Engine.effects`."""
         return self._ranked(self._traced.effects(mask), self._keeping.effects(mask))
 
+    @property
+    def examples_are_independent(self) -> bool:
+        """They are not: what is kept is a mean."""
+        return False
+
     def set_effects(
-        self, sets: Iterable[Sequence[int]], label: str = "effects"
+        self,
+        sets: Iterable[Sequence[int]],
+        label: str = "effects",
+        *,
+        examples: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "set example"]:
-        """Effects of measured sets, those outside the bounds last; see `Engine.set_effects`."""
+        """Effects of measured sets, those outside the bounds last; see `Engine.set_effects`.
+
+        What is kept is measured on all of its examples.
+        """
         listed = [tuple(members) for members in sets]
         kept = self._keeping.set_effects(listed, f"{label}, kept")
-        return self._ranked(self._traced.set_effects(listed, label), kept)
+        return self._ranked(self._traced.set_effects(listed, label, examples=examples), kept)
 
     def _ranked(
         self, effects: Float[Tensor, "*set example"], kept: Float[Tensor, "*set kept_example"]
@@ -166,7 +178,7 @@ class KeepingEngine(Engine):
         self,
         mask: Mask,
         example_weights: GradientWeight,
-        examples: Int[Tensor, " example"] | None = None,
+        examples: Int[Tensor, " some"] | None = None,
         *,
         precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
@@ -192,9 +204,14 @@ class KeepingEngine(Engine):
         push = is_beyond * self._scale / self._keep.at_most * kept.mean().sign() * slope / size
         return effects - penalty.to(effects.device), gradient - total.to(gradient.device) * push
 
-    def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
-        """Predictions less the penalty that they bring; see `Engine.predict_changes`."""
-        traced = self._traced.predict_changes(members)
+    def predict_changes(
+        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+    ) -> FirstOrderPrediction:
+        """Predictions less the penalty that they bring; see `Engine.predict_changes`.
+
+        What is kept is predicted on all of its examples.
+        """
+        traced = self._traced.predict_changes(members, examples=examples)
         kept = self._keeping.predict_changes(members)
         now = self.kept_effect(members)
         inside = torch.zeros(self.n_components, dtype=torch.bool)

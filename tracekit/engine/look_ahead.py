@@ -52,7 +52,11 @@ class BatchPrediction(NamedTuple):
 
 
 def predict_changes(
-    engine: Engine, members: ComponentSet, *, example_weights: Effects | None = None
+    engine: Engine,
+    members: ComponentSet,
+    *,
+    example_weights: Effects | None = None,
+    examples: Int[Tensor, " some"] | None = None,
 ) -> FirstOrderPrediction:
     """The prediction at a set; see `Engine.predict_changes`.
 
@@ -60,23 +64,28 @@ def predict_changes(
         engine: The data set.
         members: The set.
         example_weights: What each example counts for in the mean, 1 by default.
+        examples: Numbers of the examples to predict on; all by default.
     """
     if engine.metric.is_flat_at_clean and not members:
-        return _halfway(engine)
+        return _halfway(engine, examples)
     gains, gradient = torch.zeros(2, engine.n_components, device=engine.device)
-    for batch in changes_by_batch(engine, members, on_cpu=False):
+    for batch in changes_by_batch(engine, members, on_cpu=False, examples=examples):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
             weights = to_device(example_weights, engine.device)[batch.examples, None]
             gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
         gains += gains_of_batch.sum(0)
         gradient += slopes.sum(0)
-    n_examples = engine.n_examples
+    n_examples = engine.n_examples if examples is None else len(examples)
     return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
 
 
 def changes_by_batch(
-    engine: Engine, members: ComponentSet, *, on_cpu: bool = True
+    engine: Engine,
+    members: ComponentSet,
+    *,
+    on_cpu: bool = True,
+    examples: Int[Tensor, " some"] | None = None,
 ) -> Iterator[BatchPrediction]:
     """The prediction on every example, a batch at a time; `Engine.predict_changes_by_batch`.
 
@@ -84,12 +93,15 @@ def changes_by_batch(
         engine: The data set.
         members: The set.
         on_cpu: Whether to copy what is predicted to the CPU.
+        examples: Numbers of the examples to predict on; all by default.
     """
     _ = engine.clean
     mask = from_indices(members, engine.n_components).to(engine.device).float()
     # +1 for components that would join, -1 for those that would leave.
     direction = 1 - 2 * mask
-    batches = engine.unshared_layout.batches(engine.config.max_batch_size, device=engine.device)
+    batches = engine.unshared_layout.batches(
+        engine.config.max_batch_size, device=engine.device, examples=examples
+    )
     for batch in batches:
         with frozen(engine.model), torch.enable_grad():
             # Every row has a mask of its own, so that one backward pass tells examples apart.
@@ -104,10 +116,11 @@ def changes_by_batch(
         yield BatchPrediction(*(part.cpu() for part in prediction)) if on_cpu else prediction
 
 
-def _halfway(engine: Engine) -> FirstOrderPrediction:
+def _halfway(engine: Engine, examples: Int[Tensor, " example"] | None) -> FirstOrderPrediction:
     """The gradient halfway to the full mask, for a distance, whose own at the clean run is 0."""
     half = torch.full((engine.n_components,), 0.5, device=engine.device)
-    gradient = engine.gradient(half, torch.ones_like)[1].cpu() / engine.n_examples
+    n_examples = engine.n_examples if examples is None else len(examples)
+    gradient = engine.gradient(half, torch.ones_like, examples)[1].cpu() / n_examples
     return FirstOrderPrediction(gradient, gradient)
 
 

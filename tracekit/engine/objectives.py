@@ -195,17 +195,29 @@ class ScoringEngine(Engine):
         """Scores of masks; see `Engine.effects`."""
         return self._objective.scores(super().effects(mask))
 
+    @property
+    def examples_are_independent(self) -> bool:
+        """Whether the score of an example is the same whatever other examples there are."""
+        return isinstance(self._objective, LogOdds)
+
     def set_effects(
-        self, sets: Iterable[Sequence[int]], label: str = "effects"
+        self,
+        sets: Iterable[Sequence[int]],
+        label: str = "effects",
+        *,
+        examples: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "set example"]:
-        """Scores of sets; see `Engine.set_effects`."""
-        return self._objective.scores(super().set_effects(sets, label))
+        """Scores of sets; see `Engine.set_effects`.
+
+        Of a part of the examples, the objective is that of the part.
+        """
+        return self._objective.scores(super().set_effects(sets, label, examples=examples))
 
     def gradient(
         self,
         mask: Mask,
         example_weights: GradientWeight,
-        examples: Int[Tensor, " example"] | None = None,
+        examples: Int[Tensor, " some"] | None = None,
         *,
         precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
@@ -236,14 +248,20 @@ class ScoringEngine(Engine):
             (slopes,) = torch.autograd.grad((scores * weights).sum(), leaf)
         return scores.detach(), slopes
 
-    def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
-        """What changing a component would bring; see `Engine.predict_changes`."""
+    def predict_changes(
+        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+    ) -> FirstOrderPrediction:
+        """What changing a component would bring; see `Engine.predict_changes`.
+
+        Of a part of the examples, the objective is that of the part.
+        """
         if isinstance(self._objective, LogOdds):
-            return super().predict_changes(members)
-        mask = from_indices(members, self.n_components)
-        effects = super().effects(mask)
-        _, weights = self._scored(effects, torch.ones_like)
-        return predict_changes(self, members, example_weights=weights)
+            return super().predict_changes(members, examples=examples)
+        mask = from_indices(members, self.n_components).float()
+        numbers = torch.arange(self.n_examples) if examples is None else examples
+        _, slopes = self._scored(self.effects_of(numbers, mask).cpu(), torch.ones_like)
+        weights = torch.zeros(self.n_examples).index_put((numbers,), slopes)
+        return predict_changes(self, members, example_weights=weights, examples=examples)
 
 
 def log_odds_of(metric: Metric) -> Metric:

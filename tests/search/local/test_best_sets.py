@@ -65,9 +65,9 @@ class TestGroupTesting:
         rounds = []
         measure = best_sets.measurements.measure
 
-        def note(sets, label):
-            rounds.append(list(sets))
-            return measure(sets, label)
+        def note(heats, label):
+            rounds.append([members for heat in heats for members in heat.sets])
+            return measure(heats, label)
 
         best_sets.measurements.measure = note
         best_sets.group_testing(4, 2)

@@ -7,6 +7,7 @@ import torch
 
 from tracekit.masks import from_indices
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
+from tracekit.search.racing import Heat
 
 
 def test_sets_are_measured_once_and_within_limits(tracer, monkeypatch):
@@ -15,15 +16,16 @@ def test_sets_are_measured_once_and_within_limits(tracer, monkeypatch):
     monkeypatch.setitem(
         vars(tracer.engine),
         "set_effects",
-        lambda sets, label="": seen.extend(sets) or original(sets, label),
+        lambda sets, label="", **rest: seen.extend(sets) or original(sets, label, **rest),
     )
     measurements = MeasurementCache(tracer.engine, Limits(max_passes=5))
-    assert measurements.measure([(0,), (1,), (0,)], "") == [(0,), (1,)]
-    assert measurements.measure([(1,), (2,), (3,), (4,), (5,)], "") == [(2,), (3,), (4,)]
+    assert measurements.measure([Heat(sets=[(0,), (1,), (0,)])], "") == [(0,), (1,)]
+    more = Heat(sets=[(1,), (2,), (3,), (4,), (5,)])
+    assert measurements.measure([more], "") == [(2,), (3,), (4,)]
     assert (seen, measurements.room) == ([(0,), (1,), (2,), (3,), (4,)], 0)
-    assert measurements.measure([(3,)], "") == []
+    assert measurements.measure([Heat(sets=[(3,)])], "") == []
     with pytest.raises(LimitReachedError):
-        measurements.measure([(6,)], "")
+        measurements.measure([Heat(sets=[(6,)])], "")
     with pytest.raises(LimitReachedError):
         measurements.predict_changes(())
     torch.testing.assert_close(

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Record, Selection, not_reached
+from tracekit.search.racing import Portions, means_of_race, raced_effects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +23,22 @@ class Greedy:
     name: ClassVar[str] = "greedy"
     title: ClassVar[str] = "greedy"
     records_every_size: ClassVar[bool] = True
+    race: bool = False
+    """Whether candidates that are clearly behind the best one are measured on a part of the
+    examples only (see `racing.py`)."""
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Adds components until the largest budget, or until the target is reached."""
         goal.require(self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
+        portions = Portions.make(engine, seed, race=self.race)
         members: list[int] = []
         history: list[Record] = []
         selections = []
         for _ in tqdm(range(last), desc="greedy", leave=False, disable=not engine.config.progress):
             candidates = sorted(set(range(engine.n_components)) - set(members))
-            means = engine.set_effects([[*members, i] for i in candidates], "candidates").mean(1)
+            sets = [(*members, i) for i in candidates]
+            means = means_of_race(raced_effects(engine, sets, portions, "candidates"))
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()

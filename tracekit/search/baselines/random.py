@@ -10,6 +10,7 @@ import torch
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Record, Selection, not_reached, smallest_size
+from tracekit.search.racing import Portions, means_of_race, raced_effects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,9 @@ class Random:
     records_every_size: ClassVar[bool] = False
     draws: int = 1000
     """Sets drawn per budget."""
+    race: bool = False
+    """Whether draws that are clearly behind the best one are measured on a part of the examples
+    only (see `racing.py`). The history then has no mean and spread of the draws."""
 
     def __post_init__(self) -> None:
         if self.draws < 1:
@@ -49,16 +53,18 @@ class Random:
         # All components make one set only.
         draws = 1 if size == engine.n_components else self.draws
         sets = [
-            torch.randperm(engine.n_components, generator=generator)[:size].tolist()
+            tuple(torch.randperm(engine.n_components, generator=generator)[:size].tolist())
             for _ in range(draws)
         ]
-        means = engine.set_effects(sets, f"random, {size}").mean(1)
+        portions = Portions.make(engine, seed, race=self.race)
+        means = means_of_race(raced_effects(engine, sets, portions, f"random, {size}"))
         best = int(means.argmax())
         record: Record = {
             "n_selected": size,
             "effect": means[best].item(),
             "draws": draws,
-            "mean": means.mean().item(),
-            "std": means.std(correction=0).item(),
         }
+        if portions.is_whole:
+            spread = means.std(correction=0).item()
+            record = {**record, "mean": means.mean().item(), "std": spread}
         return Selection.measured(engine, sets[best], history=(record,), budget=budget)

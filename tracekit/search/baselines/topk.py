@@ -1,6 +1,6 @@
 """Top-k: the components with the largest effects on their own.
 
-N forward passes rank them; interactions are invisible to it.
+N forward passes rank them, or fewer if they race; interactions are invisible to it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import ClassVar
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Selection
 from tracekit.search.prefix import best_prefixes
+from tracekit.search.racing import Portions, means_of_race, raced_effects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +21,15 @@ class TopK:
     name: ClassVar[str] = "top-k"
     title: ClassVar[str] = "top-k"
     records_every_size: ClassVar[bool] = True
+    race: bool = False
+    """Whether components that are clearly behind the k-th are measured on a part of the examples
+    only (see `racing.py`). With a target, k is not known and all are measured on all."""
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Measures every component alone, then the union of the best at each budget."""
         goal.require(self.name)
-        singles = engine.set_effects([[i] for i in range(engine.n_components)], "top-k").mean(1)
-        return best_prefixes(engine, goal, singles)
+        sets = [(i,) for i in range(engine.n_components)]
+        portions = Portions.make(engine, seed, race=self.race and goal.target is None)
+        n_winners = goal.budgets[-1] if goal.budgets else engine.n_components
+        effects = raced_effects(engine, sets, portions, "top-k", n_winners=n_winners)
+        return best_prefixes(engine, goal, means_of_race(effects))

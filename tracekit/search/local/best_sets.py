@@ -19,6 +19,7 @@ from tracekit.engine.engine import Engine
 from tracekit.masks import Mask, ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
+from tracekit.search.racing import Heat
 
 T = TypeVar("T")
 
@@ -103,8 +104,15 @@ class BestSets:
             LimitReachedError: Not all could be; those that could are kept.
         """
         ascending = [tuple(sorted(members)) for members in sets]
-        fitting = [members for members in ascending if 0 < len(members) <= self.largest]
-        self._measure(fitting, label)
+        by_size: dict[int, list[ComponentSet]] = {}
+        for members in ascending:
+            if 0 < len(members) <= self.largest:
+                by_size.setdefault(len(members), []).append(members)
+        heats = [
+            Heat(sets=of_size, rival=self.best(size) if size in self._best else None)
+            for size, of_size in by_size.items()
+        ]
+        self._measure(heats, label)
 
     def group_testing(self, n_groups: int, halved: int) -> None:
         """Looks for components that do much alone, though no gradient says so.
@@ -119,11 +127,11 @@ class BestSets:
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
         """
-        n = self.engine.n_components
+        n, is_dropped = self.engine.n_components, self.measurements.is_dropped
         groups = [tuple(range(first, n, n_groups)) for first in range(n_groups)]
         while groups:
-            self._measure(groups, "groups")
-            groups.sort(key=lambda group: -self.effects(group).mean().item())
+            self._measure([Heat(sets=groups, n_winners=halved)], "groups")
+            groups.sort(key=lambda group: (is_dropped(group), -self.measurements.mean(group)))
             divisible = [group for group in groups[:halved] if len(group) > 1]
             groups = [half for group in divisible for half in (group[::2], group[1::2])]
 
@@ -132,19 +140,23 @@ class BestSets:
         self.measurements.import_measured(measured)
         self._record(measured)
 
-    def _measure(self, sets: Sequence[ComponentSet], label: str) -> None:
-        self._record(self.measurements.measure(sets, label))
-        if any(members not in self.measurements for members in sets):
+    def _measure(self, heats: Sequence[Heat], label: str) -> None:
+        self._record(self.measurements.measure(heats, label))
+        if any(members not in self.measurements for heat in heats for members in heat.sets):
             raise self.measurements.limit_reached()
 
     def _record(self, measured: Iterable[ComponentSet]) -> None:
-        for members in measured:
-            if not 0 < len(members) <= self.largest:
+        is_dropped = self.measurements.is_dropped
+        # Those that were measured on all examples first: the others are held against them.
+        for members in sorted(measured, key=is_dropped):
+            size = len(members)
+            if not 0 < size <= self.largest or (is_dropped(members) and size not in self._best):
                 continue
-            self._means[members] = self.effects(members).mean().item()
-            best = self._best.setdefault(len(members), [])
+            rival = self.best(size) if is_dropped(members) else None
+            self._means[members] = self.measurements.mean(members, rival)
+            best = self._best.setdefault(size, [])
             best.append(members)
-            best.sort(key=lambda s: -self._means[s])
+            best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
 
     # ---- neighbours -----------------------------------------------------------------------

@@ -40,6 +40,7 @@ from tracekit.search.local.checkpoint import Checkpoint
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache, Stop
 from tracekit.search.local.plan import GROUPS_HALVED, SearchPlan, default_passes
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
+from tracekit.search.racing import Portions
 
 _ESCALATION = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
 """Escalation levels, used when a sweep finds no new candidate: sets expanded per size, allowed
@@ -71,10 +72,14 @@ class LocalSearch:
     (`per-example`)."""
     additions: int = 3
     """Sets with one component more that are measured on the first way up, at each size."""
+    race: bool = True
+    """Whether sets and gradients are measured on a part of the examples where that is enough (see
+    `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
     max_passes: int | None = None
     """Passes at most, forward and backward alike. None: 0.4 of greedy's (or N + 2k for k of N
     components, if that is more) and at most 600; always 600 for up to 16 components; from 384 on,
-    as many as there are components and at most 800."""
+    as many as there are components and at most 800; whatever is measured on a part of the examples
+    counted as if on all."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
@@ -131,9 +136,14 @@ class LocalSearch:
         require_gradient(engine.metric, self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
         plan = self._plan(engine.n_components, last, goal.budgets)
-        limits = Limits(max_passes=plan.passes, max_seconds=self.max_seconds or float("inf"))
+        limits = Limits(
+            max_passes=self.max_passes or float("inf"),
+            max_planned=plan.passes if self.max_passes is None else float("inf"),
+            max_seconds=self.max_seconds or float("inf"),
+        )
+        portions = Portions.make(engine, seed, race=self.race)
         with self._checkpoint_for(engine, goal, seed) as checkpoint:
-            measurements = MeasurementCache(engine, limits, checkpoint)
+            measurements = MeasurementCache(engine, limits, checkpoint, portions)
             best_sets = BestSets(measurements, last)
             state = SearchState(best_sets)
             try:

@@ -9,11 +9,13 @@ resumed search takes the same decisions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
@@ -23,6 +25,7 @@ from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 from tracekit.search.local.checkpoint import Checkpoint, Measured
+from tracekit.search.racing import Heat, Portions, still_in
 
 Stop = Literal["max_passes", "max_seconds", "interrupted"]
 
@@ -36,11 +39,13 @@ class Limits:
 
     max_passes: float = float("inf")
     """Passes over the data, forward and backward alike."""
+    max_planned: float = float("inf")
+    """The same, with whatever is measured on a part of the examples counted as if on all."""
     max_seconds: float = float("inf")
     """Wall time."""
 
     def __post_init__(self) -> None:
-        for name in ("max_passes", "max_seconds"):
+        for name in ("max_passes", "max_planned", "max_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be positive.")
 
@@ -58,7 +63,11 @@ class MeasurementCache:
     """Measures for a search and keeps what was measured."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, checkpoint: Checkpoint | None = None
+        self,
+        engine: Engine,
+        limits: Limits,
+        checkpoint: Checkpoint | None = None,
+        portions: Portions | None = None,
     ) -> None:
         """Starts empty, or with what the checkpoint holds.
 
@@ -66,72 +75,162 @@ class MeasurementCache:
             engine: Measures.
             limits: Reaching one raises `LimitReachedError`.
             checkpoint: Written to now and then, and at the end.
+            portions: What the rounds of a race see; all at once by default.
 
         Raises:
             CheckpointError: The checkpoint belongs to another search, model or data set.
         """
         self.engine = engine
-        self.spent = 0.0
-        """Passes so far, those that the checkpoint held included."""
-        self.saved = Cost()
-        """The part of it that the checkpoint saved."""
         self._limits = limits
+        self._portions = portions or Portions.make(engine, 0, race=False)
+        # What a checkpoint held is used when it is asked for, so that the search goes the same way.
         self._measured = Measured(effects={(): torch.zeros(engine.n_examples)})
-        # Held by the checkpoint, not asked for yet.
-        self._unread_effects: set[ComponentSet] = set()
-        self._unread_predictions: set[ComponentSet] = set()
+        self._decided: set[ComponentSet] = {()}
+        self._dropped: set[ComponentSet] = set()
+        self._predicted: set[ComponentSet] = set()
+        self._n_gradients = 0
+        self._planned = 0
+        # In examples, which are whole numbers: sums of shares would round.
+        self._n_spent = self._n_saved_forward = self._n_saved_backward = 0
         self._checkpoint = checkpoint
         self._start = self._written = time.monotonic()
         if checkpoint is not None and checkpoint.exists:
-            self._restore(checkpoint.load())
+            held = checkpoint.load()
+            self._measured.effects.update(held.effects)
+            self._measured.predictions.update(held.predictions)
+            self._measured.soft_gradients = held.soft_gradients
 
-    def _restore(self, measured: Measured) -> None:
-        self._measured.effects.update(measured.effects)
-        self._measured.predictions.update(measured.predictions)
-        self._measured.soft_gradients = measured.soft_gradients
-        self._unread_effects = set(measured.effects) - {()}
-        self._unread_predictions = set(measured.predictions)
+    @property
+    def spent(self) -> float:
+        """Passes so far, those that the checkpoint held included."""
+        return self._n_spent / self.engine.n_examples
+
+    @property
+    def saved(self) -> Cost:
+        """The part of it that the checkpoint saved."""
+        n = self.engine.n_examples
+        return Cost(self._n_saved_forward / n, self._n_saved_backward / n)
 
     # ---- measuring ------------------------------------------------------------------------
 
     def effects(self, members: ComponentSet) -> Effects:
-        """Effects of a set that was measured, on every example."""
+        """Effects of a set that was measured; NaN on the examples that a dropped one missed."""
         return self._measured.effects[members]
 
+    def mean(self, members: ComponentSet, rival: ComponentSet | None = None) -> float:
+        """Mean effect of a set; of a dropped one, on the examples it was measured on.
+
+        Args:
+            members: The set.
+            rival: A set that was measured on all examples and beat it. The mean of a dropped set
+                is then this one's, less what it is behind on the examples that both were measured
+                on.
+        """
+        effects = self.effects(members)
+        if rival is None or not self.is_dropped(members):
+            return (effects.nanmean() if self.is_dropped(members) else effects.mean()).item()
+        of_rival = self.effects(rival)
+        behind = (effects - of_rival).nanmean().clamp(max=0)
+        return (of_rival.mean() + behind).item()
+
+    def is_dropped(self, members: ComponentSet) -> bool:
+        """Whether a set lost a race and was not measured on all examples."""
+        return members in self._dropped
+
     def __contains__(self, members: object) -> bool:
-        return members in self._measured.effects and members not in self._unread_effects
+        return members in self._decided
 
     def import_measured(self, measured: Mapping[ComponentSet, Effects]) -> None:
         """Takes over what was measured elsewhere."""
         self._measured.effects.update(measured)
+        self._decided.update(measured)
 
-    def measure(self, sets: Iterable[ComponentSet], label: str) -> list[ComponentSet]:
+    def measure(self, heats: Sequence[Heat], label: str) -> list[ComponentSet]:
         """Measures the sets that are new, as many as the limits allow, and returns those.
+
+        Args:
+            heats: The sets, by what they race for.
+            label: Names the progress bar.
 
         Raises:
             LimitReachedError: Before the first one, if there is no room for any.
         """
-        new = [members for members in dict.fromkeys(sets) if members not in self]
+        listed = dict.fromkeys(members for heat in heats for members in heat.sets)
+        new = [members for members in listed if members not in self]
         if not new:
             return []
         self._require_room(1)
-        new = new[: int(self._limits.max_passes - self.spent)] if self._is_bounded else new
+        new = new[: int(self.room)] if self._is_bounded else new
+        self._planned += len(new) * self.engine.n_examples
+        running, is_late = new, False
+        for examples, stop in zip(self._portions.rounds, self._portions.stops, strict=True):
+            measured = self._measure_in_time(running, examples, label)
+            is_late = len(measured) < len(running)
+            if is_late:
+                # Of a race that cannot go on, the set that is ahead is measured to the end.
+                running = [max(measured or running, key=self.mean)]
+                self._measure_on(running, self._portions.order, label)
+            if is_late or stop == self.engine.n_examples:
+                self._decided.update(measured if stop == self.engine.n_examples else running)
+                break
+            running = self._still_running(heats, running, stop)
+        return [members for members in new if members in self]
+
+    def _measure_in_time(
+        self, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"], label: str
+    ) -> list[ComponentSet]:
+        """Measures on some examples; without time for all sets, the first of them."""
         # Measured together, sets share more; but the clock and the checkpoint want their turn.
         is_timed = self._limits.max_seconds < float("inf") or self._checkpoint is not None
-        chunk = _TOGETHER if is_timed else len(new)
-        done: list[ComponentSet] = []
-        for first in range(0, len(new), chunk):
-            if first and self._is_late:
-                break
-            sets_now = new[first : first + chunk]
-            missing = [members for members in sets_now if members not in self._measured.effects]
-            if missing:
-                rows = self.engine.set_effects(missing, label)
-                self._measured.effects.update(zip(missing, rows, strict=True))
-            self._unread_effects -= set(sets_now)
-            self._count(Cost(len(missing), 0), Cost(len(sets_now) - len(missing), 0))
-            done += sets_now
-        return done
+        chunk = _TOGETHER if is_timed else max(1, len(sets))
+        for first in range(0, len(sets), chunk):
+            is_first = first == 0 and examples[0] == self._portions.order[0]
+            if self._is_late and not is_first:
+                return list(sets[:first])
+            self._measure_on(sets[first : first + chunk], examples, label)
+        return list(sets)
+
+    def _measure_on(
+        self, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"], label: str
+    ) -> None:
+        """Measures on some examples, where the checkpoint does not hold it."""
+        effects = self._measured.effects
+        missing = [
+            members
+            for members in sets
+            if members not in effects or effects[members][examples].isnan().any()
+        ]
+        if missing:
+            is_whole = len(examples) == self.engine.n_examples
+            rows = self.engine.set_effects(missing, label, examples=None if is_whole else examples)
+            for members, row in zip(missing, rows, strict=True):
+                if is_whole:
+                    effects[members] = row
+                    continue
+                if members not in effects:
+                    effects[members] = torch.full((self.engine.n_examples,), torch.nan)
+                effects[members][examples] = row
+        n_missing, n_held = len(missing), len(sets) - len(missing)
+        self._count(n_missing * len(examples), n_held * len(examples))
+
+    def _still_running(
+        self, heats: Sequence[Heat], running: Sequence[ComponentSet], stop: int
+    ) -> list[ComponentSet]:
+        """The sets that go on to the next round; the others are dropped."""
+        seen, still = self._portions.order[:stop], set[ComponentSet]()
+        for heat in heats:
+            sets = [members for members in heat.sets if members in set(running)]
+            if sets:
+                rows = torch.stack([self._measured.effects[members][seen] for members in sets])
+                rival = None if heat.rival is None else self._measured.effects[heat.rival][seen]
+                is_in = still_in(
+                    rows, self.engine.n_examples, rival=rival, n_winners=heat.n_winners
+                )
+                still.update(members for members, yes in zip(sets, is_in, strict=True) if yes)
+        dropped = set(running) - still
+        self._dropped |= dropped
+        self._decided |= dropped
+        return [members for members in running if members in still]
 
     def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
         """What changing a component of a set would bring, to first order.
@@ -141,12 +240,14 @@ class MeasurementCache:
             NonFiniteMetricError: The gradient is not finite.
         """
         predictions = self._measured.predictions
-        if members in predictions and members not in self._unread_predictions:
+        if members in self._predicted:
             return predictions[members]
         self._require_room(2)
-        is_restored = members in predictions
-        if not is_restored:
-            prediction = self.engine.predict_changes(members)
+        # The ranking of all components, which the whole search draws on, is of all examples.
+        examples = self._examples_of_gradient() if members else None
+        is_held = members in predictions
+        if not is_held:
+            prediction = self.engine.predict_changes(members, examples=examples)
             if not torch.isfinite(prediction.gradient).all():
                 raise NonFiniteMetricError(
                     f"The gradient of the metric {self.engine.metric.name!r} is not finite at "
@@ -155,34 +256,45 @@ class MeasurementCache:
             # A prediction beyond the range of numbers is still the best one.
             gains = prediction.gains.nan_to_num()
             predictions[members] = FirstOrderPrediction(gains, prediction.gradient)
-        self._unread_predictions.discard(members)
-        self._count_gradient(is_restored)
+        self._predicted.add(members)
+        self._count_gradient(examples, is_held)
         return predictions[members]
 
-    def soft_gradient(self, step: int, compute: Callable[[], Mask]) -> Mask:
+    def soft_gradient(
+        self, step: int, compute: Callable[[Int[Tensor, " example"] | None], Mask]
+    ) -> Mask:
         """The gradient of a step on a soft mask; steps come in order.
+
+        Args:
+            step: Its number, from 0.
+            compute: Computes it on the examples that it is given, or on all (None).
 
         Raises:
             LimitReachedError: There is no room for it.
         """
         self._require_room(2)
-        gradients = self._measured.soft_gradients
-        is_restored = step < len(gradients)
-        if not is_restored:
-            gradients.append(compute())
-        self._count_gradient(is_restored)
+        gradients, examples = self._measured.soft_gradients, self._examples_of_gradient()
+        is_held = step < len(gradients)
+        if not is_held:
+            gradients.append(compute(examples))
+        self._count_gradient(examples, is_held)
         return gradients[step]
+
+    def _examples_of_gradient(self) -> Int[Tensor, " example"] | None:
+        self._n_gradients += 1
+        return self._portions.of_gradient(self._n_gradients - 1)
 
     # ---- limits ---------------------------------------------------------------------------
 
     @property
     def room(self) -> float:
         """Passes left."""
-        return self._limits.max_passes - self.spent
+        planned = self._planned / self.engine.n_examples
+        return min(self._limits.max_passes - self.spent, self._limits.max_planned - planned)
 
     @property
     def _is_bounded(self) -> bool:
-        return self._limits.max_passes < float("inf")
+        return min(self._limits.max_passes, self._limits.max_planned) < float("inf")
 
     def _require_room(self, passes: int) -> None:
         if self.room < passes:
@@ -198,12 +310,17 @@ class MeasurementCache:
         """The error that names the limit which keeps sets from being measured."""
         return LimitReachedError("max_seconds" if self._is_late else "max_passes")
 
-    def _count_gradient(self, is_restored: bool) -> None:
-        self._count(*(Cost(), Cost(1, 1)) if is_restored else (Cost(1, 1), Cost()))
+    def _count_gradient(self, examples: Int[Tensor, " example"] | None, is_held: bool) -> None:
+        n = self.engine.n_examples if examples is None else len(examples)
+        self._planned += 2 * self.engine.n_examples
+        self._n_saved_backward += n if is_held else 0
+        self._n_spent += n
+        self._count(0 if is_held else n, n if is_held else 0)
 
-    def _count(self, done: Cost, restored: Cost) -> None:
-        self.spent += done.forward_equivalents + restored.forward_equivalents
-        self.saved += restored
+    def _count(self, n_done: int, n_held: int) -> None:
+        """Counts examples that were read, and those whose effects the checkpoint held."""
+        self._n_spent += n_done + n_held
+        self._n_saved_forward += n_held
         if time.monotonic() - self._written > _SAVED_EVERY:
             self.save()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.masks import Mask
@@ -107,8 +107,9 @@ def soft_topk_logits(
         budget = largest**share if budget_sampling == "log" else 1 + (largest - 1) * share
         mask = soft_mask(logits, min(budget, engine.n_components - 0.5), temperature)
 
-        def compute(mask: Mask = mask) -> Mask:
-            return engine.gradient(mask, example_weights)[1] / engine.n_examples
+        def compute(examples: Int[Tensor, " example"] | None, mask: Mask = mask) -> Mask:
+            n_examples = engine.n_examples if examples is None else len(examples)
+            return engine.gradient(mask, example_weights, examples)[1] / n_examples
 
         gradient = measurements.soft_gradient(step, compute).nan_to_num()
         gradient_sum += gradient
