@@ -103,7 +103,7 @@ def test_unknown_methods_and_options(tracer):
         tracer.run(budget=2, lamda1=1.0)
     with pytest.raises(UnknownOptionError, match="none, as the search was given ready-made"):
         tracer.run(tk.Random(draws=5), budget=2, draws=6)
-    assert tracer.run(tk.Random(draws=5), budget=2).config == {"draws": 5}
+    assert tracer.run(tk.Random(draws=5), budget=2).config == {"draws": 5, "race": False}
     with pytest.raises(ConfigError, match="draws is 0. It must be at least 1."):
         tk.Random(draws=0)
 
@@ -165,4 +165,4 @@ def test_search_classes_and_a_search_of_your_own(tracer):
     result = tracer.run(First(), budget=3)
     assert (result.method, tiny.members_of(result), result.config) == ("first", (0, 1, 2), {})
     assert tracer.run(tk.TopK, budget=2).method == "top-k"
-    assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4}
+    assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4, "race": False}
