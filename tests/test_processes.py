@@ -20,9 +20,10 @@ from tests import light_jobs, tiny
 from tests.processes import Command
 from tracekit import files
 from tracekit.errors import CheckpointError, WorkerLostError
-from tracekit.paper.jobs import Job, ModelAt, RunEnvironment
-from tracekit.paper.worker import Worker
+from tracekit.paper.jobs import ModelAt
 from tracekit.processes import work_in_processes
+from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 

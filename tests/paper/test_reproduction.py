@@ -29,9 +29,8 @@ from tracekit.errors import (
     UnknownExperimentError,
     UnknownOptionError,
 )
-from tracekit.paper import reproduction, run_store
+from tracekit.paper import reproduction
 from tracekit.paper.experiment import effects_frame, notes_on_sameness
-from tracekit.paper.jobs import RunEnvironment
 from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.reproduction import (
     EXPERIMENTS,
@@ -42,10 +41,12 @@ from tracekit.paper.reproduction import (
     Setting,
     select_experiments,
 )
-from tracekit.paper.run_store import folder_of, weights_hash
-from tracekit.paper.worker import Worker, do_all
 from tracekit.results.latex_table import Table
 from tracekit.results.storage import read_document, write_document
+from tracekit.runs import store
+from tracekit.runs.jobs import RunEnvironment
+from tracekit.runs.store import folder_of, weights_hash
+from tracekit.runs.worker import Worker, do_all
 
 DEMO = ModelAt.parse("demo")
 SMALL = Setting(models=[DEMO], limit=6, draws=4, held_out=False)
@@ -326,7 +327,7 @@ class TestStore:
         folder = Worker(environment, tmp_path).do(job()).folder
         info = read_document(folder, "run.json")
         before = (folder / "run.json").read_bytes()
-        run_store.save(folder, info, {}, tk.TraceCurve.load(folder))
+        store.save(folder, info, {}, tk.TraceCurve.load(folder))
         assert (folder / "run.json").read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 

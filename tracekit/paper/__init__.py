@@ -1,7 +1,7 @@
 """Everything about one paper: its tables, figures and models, and published numbers."""
 
 from tracekit.paper.experiment import Experiment, Report, Setting
-from tracekit.paper.jobs import Job, ModelAt, RunEnvironment
+from tracekit.paper.jobs import ModelAt
 from tracekit.paper.reproduction import (
     EXPERIMENTS,
     Reproduction,
@@ -9,8 +9,9 @@ from tracekit.paper.reproduction import (
     reproduce,
     select_experiments,
 )
-from tracekit.paper.run_store import Run
-from tracekit.paper.worker import Failure
+from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.store import Run
+from tracekit.runs.worker import Failure
 
 __all__ = [
     "EXPERIMENTS",

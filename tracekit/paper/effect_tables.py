@@ -20,13 +20,14 @@ from tracekit.paper.experiment import (
     usual_kind,
     with_held_out,
 )
-from tracekit.paper.jobs import Job, ModelAt
+from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import PAPER_MODELS, SEVEN_MODELS, SINGLE_HEAD_TABLES
 from tracekit.paper.published import paper_similarity, paper_singles, single_heads
-from tracekit.paper.run_store import Run
 from tracekit.results.comparison import compare
 from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
+from tracekit.runs.jobs import Job
+from tracekit.runs.store import Run
 from tracekit.search import title_of
 
 HEADS = (0.1, 0.2, 0.3, 0.4)

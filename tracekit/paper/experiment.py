@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracekit.data.registry import describe
-from tracekit.paper.jobs import DEMO_DATASETS, Job, ModelAt
+from tracekit.paper.jobs import DEMO_DATASETS, ModelAt
 from tracekit.paper.models import GPT2_FAMILY, PAPER_MODELS
 from tracekit.paper.published import paper_effects
-from tracekit.paper.run_store import Run
 from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
+from tracekit.runs.jobs import Job
+from tracekit.runs.store import Run
 
 _HELD_OUT = 0.2
 _DEMO_DRAWS = 100

@@ -16,12 +16,13 @@ from tracekit.paper.experiment import (
     trace_job,
     usual_kind,
 )
-from tracekit.paper.jobs import Job, ModelAt
+from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.published import paper_joint
-from tracekit.paper.run_store import Run
 from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
+from tracekit.runs.jobs import Job
+from tracekit.runs.store import Run
 
 _RELATIVE_LAYERS = (1 / 2, 2 / 3, 3 / 4)
 """Layers 6, 8 and 9 of GPT-2 small's 12, and those at the same height of other models."""

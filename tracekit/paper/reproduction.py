@@ -24,9 +24,10 @@ from tracekit.errors import (
 from tracekit.files import write_beside
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
-from tracekit.paper.jobs import Job, ModelAt, RunEnvironment
-from tracekit.paper.run_store import Run
-from tracekit.paper.worker import Failure, do_all
+from tracekit.paper.jobs import ModelAt
+from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.store import Run
+from tracekit.runs.worker import Failure, do_all
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment

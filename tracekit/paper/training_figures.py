@@ -15,10 +15,11 @@ from tracekit.paper.experiment import (
     trace_job,
     with_held_out,
 )
-from tracekit.paper.jobs import Job, ModelAt
+from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import GPT2_FAMILY
-from tracekit.paper.run_store import Run
 from tracekit.results.latex_table import Table
+from tracekit.runs.jobs import Job
+from tracekit.runs.store import Run
 
 _LAMBDA = 1e-3
 """Of the ablation and of the curves over epochs."""

@@ -17,8 +17,11 @@ from tracekit.data.registry import load_dataset
 from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError
 from tracekit.files import locked, remove_abandoned, remove_abandoned_locks
 from tracekit.models.loading import HookedModel, load_model
-from tracekit.paper.jobs import Job, RunEnvironment
-from tracekit.paper.run_store import (
+from tracekit.processes import work_in_processes
+from tracekit.results.interactions import InteractionGrid
+from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.store import (
     Run,
     configuration,
     folder_of,
@@ -26,9 +29,6 @@ from tracekit.paper.run_store import (
     save,
     weights_hash,
 )
-from tracekit.processes import work_in_processes
-from tracekit.results.interactions import InteractionGrid
-from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.tracer import Tracer
 
 

@@ -22,10 +22,10 @@ import torch
 from tracekit.errors import TracekitError
 from tracekit.files import digest_of, draft_folder
 from tracekit.models.loading import HookedModel
-from tracekit.paper.jobs import Job
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.storage import read_document, versions, write_document
+from tracekit.runs.jobs import Job
 
 _INFO = "run.json"
 _GRID = "grid.json"

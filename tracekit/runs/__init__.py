@@ -1,0 +1,1 @@
+"""Jobs, the store of their runs, and the workers that run them."""
