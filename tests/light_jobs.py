@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import as_completed
 from pathlib import Path
 
-from tracekit.processes import work_in_processes
+from tracekit.processes import WorkerProcesses
 
 _prefix = ""
 
@@ -37,10 +38,9 @@ def work(item: str) -> str:
 if __name__ == "__main__":
     # The parent of the tests: says what its workers do.
     items = sys.argv[1:]
-    jobs = work_in_processes(work, items, processes=len(items), start=start, arguments=("did ",))
     try:
-        for _, outcome in jobs:
-            sys.stdout.write(f"{outcome}\n")
+        with WorkerProcesses(len(items), start=start, arguments=("did ",)) as workers:
+            for future in as_completed([workers.submit(work, item) for item in items]):
+                sys.stdout.write(f"{future.result()}\n")
     except KeyboardInterrupt:
-        jobs.close()
         sys.stdout.write("stopped\n")

@@ -119,12 +119,16 @@ def test_skipped_blocks_give_a_reason_and_are_python(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if _commands(p)], ids=_page_id)
-def test_commands_parse(page: Path) -> None:
+def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     group = typer.main.get_command(app)
     context = group.make_context("tracekit", [], resilient_parsing=True)
     for _, name, *arguments in _commands(page):
         command = group.get_command(context, name)
         assert command is not None, f"tracekit has no command {name}"
+        if "--config" in arguments:
+            # It is read as the line is parsed.
+            Path(arguments[arguments.index("--config") + 1]).touch()
         command.make_context(name, list(arguments), parent=context)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import psutil
@@ -19,23 +19,22 @@ import tracekit as tk
 from tests import light_jobs, tiny
 from tests.processes import Command
 from tracekit import files
-from tracekit.errors import CheckpointError, WorkerLostError
+from tracekit.errors import CheckpointError
 from tracekit.paper.jobs import ModelAt
-from tracekit.processes import work_in_processes
+from tracekit.processes import WorkerProcesses
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def workers(processes=2):
+    return WorkerProcesses(processes, start=light_jobs.start, arguments=("did ",))
+
+
 def work(*items, processes=2):
-    return work_in_processes(
-        light_jobs.work,
-        items,
-        processes=processes,
-        start=light_jobs.start,
-        arguments=("did ",),
-    )
+    with workers(processes) as pool:
+        return list(pool.map(light_jobs.work, items))
 
 
 def wait_for(condition, seconds=30):
@@ -53,27 +52,28 @@ def gone(numbers):
 
 
 class TestWorkers:
-    def test_outcomes_come_with_their_numbers(self):
-        assert sorted(work("a", "b", "c")) == [(0, "did a"), (1, "did b"), (2, "did c")]
+    def test_every_worker_is_started_with_the_arguments(self):
+        assert work("a", "b", "c") == ["did a", "did b", "did c"]
 
     def test_workers_leave_the_signals_of_a_terminal_to_their_parent(self):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        [(_, held_back)] = work("signals", processes=1)
+        [held_back] = work("signals", processes=1)
         assert set(held_back.split()) == {"SIGHUP", "SIGINT", "SIGTERM"}
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
     def test_an_error_of_a_worker_is_raised_here(self):
         with pytest.raises(ValueError, match="it failed"):
-            list(work("a", "fail"))
+            work("a", "fail")
 
     def test_a_worker_that_is_killed_is_an_error(self):
-        with pytest.raises(WorkerLostError, match="was killed; often the memory was full. What is"):
-            list(work("die", processes=1))
+        with pytest.raises(BrokenProcessPool):
+            work("die", processes=1)
 
-    def test_closing_ends_workers_in_the_middle_of_their_work(self, tmp_path):
+    def test_leaving_ends_workers_in_the_middle_of_their_work(self, tmp_path):
         busy = tmp_path / "busy"
-        with closing(work("a", str(busy))) as jobs:
-            assert next(jobs) == (0, "did a")
+        with workers() as pool:
+            assert pool.submit(light_jobs.work, "a").result() == "did a"
+            pool.submit(light_jobs.work, str(busy))
             wait_for(lambda: busy.exists() and busy.read_text())
             number = int(busy.read_text())
             assert psutil.pid_exists(number)

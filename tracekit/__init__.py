@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tracekit import models as models
     from tracekit import paper as paper
     from tracekit import results as results
+    from tracekit import runs as runs
     from tracekit import search as search
     from tracekit.anatomy import Explanation as Explanation
     from tracekit.components import Component as Component
@@ -62,6 +63,10 @@ if TYPE_CHECKING:
     from tracekit.results import TraceCurve as TraceCurve
     from tracekit.results import TraceResult as TraceResult
     from tracekit.results import compare as compare
+    from tracekit.runs import Run as Run
+    from tracekit.runs import Runs as Runs
+    from tracekit.runs import load_runs as load_runs
+    from tracekit.runs import sweep as sweep
     from tracekit.search import DCM as DCM
     from tracekit.search import PGBCT as PGBCT
     from tracekit.search import Attribution as Attribution
@@ -105,6 +110,7 @@ _NAMES = {
         "TraceResult",
         "compare",
     ),
+    "runs": ("Run", "Runs", "load_runs", "sweep"),
     "search": (
         "Attribution",
         "DCM",
@@ -135,6 +141,7 @@ _MODULES = (
     "models",
     "paper",
     "results",
+    "runs",
     "search",
 )
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -61,6 +61,10 @@ class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 
 
+class UnreadableRunWarning(UserWarning):
+    """A folder in a store that holds no readable run, and is left out."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint that cannot be written; the search goes on without."""
 
@@ -147,6 +151,26 @@ class WorkerLostError(TracekitError, RuntimeError):
     """A process that did runs beside others was killed."""
 
 
+class ExecutorError(TracekitError, ValueError):
+    """An executor of an unknown kind, or with options that it does not take."""
+
+
+class ExecutorUnreachableError(TracekitError, ConnectionError):
+    """An executor that cannot be reached, that has no workers, or that is gone."""
+
+
+class VersionsDifferError(TracekitError, RuntimeError):
+    """A worker has another version of tracekit, or of what the numbers depend on."""
+
+
+class FolderNotSharedError(TracekitError, OSError):
+    """A worker does not see the folder that runs are to be written to."""
+
+
+class FolderInUseError(TracekitError, BlockingIOError):
+    """Another sweep works in the folder."""
+
+
 class ModelMismatchError(TracekitError, ValueError):
     """A model has other sizes than the one whose name it was given."""
 
@@ -167,6 +191,20 @@ class UnknownOptionError(_UnknownNameError, TypeError):
         "batch_size": ("max_batch_size",),
         "schedule": ("penalty_schedule", "budget_sampling"),
     }
+
+
+class UnknownKeyError(_UnknownNameError):
+    """A file of options has a key that stands for none."""
+
+    noun = "key"
+
+
+class OptionsFileError(TracekitError, ValueError):
+    """A file of options that is not TOML, or has a value that is none."""
+
+
+class OptionsNotFoundError(TracekitError, FileNotFoundError):
+    """There is no file of options of that name."""
 
 
 class RenamedArgumentError(TracekitError, TypeError):

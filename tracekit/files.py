@@ -73,6 +73,23 @@ def draft_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+@contextmanager
+def marker(folder: Path) -> Iterator[Path]:
+    """A hidden empty file in a folder, for the length of the block.
+
+    It is removed like a draft where its process was killed.
+    """
+    prefix = _draft_prefix(folder / "marker")
+    handle, path = tempfile.mkstemp(f"-{os.getpid()}", prefix, folder)
+    os.close(handle)
+    try:
+        os.chmod(path, 0o666 & ~_umask())
+        yield Path(path)
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+
+
 def remove_abandoned(folder: Path) -> None:
     """Removes drafts in a folder whose process was killed, if that was one of this machine.
 
@@ -110,23 +127,26 @@ def _is_running(process: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     """Within the block, no other process and no other thread holds the lock of a path.
 
     The lock ends with the process that holds it. On a file system without locks there is none.
 
     Args:
         path: Need not exist; the lock is a hidden file beside it, which is removed in the end.
-        wait: Whether to wait for a lock that is held.
+        wait: Whether to wait for a lock that is held; a number: at most so many seconds.
 
     Raises:
-        BlockingIOError: It is held, and `wait` is False.
+        BlockingIOError: It is held, and is not waited for any longer.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(path.with_name(f".{path.name}{_LOCK}"))
     try:
-        lock.acquire(blocking=wait)
+        if isinstance(wait, bool):
+            lock.acquire(blocking=wait)
+        else:
+            lock.acquire(timeout=wait)
     except Timeout:
         raise BlockingIOError(errno.EWOULDBLOCK, "It is in use", str(path)) from None
     except (NotImplementedError, OSError):

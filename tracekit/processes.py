@@ -9,72 +9,59 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, TypeVar
 
-from tracekit.errors import WorkerLostError
-
-_T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 """Signals that a terminal or a batch system may send to a command and all of its workers."""
 
 
-def work_in_processes(
-    function: Callable[[_T], _R],
-    items: Iterable[_T],
-    *,
-    processes: int,
-    start: Callable[..., None],
-    arguments: tuple[Any, ...],
-) -> Generator[tuple[int, _R], None, None]:
-    """Calls a function on items, each once, in several processes.
+class WorkerProcesses(Executor):
+    """Runs functions in several processes.
 
     The workers ignore Ctrl-C and its like, which this process answers: they end as soon as the
-    iterator is closed, by an exception or otherwise, and as soon as this process is gone.
-
-    Args:
-        function: Of a module; called in a worker.
-        items: What it is called on.
-        processes: Number of workers.
-        start: Of a module; called once in every worker, before the first item.
-        arguments: What it is called with.
-
-    Yields:
-        The number of an item and its outcome, in the order in which they are done.
-
-    Raises:
-        WorkerLostError: A worker was killed.
+    executor is shut down, in the middle of their work, and as soon as this process is gone.
     """
-    # Forked processes cannot use CUDA.
-    context = multiprocessing.get_context("spawn")
-    end, lifeline = context.Pipe(duplex=False)
-    # Packed: unpacking it in the worker imports the libraries that `start` needs.
-    packed = pickle.dumps((start, arguments))
-    pool = ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_start, initargs=(end, packed)
-    )
-    try:
-        # Here the workers are started, as many as there are items to do.
+
+    def __init__(
+        self, processes: int, *, start: Callable[..., None], arguments: tuple[Any, ...] = ()
+    ) -> None:
+        """Starts no process yet.
+
+        Args:
+            processes: Number of workers.
+            start: Of a module; called once in every worker, before anything else.
+            arguments: What it is called with.
+        """
+        # Forked processes cannot use CUDA.
+        context = multiprocessing.get_context("spawn")
+        self._end, self._lifeline = context.Pipe(duplex=False)
+        # Packed: unpacking it in the worker imports the libraries that `start` needs.
+        packed = pickle.dumps((start, arguments))
+        self._pool = ProcessPoolExecutor(
+            processes, mp_context=context, initializer=_start, initargs=(self._end, packed)
+        )
+
+    def submit(self, function: Callable[..., _R], /, *arguments: Any, **options: Any) -> Future[_R]:
+        """Calls a function of a module in one of the workers.
+
+        Where a worker is killed, this future and all others fail with `BrokenProcessPool`.
+        """
+        # A worker may be started here.
         with _held_back(_STOPPING):
-            numbers = {pool.submit(function, item): n for n, item in enumerate(items)}
-        end.close()
-        for future in as_completed(numbers):
-            yield numbers[future], future.result()
-    except BrokenProcessPool as error:
-        raise WorkerLostError(
-            "A worker process was killed; often the memory was full. What is finished is kept. "
-            "Run it again, with fewer processes or a smaller max_batch_size."
-        ) from error
-    finally:
-        lifeline.close()
-        pool.shutdown(cancel_futures=True)
+            return self._pool.submit(function, *arguments, **options)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Ends the workers at once."""
+        self._lifeline.close()
+        self._end.close()
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 @contextmanager

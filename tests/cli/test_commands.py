@@ -55,6 +55,63 @@ def test_trace_writes_figures_and_results(command, tmp_path):
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
 
+class TestOptionsFromAFile:
+    FILE = """
+        dataset = "demo-bias"
+        limit = 8
+        budget = [2, 0.2]
+        method = ["top-k", "random"]
+        max-batch-size = 4
+
+        [option.random]
+        draws = 5
+    """
+
+    def test_a_file_stands_for_options_and_the_command_line_counts_more(self, command, tmp_path):
+        (config := tmp_path / "run.toml").write_text(self.FILE)
+        saved = tmp_path / "saved.toml"
+        code, out, err = command(
+            *("trace", "--config", config, "--limit", 6, "--save-config", saved),
+            *("--output", tmp_path / "one", "--quiet"),
+        )
+        assert code == 0, err
+        assert "6 examples of demo-bias" in out
+        first = tk.TraceResult.load(tmp_path / "one" / "random-6")
+        assert first.config == {"draws": 5}
+        # What was saved repeats the run.
+        code, _, err = command("trace", "--config", saved, "--output", tmp_path / "two")
+        assert code == 0, err
+        for name in ("top-k-2", "top-k-6", "random-2", "random-6"):
+            one, two = (tk.TraceResult.load(tmp_path / run / name) for run in ("one", "two"))
+            assert (one.labels, one.effect) == (two.labels, two.effect)
+        text = saved.read_text()
+        assert "max_batch_size = 4" in text
+        assert "config" not in text
+
+    @pytest.mark.parametrize(
+        ("line", "status", "text"),
+        [
+            ("limt = 3", 1, "Error: Unknown key 'limt'. Did you mean 'limit'?"),
+            ("config = 'other.toml'", 1, "Error: Unknown key 'config'."),
+            ("limit = ", 1, "cannot be read as TOML"),
+            ("limit = 'many'", 2, "Invalid value for '--limit'"),
+            ("method = 'topk'", 1, "Error: Unknown method 'topk'. Did you mean 'top-k'?"),
+        ],
+    )
+    def test_what_is_wrong_in_a_file(self, command, tmp_path, line, status, text):
+        (config := tmp_path / "run.toml").write_text(line)
+        code, _, err = command("trace", "--config", config, "--output", tmp_path / "out")
+        assert code == status
+        assert text in err
+        assert not (tmp_path / "out").exists()
+
+    def test_files_that_cannot_be_read_or_written(self, command, tmp_path):
+        code, _, err = command("trace", "--config", tmp_path / "gone.toml")
+        assert (code, "There is no file" in err) == (1, True)
+        code, _, err = command("trace", "--save-config", tmp_path, "--output", tmp_path / "out")
+        assert (code, "is a folder. Give a file." in err) == (1, True)
+
+
 def test_show_prints_what_was_saved(command, tmp_path, model):
     tracer = tk.Tracer(model, tiny.pairs(4))
     tracer.run("top-k", budget=2).save(tmp_path / "one")

@@ -44,9 +44,10 @@ from tracekit.paper.reproduction import (
 from tracekit.results.latex_table import Table
 from tracekit.results.storage import read_document, write_document
 from tracekit.runs import store
+from tracekit.runs.dispatch import do_all
 from tracekit.runs.jobs import RunEnvironment
 from tracekit.runs.store import folder_of, weights_hash
-from tracekit.runs.worker import Worker, do_all
+from tracekit.runs.worker import Worker
 
 DEMO = ModelAt.parse("demo")
 SMALL = Setting(models=[DEMO], limit=6, draws=4, held_out=False)

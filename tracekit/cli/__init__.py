@@ -15,6 +15,7 @@ from tracekit.cli import (  # noqa: I001
     report,
     datasets,
     models,
+    sweep,
     reproduce,
     validate,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "report",
     "reproduce",
     "show",
+    "sweep",
     "trace",
     "validate",
 ]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tracekit.cli.output import load, progress_is_shown
-from tracekit.cli.parsing import parse_layers, parse_loading, parse_options, parse_positions
+from tracekit.cli.output import check_file, load, progress_is_shown
+from tracekit.cli.parsing import (
+    as_arguments,
+    parse_layers,
+    parse_loading,
+    parse_options,
+    parse_positions,
+)
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +43,55 @@ Seed = Annotated[int, typer.Option(help="Seed of every search.", rich_help_panel
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.", rich_help_panel=_OUTPUT)]
 
 # ---- what is traced -------------------------------------------------------------------------
+
+
+def _read_config(context: Any, path: Path | None) -> Path | None:
+    """Makes the options of a file the defaults of a command."""
+    from tracekit._toml import read_options
+
+    if path is not None:
+        options = {parameter.name: parameter for parameter in context.command.params}
+        keys = {name for name in options if name and name not in _OF_THE_FILE}
+        context.default_map = {
+            name: as_arguments(value, is_list=bool(getattr(options[name], "multiple", False)))
+            for name, value in read_options(path, keys).items()
+        }
+    return path
+
+
+_OF_THE_FILE = ("config", "save_config_to")
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file of these options, e.g. limit = 32. What is given here counts more.",
+        callback=_read_config,
+        is_eager=True,
+        rich_help_panel=_OUTPUT,
+    ),
+]
+SaveConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-config",
+        help="File to write all of these options to.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+
+def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
+    """Writes the options of a command to a file that `--config` reads; None: to none.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    from tracekit._toml import write_options
+
+    if path is not None:
+        check_file(path)
+        write_options(path, {n: v for n, v in options.items() if n not in _OF_THE_FILE})
+
 
 Model = Annotated[
     str,
@@ -193,6 +249,41 @@ MaxMemory = Annotated[
         min=0,
         help="MiB that counterfactual activations may take on the device.",
         rich_help_panel=LIMITS,
+    ),
+]
+_WHERE = "Where it runs"
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Number of runs at a time, each on a CUDA device of its own if there are several. "
+        "Default: 1, or as many as the executor has workers.",
+        rich_help_panel=_WHERE,
+    ),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(
+        help="Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
+        "For arrays of jobs and several shells.",
+        rich_help_panel=_WHERE,
+    ),
+]
+ExecutorAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        help="dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
+        "Default: this machine.",
+        rich_help_panel=_WHERE,
+    ),
+]
+ExecutorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu; "
+        "may be given several times.",
+        rich_help_panel=_WHERE,
     ),
 ]
 HeldOut = Annotated[

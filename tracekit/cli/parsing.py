@@ -120,6 +120,52 @@ def parse_loading(texts: list[str] | None) -> dict[str, Any]:
     return {name: int(value) if value.isdigit() else value for name, value in options.items()}
 
 
+def as_arguments(value: Any, *, is_list: bool) -> Any:
+    """A value of a TOML file as a command line would give it.
+
+    Args:
+        value: As it was read. A table stands for `name=value`, a table in it for options of one
+            method.
+        is_list: Whether the option may be given several times.
+    """
+    if isinstance(value, dict):
+        pairs = []
+        for name, entry in value.items():
+            nested = entry.items() if isinstance(entry, dict) else [("", entry)]
+            pairs += [
+                f"{name}{':' if option else ''}{option}={_argument(each)}"
+                for option, each in nested
+            ]
+        value = pairs
+    if not is_list:
+        return _argument(value)
+    return [_argument(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
+    """Options of an executor; numbers, `true` and `false` become what they are.
+
+    Raises:
+        ConfigError: Text of another form than `name=value`.
+    """
+    options = parse_options(texts or [], [""])[""]
+    return {name: _typed(value) for name, value in options.items()}
+
+
+def _typed(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
 def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult]]:
     """Masks from a JSON file, or the result in a run folder, each with a name.
 

@@ -12,9 +12,20 @@ from rich.text import Text
 
 from tracekit._markup import printable
 from tracekit.cli.app import app
-from tracekit.cli.options import Device, Dtype, MaxBatchSize, ModelOption, Quiet, Seed
+from tracekit.cli.options import (
+    Device,
+    Dtype,
+    ExecutorAddress,
+    ExecutorOption,
+    Jobs,
+    MaxBatchSize,
+    ModelOption,
+    Part,
+    Quiet,
+    Seed,
+)
 from tracekit.cli.output import check_folder, console, progress_is_shown
-from tracekit.cli.parsing import parse_loading, parse_options
+from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
 from tracekit.errors import UnknownMethodError
 
 if TYPE_CHECKING:
@@ -56,7 +67,10 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder with data files, or with a folder per data set."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel runs.")] = 1,
+    jobs: Jobs = None,
+    part: Part = None,
+    executor: ExecutorAddress = None,
+    executor_option: ExecutorOption = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N examples of each data set.")
     ] = None,
@@ -87,6 +101,8 @@ def reproduce(
     values stand beside ours where model and data are the paper's.
     """
     from tracekit import paper
+    from tracekit.runs.grid import part_of
+    from tracekit.runs.worker import reasons
     from tracekit.search import METHODS
 
     if list_experiments or not names:
@@ -108,7 +124,7 @@ def reproduce(
         dtype=dtype,
         data_options=parse_options(data_option or [], [""])[""],
     )
-    total = len(paper.plan(paper.select_experiments(names), setting))
+    total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -118,6 +134,7 @@ def reproduce(
         disable=not progress_is_shown(quiet),
         transient=True,
     )
+    failures: list[Failure] = []
     counts = {"ran": 0, "kept": 0, "failed": 0}
     with progress:
         task = progress.add_task("runs", total=total)
@@ -125,6 +142,7 @@ def reproduce(
         def on_done(outcome: Run | Failure) -> None:
             if isinstance(outcome, paper.Failure):
                 state = "failed"
+                failures.append(outcome)
             else:
                 state = "ran" if outcome.fresh else "kept"
             counts[state] += 1
@@ -143,16 +161,20 @@ def reproduce(
             max_batch_size=max_batch_size,
             loading=parse_loading(model_option),
             processes=jobs,
+            executor=executor,
+            executor_options=parse_executor_options(executor_option),
+            part=part,
             on_done=on_done,
         )
     for reproduction in reproductions:
         _print_report(reproduction)
+    if part is not None:
+        for reason in reasons(failures):
+            console.print(f"Skipped: {reason}", highlight=False)
     ran = f"Ran {counts['ran']} of {total}"
     ran += f", {counts['failed']} failed" if counts["failed"] else ""
-    console.print(
-        f"{ran}; the rest were cached. Tables, figures and runs are in {output}/.",
-        highlight=False,
-    )
+    kept = "Tables, figures and runs are" if part is None else "Runs are"
+    console.print(f"{ran}; the rest were cached. {kept} in {output}/.", highlight=False)
     if counts["failed"] and model:
         raise typer.Exit(1)
 

@@ -13,6 +13,7 @@ from tracekit.cli.options import (
     Also,
     ByOption,
     Components,
+    Config,
     DataDir,
     DataOption,
     DatasetName,
@@ -35,6 +36,7 @@ from tracekit.cli.options import (
     Output,
     PositionScope,
     Quiet,
+    SaveConfig,
     Seed,
     SkipMismatched,
     SourceOption,
@@ -42,6 +44,7 @@ from tracekit.cli.options import (
     Windows,
     build_keep,
     build_tracer,
+    save_config,
 )
 from tracekit.cli.output import check_folder, print_table, print_tracer, save, write_tracer_figures
 from tracekit.cli.parsing import goal, parse_options
@@ -103,10 +106,13 @@ def trace(
     keep_metric: KeepMetric = None,
     keep_dataset: KeepDataset = None,
     output: Output = Path("run"),
+    config: Config = None,
+    save_config_to: SaveConfig = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
     """Traces any model on any data set, and writes figures and results."""
+    options = dict(locals())
     from tracekit.search import make
 
     # Before anything slow: checks of everything that needs no model.
@@ -115,6 +121,7 @@ def trace(
     by_method = parse_options(option or [], methods)
     goals = {name: goal(budget, target_effect, by_method[name]) for name in methods}
     searches = {name: make(name, by_method[name]) for name in methods}
+    save_config(save_config_to, options)
     tracer = build_tracer(
         model=model,
         dataset=dataset,

@@ -79,7 +79,7 @@ def load_model(
             )
         return source if isinstance(source, HookedModel) else _wrap(source, tokenizer, options)
     options = {"device": _device(device, options), "dtype": _dtype(dtype), **options}
-    directory = Path(_locate(str(source)))
+    directory = Path(locate(str(source)))
     target = options["device"]
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
@@ -213,8 +213,17 @@ def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in _TOKENIZER_FILES)
 
 
-def _locate(source: str) -> str:
-    """A directory to load from, or a hub name that the hub has confirmed."""
+def locate(source: str) -> str:
+    """A directory to load from, or a hub name that the hub has confirmed.
+
+    Args:
+        source: As in `load_model`.
+
+    Raises:
+        UnknownModelError: The source is no directory with a model, and the hub has none of that
+            name.
+        HubUnreachableError: A hub name, not cached, and no connection.
+    """
     if source == DEMO:
         return str(MODEL_DIR)
     path = Path(source).expanduser()

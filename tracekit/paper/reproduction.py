@@ -25,9 +25,12 @@ from tracekit.files import write_beside
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
 from tracekit.paper.jobs import ModelAt
+from tracekit.runs.devices import own_device
+from tracekit.runs.dispatch import do_all
+from tracekit.runs.grid import part_of
 from tracekit.runs.jobs import Job, RunEnvironment
-from tracekit.runs.store import Run
-from tracekit.runs.worker import Failure, do_all
+from tracekit.runs.store import RUN_FOLDERS, Run
+from tracekit.runs.worker import Failure, reasons
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
@@ -38,8 +41,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     )
 }
 """By name."""
-
-_RUNS = "runs"
 
 
 @dataclass(eq=False)
@@ -57,16 +58,7 @@ class Reproduction:
     @property
     def reasons(self) -> list[str]:
         """The failed jobs and the reason; a line for each different reason."""
-        jobs_by_reason: dict[str, list[str]] = {}
-        for failure in self.failures:
-            job = failure.job
-            described = f"{job.model}, {job.dataset}, {job.label or job.work}"
-            jobs_by_reason.setdefault(failure.reason, []).append(
-                job.model if failure.no_model else described
-            )
-        return [
-            f"{'; '.join(dict.fromkeys(jobs))}: {reason}" for reason, jobs in jobs_by_reason.items()
-        ]
+        return reasons(self.failures)
 
 
 def select_experiments(names: Sequence[str]) -> list[Experiment]:
@@ -124,7 +116,10 @@ def reproduce(
     max_batch_size: int = 64,
     loading: Mapping[str, Any] | None = None,
     progress: bool = False,
-    processes: int = 1,
+    processes: int | None = None,
+    executor: Any = None,
+    executor_options: Mapping[str, Any] | None = None,
+    part: str | None = None,
     images: bool = True,
     on_done: Callable[[Run | Failure], None] = lambda outcome: None,
 ) -> list[Reproduction]:
@@ -142,36 +137,53 @@ def reproduce(
         max_batch_size: Examples per pass; changes no result.
         loading: Further options of `load_model`, e.g. `device_map`.
         progress: Whether searches show progress bars.
-        processes: Number of parallel runs.
+        processes: Number of parallel runs, each on a CUDA device of its own where there are
+            several and `device` names none.
+        executor: Where the runs are done; as in `tracekit.sweep`.
+        executor_options: Parameters of `submitit.AutoExecutor`.
+        part: `3/16`: only every sixteenth run, beginning with the third, and no report.
         images: Whether to write figures as PNG too, where a browser is installed.
         on_done: Called with each run or failure.
 
     Returns:
-        One entry per experiment, in the order of `names`.
+        One entry per experiment, in the order of `names`; none with `part`.
 
     Raises:
         UnknownExperimentError: No experiment of that name.
         UnknownOptionError: A data option that none of the data sets has.
-        ConfigError: Two models of the same name.
+        ConfigError: Two models of the same name, or a part of another form.
+        ExecutorError, ExecutorUnreachableError, MissingExtraError, WorkerLostError,
+        FolderNotSharedError, VersionsDifferError: About the executor and its workers.
         NoRunError: All runs failed; the message gives the first reason. Where only some failed,
             `Reproduction.failures` lists them.
     """
     experiments = select_experiments(names)
     _check_data_options(experiments, setting)
+    jobs = part_of(plan(experiments, setting), part)
+    is_one_of_many = part is not None and executor is None and (processes or 1) == 1
     environment = environment_of(
         experiments,
         setting,
         data_dir=data_dir,
-        device=device,
+        device=own_device(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         loading=loading or {},
         progress=progress,
     )
-    jobs = plan(experiments, setting)
-    outcomes = do_all(jobs, environment, output / _RUNS, processes=processes, on_done=on_done)
+    outcomes = do_all(
+        jobs,
+        environment,
+        output / RUN_FOLDERS,
+        processes=processes,
+        executor=executor,
+        executor_options=executor_options,
+        on_done=on_done,
+    )
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures and len(failures) == len(outcomes):
         raise NoRunError(f"No run could be done. {failures[0].reason}")
+    if part is not None:
+        return []
     by_job = {outcome.job.identity: outcome for outcome in outcomes}
     reproductions = [
         _report(experiment, setting, by_job, output / experiment.name) for experiment in experiments
@@ -224,7 +236,7 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
     lines = [f"# {experiment.name}: {experiment.about}", ""]
     lines += [f"- {note}" for note in report.notes]
     lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
-    lines += ["", "Runs:", "", *(f"- {_RUNS}/{run.folder.name}" for run in runs)]
+    lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
     folder.mkdir(parents=True, exist_ok=True)
     write_beside(folder / "notes.md", ("\n".join(lines) + "\n").encode())
 

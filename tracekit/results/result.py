@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from tracekit.figures import Color
     from tracekit.results.faithfulness import Faithfulness
 
-_CURVE = "curve.json"
+CURVE = "curve.json"
+"""Name of the list of runs in a folder of several."""
 _RUN = "budget-"
 _TENSOR_FIELDS = (
     "binary_mask",
@@ -500,7 +501,7 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
         while name in digests:
             name += "b"
         digests[name] = result._write(folder / name)
-    digest = write_document(folder / _CURVE, {"runs": digests})
+    digest = write_document(folder / CURVE, {"runs": digests})
     for name in earlier - set(digests):
         shutil.rmtree(folder / name, ignore_errors=True)
     return digest
@@ -516,7 +517,7 @@ def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...
     Raises:
         ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
     """
-    runs = read_document(folder, _CURVE, digest).get("runs")
+    runs = read_document(folder, CURVE, digest).get("runs")
     if not isinstance(runs, dict) or not runs or not all(map(_is_run_name, runs)):
         raise damaged(folder)
     return tuple(TraceResult._read(folder / name, run) for name, run in runs.items())
@@ -525,7 +526,7 @@ def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...
 def _listed(folder: Path) -> set[str]:
     """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
     try:
-        runs = read_document(folder, _CURVE).get("runs")
+        runs = read_document(folder, CURVE).get("runs")
     except TracekitError:
         return set()
     return set(filter(_is_run_name, runs)) if isinstance(runs, dict) else set()

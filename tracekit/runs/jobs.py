@@ -7,11 +7,12 @@ which device runs them; it changes no number. Plans that need the same run hold 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.registry import describe
+from tracekit.models.loading import DEMO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Job:
     data_options: Mapping[str, Any] = field(default_factory=dict)
     components: str
     metric: str
-    positions: str = "prompt"
+    positions: str | tuple[int, ...] = "prompt"
     relative_layers: tuple[float, ...] = ()
     """Layers to study, each as layer / number of layers, in [0, 1). Empty: all."""
     method: str = ""
@@ -46,10 +47,48 @@ class Job:
     """Further examples on which accuracy under the intervention is measured: name -> options of
     the data set."""
     seed: int = 0
+    layers: tuple[int, ...] = ()
+    """Layers to study, by number, from the end if negative. Empty: all, or `relative_layers`."""
+    by: str | None = None
+    windows: int = 1
+    source: str = "counterfactual"
+    direction: str = "noising"
+    continuation_mean: str = "geometric"
+    also: tuple[str, ...] = ()
+    """As in `Tracer`, like the five before."""
+    objective: str = "mean"
+    """As in `Tracer.run`."""
 
     def spec(self) -> dict[str, Any]:
         """Every field that decides the numbers, as JSON-ready values."""
-        return {name: value for name, value in asdict(self).items() if name != "variant"}
+        spec = asdict(self)
+        del spec["variant"]
+        # Left out at their defaults: runs of before these fields existed keep their hashes.
+        return {n: value for n, value in spec.items() if n not in _LATER or value != _LATER[n]}
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """Options of the data, and what of model and tracer is not as usual."""
+        usual = {
+            each.name: each.default
+            for each in fields(self)
+            if each.name in (*_LATER, "dtype", "limit", "held_out", "relative_layers")
+        }
+        names = [name for name in usual if name not in ("also", "objective")]
+        unusual = {n: getattr(self, n) for n in names if getattr(self, n) != usual[n]}
+        return {**self.data_options, **unusual}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Job:
+        """The job of a spec that was read from JSON.
+
+        Raises:
+            TypeError: It has other fields.
+        """
+        values: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in spec.items()
+        }
+        return cls(**values)
 
     @property
     def label(self) -> str:
@@ -66,6 +105,15 @@ class Job:
         return replace(self, held_out=share)
 
 
+_LATER = {
+    each.name: each.default
+    for each in fields(Job)
+    if each.name
+    in ("layers", "by", "windows", "source", "direction", "continuation_mean", "also", "objective")
+}
+"""Fields of jobs that came after the first stores, with their defaults."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
     """A model: its name in tables, and where it is loaded from."""
@@ -74,6 +122,18 @@ class ModelSource:
     """Name in tables."""
     source: str
     """Directory, hub name or `demo`."""
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSource:
+        """Reads a model from text.
+
+        Args:
+            text: `demo`, a hub name, a directory, or `NAME=` one of these: a name for tables.
+        """
+        name, equals, source = text.partition("=")
+        if equals:
+            return cls(title=name, source=source)
+        return cls(title=Path(text).name or text, source=text)
 
     def check(self, cfg: Any) -> None:
         """Refuses a loaded model that is not the one meant; any model is.
@@ -99,12 +159,29 @@ class RunEnvironment:
     """Whether searches show progress bars."""
     loading: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `load_model`."""
+    working_dir: Path | None = None
+    """Where relative paths of models and data begin. None: where each process works."""
+
+    def source_of(self, model: str) -> str:
+        """Where a model is loaded from, its path made absolute if it is a relative one."""
+        return self._located(self.sources[model].source)
+
+    def dataset_of(self, name: str) -> str:
+        """Name of a data set; of one in a file, its path, made absolute if it is a relative one."""
+        return self._located(name)
+
+    def _located(self, name: str) -> str:
+        if self.working_dir is None or name == DEMO:
+            return name
+        path = self.working_dir / Path(name).expanduser()
+        return str(path) if path.exists() else name
 
     def folder_of(self, dataset: str) -> Path | None:
         """Folder with the files of a data set; None if it is not read from one."""
         if self.data_dir is None or "data_dir" not in describe(dataset).options:
             return None
+        data_dir = (self.working_dir or Path()) / self.data_dir
         for name in (dataset, dataset.replace("-", "_")):
-            if (self.data_dir / name).is_dir():
-                return self.data_dir / name
-        return self.data_dir
+            if (data_dir / name).is_dir():
+                return data_dir / name
+        return data_dir

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from tracekit.errors import TracekitError
 from tracekit.files import digest_of, draft_folder
 from tracekit.models.loading import HookedModel
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.result import TraceCurve, TraceResult
-from tracekit.results.storage import read_document, versions, write_document
+from tracekit.results.result import CURVE, TraceCurve, TraceResult
+from tracekit.results.storage import damaged, read_document, versions, write_document
 from tracekit.runs.jobs import Job
 
+RUN_FOLDERS = "runs"
+"""Name of the store in an output folder."""
 _INFO = "run.json"
 _GRID = "grid.json"
 _NAME_LENGTH = 16
@@ -56,6 +59,11 @@ class Run:
     def result(self) -> TraceResult:
         """The only result, or that of the largest budget."""
         return self.curve[-1]
+
+    @property
+    def curve_folders(self) -> list[str]:
+        """Names of the folders of these results; `TraceResult.load` reads each."""
+        return list(read_document(self.folder, CURVE)["runs"])
 
     @cached_property
     def grid(self) -> InteractionGrid:
@@ -103,8 +111,17 @@ def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
         weights: Hash of the model's weights.
         data: Fingerprint of the examples.
     """
-    decisive = {name: value for name, value in versions().items() if name != "python"}
-    return {"job": job.spec(), "weights": weights, "data": data, "versions": decisive}
+    return {
+        "job": job.spec(),
+        "weights": weights,
+        "data": data,
+        "versions": decisive_versions(),
+    }
+
+
+def decisive_versions() -> dict[str, str]:
+    """Versions, by package, of what decides a run's numbers."""
+    return {name: value for name, value in versions().items() if name != "python"}
 
 
 def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
@@ -149,6 +166,27 @@ def save(
                 return
 
 
+def is_run_folder(path: Path) -> bool:
+    """Whether a path of a store is one that `folder_of` names."""
+    return path.is_dir() and re.fullmatch(f"[0-9a-f]{{{_NAME_LENGTH}}}", path.name) is not None
+
+
+def read_run_folder(folder: Path) -> Run:
+    """Reads a finished run, and all of its results.
+
+    Raises:
+        ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceCurve.load`.
+    """
+    info = read_document(folder, _INFO)
+    try:
+        run = Run(Job.from_spec(info["job"]), folder)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(folder) from error
+    # Read once, and kept.
+    _ = run.grid if (folder / _GRID).exists() else run.curve
+    return run
+
+
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a finished run; one that cannot be read is moved aside.
 
@@ -157,11 +195,7 @@ def is_finished(folder: Path) -> bool:
     if not os.path.lexists(folder):
         return False
     try:
-        read_document(folder, _INFO)
-        if (folder / _GRID).exists():
-            InteractionGrid.load(folder / _GRID)
-        else:
-            TraceCurve.load(folder)
+        read_run_folder(folder)
     except TracekitError:
         _move_aside(folder)
         return False

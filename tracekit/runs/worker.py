@@ -1,29 +1,38 @@
-"""Workers run jobs, in this process or in several. No job is run twice."""
+"""Workers run jobs, in this process or wherever an executor has them. No job is run twice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+import pickle
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import RLock
+from socket import gethostname
+from threading import get_ident
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
-from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError
-from tracekit.files import locked, remove_abandoned, remove_abandoned_locks
+from tracekit.errors import (
+    FolderNotSharedError,
+    HubUnreachableError,
+    TracekitError,
+    UnknownModelError,
+    VersionsDifferError,
+)
+from tracekit.files import locked
 from tracekit.models.loading import HookedModel, load_model
-from tracekit.processes import work_in_processes
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import (
     Run,
     configuration,
+    decisive_versions,
     folder_of,
     is_finished,
     save,
@@ -40,6 +49,20 @@ class Failure:
     reason: str
     no_model: bool = False
     """Whether its model could not be loaded."""
+
+
+def reasons(failures: Iterable[Failure]) -> list[str]:
+    """The failed jobs and the reason; a line for each different reason."""
+    jobs_by_reason: dict[str, list[str]] = {}
+    for failure in failures:
+        job = failure.job
+        described = f"{job.model}, {job.dataset}, {job.label or job.work}"
+        jobs_by_reason.setdefault(failure.reason, []).append(
+            job.model if failure.no_model else described
+        )
+    return [
+        f"{'; '.join(dict.fromkeys(jobs))}: {reason}" for reason, jobs in jobs_by_reason.items()
+    ]
 
 
 class Worker:
@@ -59,6 +82,11 @@ class Worker:
         self._model: tuple[tuple[str, str], HookedModel, str] | None = None
         self._pairs: dict[str, PromptPairs] = {}
         self._tracer: tuple[tuple[str, ...], Tracer] | None = None
+
+    def forget(self) -> None:
+        """Lets go of the model and all that was made for it."""
+        self._model, self._tracer = None, None
+        self._pairs.clear()
 
     def do(self, job: Job) -> Run:
         """Reads the run of a job from the store, or runs the job and saves it there.
@@ -107,16 +135,15 @@ class Worker:
         """The model of a job and the hash of its weights."""
         key = (job.model, job.dtype)
         if self._model is None or self._model[0] != key:
-            self._model, self._tracer = None, None
-            self._pairs.clear()
-            model_at = self._environment.sources[job.model]
-            model = load_model(
-                model_at.source,
-                device=self._environment.device,
-                dtype=job.dtype,
-                **self._environment.loading,
-            )
-            model_at.check(model.cfg)
+            self.forget()
+            with _one_bar():
+                model = load_model(
+                    self._environment.source_of(job.model),
+                    device=self._environment.device,
+                    dtype=job.dtype,
+                    **self._environment.loading,
+                )
+            self._environment.sources[job.model].check(model.cfg)
             self._model = (key, model, weights_hash(model))
         return self._model[1:]
 
@@ -126,7 +153,8 @@ class Worker:
         if key not in self._pairs:
             folder = self._environment.folder_of(job.dataset)
             location = {} if folder is None else {"data_dir": folder}
-            pairs = load_dataset(job.dataset, model, **{**options, **location})
+            name = self._environment.dataset_of(job.dataset)
+            pairs = load_dataset(name, model, **{**options, **location})
             self._pairs[key] = pairs if job.limit is None else pairs[: job.limit]
         return self._pairs[key]
 
@@ -136,8 +164,12 @@ class Worker:
         if job.held_out is not None:
             selection_pairs, held_out_pairs = pairs.split(1 - job.held_out, seed=job.seed)
         key = (
-            *(job.model, job.dtype, job.components, job.metric, job.positions),
-            *(str(job.relative_layers), selection_pairs.fingerprint),
+            *(job.model, job.dtype, job.components, job.metric, str(job.positions)),
+            *(str(job.relative_layers), str(job.layers), selection_pairs.fingerprint),
+            *(str(job.by), str(job.windows), job.source, job.direction, job.continuation_mean),
+            *job.also,
+            # Only these draw.
+            str(job.seed) if job.source in ("noise", "resample") else "",
         )
         if self._tracer is None or self._tracer[0] != key:
             tracer = Tracer(
@@ -147,9 +179,16 @@ class Worker:
                 job.metric,
                 layers=_layers(job, int(model.cfg.n_layers)),
                 positions=job.positions,  # type: ignore[arg-type]
+                by=job.by,  # type: ignore[arg-type]
+                windows=job.windows,
+                source=job.source,  # type: ignore[arg-type]
+                direction=job.direction,  # type: ignore[arg-type]
+                source_seed=job.seed,
+                continuation_mean=job.continuation_mean,  # type: ignore[arg-type]
                 max_batch_size=self._environment.max_batch_size,
                 progress=self._environment.progress,
                 held_out=held_out_pairs,
+                also=job.also,
             )
             self._tracer = (key, tracer)
         return self._tracer[1]
@@ -174,10 +213,25 @@ class Worker:
         return {"accuracies": accuracies, "clean_accuracies": clean} if accuracies else {}
 
 
+@contextmanager
+def _one_bar() -> Iterator[None]:
+    """Without the bar that transformers draws when it loads weights, beside the bar of the runs."""
+    from transformers.utils import logging
+
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()
+
+
 def _layers(job: Job, n_layers: int) -> list[int] | None:
     """The layers that a job studies; None: all."""
     # The tolerance keeps 2/3 of 12 at 8.
     layers = {int(position * n_layers + 1e-9) for position in job.relative_layers}
+    layers |= set(job.layers)
     return sorted(layers) or None
 
 
@@ -188,58 +242,20 @@ def _share(is_true: torch.Tensor | None) -> float:
 
 def _search(tracer: Tracer, job: Job) -> TraceCurve:
     goal: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
-    results: Any = tracer.run(job.method, seed=job.seed, **goal, **job.options)
+    objective: Any = job.objective
+    results: Any = tracer.run(job.method, seed=job.seed, objective=objective, **goal, **job.options)
     return TraceCurve((results,)) if isinstance(results, TraceResult) else results
 
 
-def do_all(
-    jobs: Iterable[Job],
-    environment: RunEnvironment,
-    root: Path,
-    *,
-    processes: int = 1,
-    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
-) -> list[Run | Failure]:
-    """Runs jobs, each once, those of a model together.
-
-    A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept. Two
-    calls on one store share its runs: each is done by one of them, and the other waits for it.
+def try_job(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
+    """Runs a job; an error of it becomes a `Failure`.
 
     Args:
-        jobs: In any order; equal jobs count once.
-        environment: Where models and data are.
-        root: Folder of the store.
-        processes: Number of parallel workers, each with a model of its own.
-        on_done: Called with the run or failure of each job.
-
-    Returns:
-        The run or failure of each different job, grouped by model.
+        worker: Runs it.
+        job: The job.
+        missing: The models that could not be loaded, with the reasons. Their jobs fail at once;
+            is added to.
     """
-    unique = list({job.identity: job for job in jobs}.values())
-    models = list(dict.fromkeys(job.model for job in unique))
-    unique.sort(key=lambda job: models.index(job.model))
-    root.mkdir(parents=True, exist_ok=True)
-    _tidy(root)
-    if processes > 1:
-        return _in_processes(unique, environment, root, processes, on_done)
-    worker = Worker(environment, root)
-    outcomes = []
-    missing: dict[str, str] = {}
-    for job in unique:
-        outcome = _try(worker, job, missing)
-        on_done(outcome)
-        outcomes.append(outcome)
-    return outcomes
-
-
-def _tidy(root: Path) -> None:
-    """Removes what killed processes left in a store; their unfinished runs never count."""
-    remove_abandoned(root)
-    remove_abandoned_locks(root)
-
-
-def _try(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
-    """Runs a job; `missing` collects the models that cannot be loaded, with the reasons."""
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
     try:
@@ -249,48 +265,101 @@ def _try(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
         return Failure(job, str(error), no_model=True)
     except TracekitError as error:
         return Failure(job, str(error))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        worker.forget()
+        first = (str(error).splitlines() or ["no more is left"])[0]
+        return Failure(job, f"The memory is full: {first} Lower max_batch_size.")
 
 
-# Of a worker process: its worker, and the models that it could not load.
-_worker: Worker | None = None
-_missing: dict[str, str] = {}
+# ---- what executors run -----------------------------------------------------------------------
 
 
-def _start_worker(environment: RunEnvironment, root: Path, threads: int, processes: int) -> None:
-    global _worker
-    torch.set_num_threads(threads)
-    # Of its own, and not one between processes, which a worker that is ended would leave behind.
-    tqdm.set_lock(RLock())
-    _worker = Worker(environment, root, processes)
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a worker of an executor is sent: jobs, and all that it needs to run them."""
+
+    jobs: tuple[Job, ...]
+    environment: RunEnvironment
+    root: Path
+    """Folder of the store, absolute."""
+    token: str
+    """Name of a hidden file in that folder, by which the worker knows that it sees the same one."""
+    workers: int
+    """Number of parallel workers, which is recorded beside wall times."""
+
+    def packed(self) -> bytes:
+        """The task in a form that any version of tracekit can take, look at, and refuse."""
+        return pickle.dumps(self)
 
 
-def _work(job: Job) -> Run | Failure:
-    assert _worker is not None
-    return _try(_worker, job, _missing)
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker made of a task."""
+
+    outcomes: tuple[Run | Failure, ...] = ()
+    refused: TracekitError | None = None
+    """Why it did nothing, if it could do none of the jobs."""
 
 
-def _in_processes(
-    jobs: Sequence[Job],
-    environment: RunEnvironment,
-    root: Path,
-    processes: int,
-    on_done: Callable[[Run | Failure], None],
-) -> list[Run | Failure]:
-    threads = max(1, torch.get_num_threads() // processes)
-    outcomes: dict[int, Run | Failure] = {}
-    done = work_in_processes(
-        _work,
-        jobs,
-        processes=processes,
-        start=_start_worker,
-        arguments=(environment, root, threads, processes),
+def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
+    """Runs the jobs of a task; called by executors, in their workers.
+
+    Every run is in the store as soon as it is finished.
+
+    Args:
+        versions: What the worker must have: `decisive_versions` of the process that sends the task.
+        packed: As from `Task.packed`.
+    """
+    for package, version in decisive_versions().items():
+        if versions[package] != version:
+            return WorkerReport(refused=_versions_differ(package, version, versions[package]))
+    task: Task = pickle.loads(packed)
+    if not _is_seen(task.root / task.token):
+        error = FolderNotSharedError(
+            f"The worker {gethostname()} does not see the output folder {task.root}. Give a folder "
+            "that all workers share, by the same path."
+        )
+        return WorkerReport(refused=error)
+    worker, missing = _worker_for(task)
+    return WorkerReport(tuple(try_job(worker, job, missing) for job in task.jobs))
+
+
+def forget(token: str) -> None:
+    """Lets go of the models of a sweep that this process holds as a worker."""
+    for key in [key for key in _workers if key[0] == token]:
+        _workers.pop(key, None)
+
+
+def _versions_differ(package: str, worker: str, here: str) -> VersionsDifferError:
+    return VersionsDifferError(
+        f"The worker {gethostname()} has {package} {worker}, this process has {here}. Install the "
+        "same versions in both, so that runs are of one kind."
     )
-    try:
-        with closing(done):
-            for number, outcome in done:
-                outcomes[number] = outcome
-                on_done(outcome)
-    finally:
-        # Workers may have been ended while they wrote.
-        _tidy(root)
-    return [outcomes[number] for number in range(len(jobs))]
+
+
+_SHARED_SECONDS = 10
+"""How long a file may take to be seen from another machine."""
+
+
+def _is_seen(path: Path) -> bool:
+    end = time.monotonic() + _SHARED_SECONDS
+    while not path.is_file():
+        if time.monotonic() > end or not path.parent.is_dir():
+            return False
+        time.sleep(0.1)
+    return True
+
+
+_workers: dict[tuple[str, int], tuple[Worker, dict[str, str]]] = {}
+"""The workers of this process, by token and thread, with the models that they could not load."""
+
+
+def _worker_for(task: Task) -> tuple[Worker, dict[str, str]]:
+    """This thread's worker for the sweep of a task; it keeps the last model."""
+    key = task.token, get_ident()
+    if key not in _workers:
+        environment = task.environment
+        device = own_device(environment.device, environment.loading)
+        environment = replace(environment, device=device)
+        _workers[key] = Worker(environment, task.root, task.workers), {}
+    return _workers[key]

@@ -1,0 +1,196 @@
+"""The grid of a sweep: its jobs, and what is refused before any model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracekit as tk
+from tracekit._toml import read_options, write_options
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    OptionsFileError,
+    OptionsNotFoundError,
+    UnknownDatasetError,
+    UnknownKeyError,
+    UnknownKindError,
+    UnknownMethodError,
+    UnknownMetricError,
+    UnknownModelError,
+    UnknownOptionError,
+)
+from tracekit.runs.grid import Grid, part_of
+from tracekit.runs.jobs import Job
+
+PLAIN = {"models": ["demo"], "datasets": ["demo-bias"]}
+
+
+def test_every_combination_is_a_job_and_models_stay_together():
+    grid = Grid(
+        models=["demo", "mine=some/where"],
+        datasets=["demo-bias", "demo-facts"],
+        methods=["top-k", "greedy"],
+        components=["attention-patterns", "mlp-outputs"],
+        metrics=["odds-ratio"],
+        seeds=[0, 1],
+    )
+    jobs = grid.jobs()
+    assert len(jobs) == len({job.identity for job in jobs}) == 2 * 2 * 2 * 2 * 2
+    assert [job.model for job in jobs] == ["demo"] * 16 + ["mine"] * 16
+    assert grid.sources()["mine"].source == "some/where"
+
+
+def test_what_is_not_given_is_what_is_usual_for_the_data():
+    bias, binding = Grid(models=["demo"], datasets=["demo-bias", "demo-binding"]).jobs()
+    assert (bias.components, bias.metric, bias.positions) == (
+        *("attention-patterns", "odds-ratio", "prompt"),
+    )
+    assert (binding.components, binding.positions) == ("head-outputs+mlp-blocks", "last")
+    assert (bias.method, bias.budgets) == ("pgb-ct", (0.1,))
+
+
+def test_methods_are_names_tables_or_searches():
+    methods = ["random", {"name": "random", "draws": 7}, tk.Random(draws=7), tk.PGBCT(epochs=3)]
+    jobs = Grid(**PLAIN, methods=methods).jobs()
+    # The second and the third are the same run.
+    assert [(job.method, job.options) for job in jobs] == [
+        ("random", {}),
+        ("random", {"draws": 7}),
+        ("pgb-ct", {"epochs": 3}),
+    ]
+
+
+def test_options_of_data_reach_the_sets_that_have_them():
+    grid = Grid(
+        models=["demo"],
+        datasets=["demo-bias", {"name": "demo-facts", "noise_factor": 2.0}],
+        data_options={"seed": 4},
+    )
+    assert [job.data_options for job in grid.jobs()] == [{}, {"seed": 4, "noise_factor": 2.0}]
+
+
+def test_equal_budgets_in_another_order_are_the_same_run():
+    first, second = (Grid(**PLAIN, budgets=b).jobs()[0] for b in ([0.5, 4, 2], [2, 4, 0.5]))
+    assert first.identity == second.identity
+    assert first.budgets == (2, 4, 0.5)
+
+
+def test_runs_of_earlier_stores_keep_their_names():
+    """What came later is in the hash of a run only where it is used."""
+    job = Grid(**PLAIN).jobs()[0]
+    assert set(job.spec()) == {
+        *("work", "model", "dtype", "dataset", "data_options", "components", "metric"),
+        *("positions", "relative_layers", "method", "options", "budgets", "limit", "held_out"),
+        *("accuracy_on", "seed"),
+    }
+    changed = Grid(**PLAIN, direction="denoising", also=["kl"], layers=[1]).jobs()[0]
+    assert set(changed.spec()) - set(job.spec()) == {"direction", "also", "layers"}
+    assert Job.from_spec(changed.spec()) == changed
+
+
+def test_parts_are_every_so_many_th_job_and_together_all():
+    jobs = Grid(**PLAIN, seeds=range(7)).jobs()
+    assert [job.seed for job in part_of(jobs, "3/3")] == [2, 5]
+    parts = [part_of(jobs, f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(job.seed for part in parts for job in part) == list(range(7))
+    assert part_of(jobs, "8/9") == []
+    for text in ("0/3", "4/3", "3", "a/b", "-1/3", "1/", ""):
+        with pytest.raises(ConfigError, match="is not of the form NUMBER/COUNT. Give one such as"):
+            part_of(jobs, text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"methods": ["topk"]}, UnknownMethodError, "Unknown method 'topk'. Did you mean 'top-k'?"),
+        ({"methods": [{"draws": 2}]}, ConfigError, "has no name. Give a name, or a table with the"),
+        (
+            {"methods": [{"name": "random", "drawn": 2}]},
+            UnknownOptionError,
+            "Unknown option 'drawn'. Did you mean 'draws'?",
+        ),
+        ({"methods": []}, ConfigError, "A sweep needs methods, and none are given"),
+        ({"models": []}, ConfigError, "A sweep needs models, and none are given"),
+        ({"models": [3]}, ConfigError, "The model 3 is no name. Workers load models themselves"),
+        (
+            {"models": ["a/final", "b/final"]},
+            ConfigError,
+            "a/final and b/final would both be called final. Give them names: NAME=DIRECTORY.",
+        ),
+        ({"datasets": ["demo-bais"]}, UnknownDatasetError, "Did you mean 'demo-bias'?"),
+        ({"datasets": "demo-bias"}, ConfigError, "datasets is 'demo-bias'. Give a list, even of"),
+        (
+            {"datasets": [{"name": "demo-facts", "sed": 1}]},
+            UnknownOptionError,
+            "Unknown option 'sed'. Did you mean 'seed'?",
+        ),
+        ({"data_options": {"sed": 1}}, UnknownOptionError, "Unknown option 'sed'"),
+        ({"components": ["head-output"]}, UnknownKindError, "Did you mean 'head-outputs'?"),
+        ({"metrics": ["odds"]}, UnknownMetricError, "Unknown metric 'odds'"),
+        ({"also": ["lk"]}, UnknownMetricError, "Unknown metric 'lk'"),
+        ({"budgets": [0]}, BudgetError, "A budget of 0 is no number of components. Give a count"),
+        ({"budgets": [1.5]}, BudgetError, "A budget of 1.5 is no number"),
+        ({"budgets": ["2"]}, BudgetError, "A budget of '2' is no number"),
+        ({"budgets": [float("nan")]}, BudgetError, "A budget of nan is no number"),
+        ({"budgets": [True]}, BudgetError, "A budget of True is no number"),
+        ({"seeds": [-1]}, ConfigError, "The seed is -1. Give a whole number"),
+        ({"limit": 0}, ConfigError, "The limit is 0. Give the number of examples"),
+        ({"held_out": 1.0}, ConfigError, "held_out is 1.0. Give a share of the examples"),
+        ({"direction": "noise"}, ConfigError, "The option direction is 'noise'. Input should be"),
+        ({"objective": "max"}, ConfigError, "The option objective is 'max'. Input should be"),
+    ],
+)
+def test_what_is_refused_before_anything_runs(changes, error, text, unchecked):
+    with pytest.raises(error) as raised:
+        Grid(**{**PLAIN, **changes})
+    assert text in str(raised.value)
+
+
+def test_a_search_of_ones_own_is_refused():
+    class Mine(tk.Random):
+        pass
+
+    with pytest.raises(UnknownMethodError, match="Workers know only the methods of tracekit."):
+        Grid(**PLAIN, methods=[Mine(draws=3)])
+
+
+def test_models_that_are_not_there(lab):
+    with pytest.raises(UnknownModelError, match=r"There is no directory .*/frist. .*Did you mean"):
+        Grid(models=[str(lab / "frist")], datasets=["demo-bias"]).check_models()
+    with pytest.raises(UnknownModelError, match="'dmeo' is not on .* Did you mean 'demo'"):
+        Grid(models=["dmeo"], datasets=["demo-bias"]).check_models()
+    # The workers may have it.
+    Grid(models=["somebody/something"], datasets=["demo-bias"]).check_models()
+
+
+class TestFiles:
+    def test_keys_are_checked(self, tmp_path):
+        path = tmp_path / "sweep.toml"
+        path.write_text('modls = ["demo"]')
+        with pytest.raises(UnknownKeyError, match="Unknown key 'modls'. Did you mean 'models'"):
+            read_options(path, ["models", "limit"])
+        path.write_text("max-passes = 1\nmax_passes = 2")
+        with pytest.raises(OptionsFileError, match="has the key max_passes twice. Keep one"):
+            read_options(path, ["max_passes"])
+        path.write_text("limit = = 3")
+        with pytest.raises(OptionsFileError, match="cannot be read as TOML: .*line 1.* Write"):
+            read_options(path, ["limit"])
+        path.write_bytes(b"limit = '\xff'")
+        with pytest.raises(OptionsFileError, match="cannot be read as TOML"):
+            read_options(path, ["limit"])
+        with pytest.raises(OptionsNotFoundError, match=r"There is no file .*gone.toml. Give"):
+            read_options(tmp_path / "gone.toml", ["limit"])
+
+    def test_what_is_written_is_read_again(self, tmp_path):
+        options = {
+            "limit": 3,
+            "name": 'a "quoted"\nline',
+            "budgets": [2, 0.1],
+            "output": tmp_path,
+            "nothing": None,
+            "empty": [],
+        }
+        write_options(tmp_path / "options.toml", options)
+        read = read_options(tmp_path / "options.toml", options)
+        kept = {name: options[name] for name in ("limit", "name", "budgets")}
+        assert read == {**kept, "output": str(tmp_path)}

@@ -1,0 +1,363 @@
+"""Sweeps: what is run, kept, gone on with, and shown."""
+
+from __future__ import annotations
+
+import threading
+
+import pandas as pd
+import pytest
+import torch
+
+import tracekit as tk
+from tests.cli.test_commands import command  # noqa: F401
+from tracekit.errors import (
+    ConfigError,
+    ExecutorError,
+    FolderInUseError,
+    NoRunError,
+    OutputError,
+    ResultNotFoundError,
+    UnreadableRunWarning,
+)
+from tracekit.runs import sweeps
+from tracekit.runs.dispatch import do_all
+from tracekit.runs.worker import Failure, Worker
+
+
+@pytest.fixture
+def swept(grid):
+    return tk.sweep(**grid)
+
+
+def written(folder):
+    """When each run of a store was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/run.json")}
+
+
+def test_a_run_is_a_saved_result_like_any_other(swept, grid, lab, command):  # noqa: F811
+    assert len(swept) == 4
+    assert not swept.failures
+    assert [run.job.model for run in swept] == ["first", "first", "second", "second"]
+    frame = swept.to_frame()
+    assert frame["budget"].tolist() == [2, 3] * 4
+    tracer = tk.Tracer(
+        str(lab / "first"),
+        tk.load_pairs(lab / "pairs.jsonl", tk.load_model(lab / "first")),
+        "attention-patterns",
+        "odds-ratio",
+    )
+    plain = tracer.run("top-k", budgets=[2, 0.25])
+    assert frame["effect"][:2].tolist() == pytest.approx([r.effect for r in plain], rel=1e-5)
+    for row in frame.itertuples():
+        result = tk.TraceResult.load(row.folder)
+        assert (result.effect, result.budget, result.method) == (row.effect, row.budget, row.method)
+        assert row.components == " ".join(result.labels)
+    of_first = swept.select(model="first")
+    assert len(tk.compare(run.curve for run in of_first)) == 4
+    assert len(of_first.select(method="random").results) == 2
+    table = pd.read_csv(grid["output"] / "runs.csv")
+    assert table["effect"].tolist() == pytest.approx(
+        frame.sort_values(["model", "method"], kind="stable")["effect"].tolist()
+    )
+    code, _, err = command("report", grid["output"], "--output", grid["output"] / "r.html")
+    assert code == 0, err
+    assert "top-k" in (grid["output"] / "r.html").read_text()
+
+
+def test_a_sweep_that_is_started_again_does_what_is_missing(swept, grid, monkeypatch):
+    folder, before = grid["output"], written(grid["output"])
+    with monkeypatch.context() as patch:
+        patch.setattr(tk.Tracer, "run", None)
+        assert [run.fresh for run in tk.sweep(**grid)] == [False] * 4
+    # One is damaged, one is gone.
+    damaged, gone = swept[0].folder, swept[3].folder
+    (damaged / "budget-2" / "result.json").write_text("{")
+    for path in sorted(gone.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    gone.rmdir()
+    with pytest.warns(UnreadableRunWarning, match="is damaged, .* It is left out"):
+        assert len(tk.load_runs(folder)) == 2
+    again = tk.sweep(**grid)
+    assert [run.fresh for run in again] == [True, False, False, True]
+    assert (folder / "runs" / f"{damaged.name}.damaged-1").is_dir()
+    after = written(folder)
+    assert {name for name in before if before[name] == after[name]} == {
+        swept[1].folder.name,
+        swept[2].folder.name,
+    }
+    assert len(tk.load_runs(folder)) == 4
+
+
+def test_a_larger_grid_takes_over_what_is_there(swept, grid):
+    more = tk.sweep(**{**grid, "methods": [*grid["methods"], "greedy"]})
+    assert [run.fresh for run in more] == [False, False, True] * 2
+    assert len(pd.read_csv(grid["output"] / "runs.csv")) == 12
+
+
+def test_every_option_reaches_the_tracer(grid, lab):
+    options = {
+        "components": ["head-outputs"],
+        "metrics": ["logit-difference"],
+        "layers": [0, -1],
+        "positions": [0, -1],
+        "source": "noise",
+        "direction": "noising",
+        "continuation_mean": "arithmetic",
+        "also": ["kl"],
+        "objective": "median",
+        "held_out": 0.5,
+        "seeds": [3],
+        "limit": 4,
+    }
+    few = {**grid, "models": grid["models"][:1], "methods": ["greedy"], "budgets": [2], **options}
+    (run,) = tk.sweep(**few)
+    model = tk.load_model(lab / "first")
+    pairs, held_out = tk.load_pairs(lab / "pairs.jsonl", model)[:4].split(0.5, seed=3)
+    tracer = tk.Tracer(
+        model,
+        pairs,
+        "head-outputs",
+        "logit-difference",
+        layers=[0, -1],
+        positions=[0, -1],
+        source="noise",
+        source_seed=3,
+        continuation_mean="arithmetic",
+        also=["kl"],
+        held_out=held_out,
+    )
+    result = tracer.run("greedy", budget=2, seed=3, objective="median")
+    assert run.result.labels == result.labels
+    assert run.result.effect == pytest.approx(result.effect, rel=1e-5)
+    assert run.result.held_out_effect == pytest.approx(result.held_out_effect, rel=1e-5)
+    assert run.result.also == pytest.approx(result.also, rel=1e-5)
+    row = tk.load_runs(grid["output"]).to_frame().iloc[0]
+    assert row["kl"] == pytest.approx(result.also["kl"], rel=1e-5)
+    assert "source=noise" in row["setting"]
+    assert row["objective"] == "median"
+
+
+def test_positions_windows_and_denoising_reach_the_tracer(grid, lab):
+    few = {**grid, "models": grid["models"][:1], "datasets": [str(lab / "even.jsonl")]}
+    few |= {"methods": ["top-k"], "budgets": [2], "direction": "denoising"}
+    model = tk.load_model(lab / "first")
+    pairs = tk.load_pairs(lab / "even.jsonl", model)
+    for changes in ({"by": "position"}, {"windows": 2}):
+        (run,) = tk.sweep(**few, **changes)
+        tracer = tk.Tracer(model, pairs, direction="denoising", **changes)
+        result = tracer.run("top-k", budget=2)
+        assert run.result.labels == result.labels
+        assert run.result.effect == pytest.approx(result.effect, rel=1e-5)
+        assert run.result.direction == "denoising"
+
+
+class TestFolders:
+    def test_two_sweeps_at_once_in_one_folder_are_refused(self, grid, monkeypatch):
+        monkeypatch.setattr(sweeps, "_LOCK_SECONDS", 0.2)
+        other = {**grid, "models": ["demo"], "datasets": ["demo-bias"]}
+        texts = []
+
+        def try_others(outcome):
+            for changes in ({}, {"part": "1/2"}):
+                with pytest.raises(FolderInUseError) as raised:
+                    tk.sweep(**other, **changes)
+                texts.append(str(raised.value))
+
+        tk.sweep(**grid, on_done=try_others)
+        assert "is in use by another sweep. Wait until that ends, or give another" in texts[0]
+        assert "by another sweep, or part 1/2 of it. Wait" in texts[1]
+        assert not list(grid["output"].glob(".*"))
+
+    def test_parts_share_a_folder_and_the_same_part_does_not(self, grid):
+        grid["methods"] = ["top-k"]
+        refused, runs = [], []
+
+        def try_others(outcome):
+            for changes in ({"part": "1/2"}, {}):
+                with pytest.raises(FolderInUseError):
+                    tk.sweep(**grid, **changes)
+                refused.append(changes)
+            runs.extend(tk.sweep(**grid, part="2/2"))
+
+        runs.extend(tk.sweep(**grid, part="1/2", on_done=try_others))
+        assert len(refused) == 2
+        assert [run.job.model for run in runs] == ["second", "first"]
+        assert not (grid["output"] / "runs.csv").exists()
+        assert [run.fresh for run in tk.sweep(**grid)] == [False, False]
+        assert len(pd.read_csv(grid["output"] / "runs.csv")) == 4
+
+    def test_folders_that_cannot_be_made_or_hold_no_runs(self, grid, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(OutputError, match=r"The output .*file/out cannot be written to"):
+            tk.sweep(**{**grid, "output": tmp_path / "file" / "out"})
+        for folder in (tmp_path, tmp_path / "gone"):
+            with pytest.raises(ResultNotFoundError, match=r"holds no runs. Give the output folder"):
+                tk.load_runs(folder)
+
+    def test_a_sweep_that_fails_early_leaves_no_folder(self, grid):
+        with pytest.raises(ExecutorError, match="Unknown executor 'nowhere'. Give dask://HOST"):
+            tk.sweep(**grid, executor="nowhere")
+        with pytest.raises(ExecutorError, match="Options of an executor were given .timeout_min."):
+            tk.sweep(**grid, executor_options={"timeout_min": 3})
+        assert not grid["output"].exists()
+
+
+class TestFailures:
+    def test_a_job_that_fails_costs_itself(self, grid):
+        runs = tk.sweep(**{**grid, "methods": [{"name": "exhaustive", "max_sets": 3}, "top-k"]})
+        assert [run.job.method for run in runs] == ["top-k", "top-k"]
+        assert [failure.job.method for failure in runs.failures] == ["exhaustive"] * 2
+        assert "2 failed" in repr(runs)
+
+    def test_budgets_beyond_a_model_are_said(self, grid):
+        with pytest.raises(NoRunError, match="A budget of 99 means 99 of 12 components"):
+            tk.sweep(**{**grid, "budgets": [99]})
+
+    def test_a_full_memory_costs_the_job_and_not_the_sweep(self, grid, monkeypatch):
+        run = tk.Tracer.run
+
+        def full(self, method, **options):
+            if method == "random":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            return run(self, method, **options)
+
+        monkeypatch.setattr(tk.Tracer, "run", full)
+        runs = tk.sweep(**grid)
+        assert [run.job.method for run in runs] == ["top-k", "top-k"]
+        reason = "The memory is full: CUDA out of memory. Tried to allocate 2 GiB. Lower max_batch"
+        assert all(failure.reason.startswith(reason) for failure in runs.failures)
+
+    def test_ctrl_c_keeps_what_is_done(self, grid):
+        done = []
+
+        def stop(outcome):
+            done.append(outcome)
+            if len(done) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            tk.sweep(**grid, on_done=stop)
+        assert [run.fresh for run in tk.sweep(**grid)] == [False, False, True, True]
+
+    def test_jobs_are_a_number(self, grid, unchecked):
+        for jobs in (0, -1, "2", True):
+            with pytest.raises(ConfigError, match=r"jobs is .*\. Give the number of runs"):
+                tk.sweep(**grid, jobs=jobs)
+        with pytest.raises(ConfigError, match="The option max_batch_size is 0"):
+            tk.sweep(**grid, max_batch_size=0)
+
+
+def test_one_bar(grid, capsys):
+    tk.sweep(**{**grid, "progress": True})
+    err = capsys.readouterr().err
+    assert "sweep: 100%" in err
+    assert "4/4" in err
+    assert "Loading" not in err
+
+
+def test_a_model_is_loaded_once(grid, monkeypatch):
+    loaded = []
+    load = Worker._load
+
+    def count(self, job):
+        before = self._model
+        model = load(self, job)
+        if self._model is not before:
+            loaded.append(job.model)
+        return model
+
+    monkeypatch.setattr(Worker, "_load", count)
+    jobs = sweeps.Grid(
+        **{name: grid[name] for name in ("models", "datasets", "methods", "budgets")}
+    )
+    environment = sweeps.RunEnvironment(sources=jobs.sources())
+    mixed = jobs.jobs()[::2] + jobs.jobs()[1::2]
+    outcomes = do_all(mixed, environment, grid["output"])
+    assert loaded == ["first", "second"]
+    assert not any(isinstance(outcome, Failure) for outcome in outcomes)
+
+
+class TestCommand:
+    FILE = """
+        models = ["{first}", "two={second}"]
+        datasets = ["{pairs}"]
+        methods = ["top-k", {{ name = "random", draws = 3 }}]
+        budgets = [2]
+        output = "{output}"
+    """
+
+    @pytest.fixture
+    def file(self, lab, tmp_path):
+        text = self.FILE.format(
+            first=lab / "first",
+            second=lab / "second",
+            pairs=lab / "pairs.jsonl",
+            output=tmp_path / "out",
+        )
+        (tmp_path / "sweep.toml").write_text(text)
+        return tmp_path / "sweep.toml"
+
+    def test_a_file_is_a_sweep(self, command, file, tmp_path):  # noqa: F811
+        code, out, err = command("sweep", file, "--quiet")
+        assert code == 0, err
+        assert "ran: first, pairs.jsonl" in out.replace(str(tmp_path.parent), "") or "ran: " in out
+        assert "Ran 4 of 4; the rest were there. Runs are in" in out
+        assert "draws=3" in out
+        code, out, _ = command("sweep", file, "--part", "1/2", "--output", tmp_path / "part")
+        assert code == 0
+        assert "Ran 2 of 2" in out
+        assert "runs.csv" not in out
+        assert not (tmp_path / "part" / "runs.csv").exists()
+        assert len(tk.load_runs(tmp_path / "part")) == 2
+
+    def test_failures_are_said_and_make_the_command_fail(self, command, file):  # noqa: F811
+        text = (
+            file.read_text()
+            .replace("[2]", "[2]\nlimit = 2")
+            .replace('"top-k"', '{ name = "exhaustive", max_sets = 3 }')
+        )
+        file.write_text(text)
+        code, out, _ = command("sweep", file, "--quiet")
+        assert code == 1
+        assert "Failed: first, " in out
+        assert "Ran 2 of 4, 2 failed; the rest were there." in out
+
+    def test_keys_that_no_sweep_has(self, command, file):  # noqa: F811
+        file.write_text(file.read_text().replace("budgets", "budget"))
+        code, _, err = command("sweep", file)
+        assert code == 1
+        assert "Unknown key 'budget'. Did you mean 'budgets'?" in err
+        for key in ("on_done", "progress", "part", "further"):
+            file.write_text(f"{key} = 1")
+            assert f"Unknown key {key!r}" in command("sweep", file)[2]
+
+    def test_reproduce_in_parts_writes_no_report(self, command, tmp_path):  # noqa: F811
+        arguments = ("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias")
+        arguments += ("--methods", "top-k,random", "--limit", 6, "--draws", 3, "--no-held-out")
+        arguments += ("--output", tmp_path, "--quiet")
+        for number in (1, 2):
+            code, out, err = command(*arguments, "--part", f"{number}/2")
+            assert code == 0, err
+            assert "Ran 1 of 1; the rest were cached. Runs are in" in out
+            assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+        code, out, _ = command(*arguments)
+        assert "Ran 0 of 2" in out
+        assert (tmp_path / "table-heads" / "notes.md").exists()
+        assert command(*arguments, "--part", "3")[0] == 1
+
+
+def test_threads_of_one_process_do_not_mix(grid):
+    """Two sweeps in two folders at once."""
+    done = {}
+
+    def run(name):
+        done[name] = tk.sweep(**{**grid, "output": grid["output"] / name})
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = (done[name].to_frame()["effect"].tolist() for name in ("one", "two"))
+    assert first == second
+    assert len(first) == 8

@@ -1,0 +1,137 @@
+"""`tracekit sweep`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tracekit._markup import printable
+from tracekit.cli.app import app
+from tracekit.cli.options import (
+    Device,
+    ExecutorAddress,
+    ExecutorOption,
+    Jobs,
+    Part,
+    Quiet,
+)
+from tracekit.cli.output import check_folder, console, progress_is_shown
+from tracekit.cli.parsing import parse_executor_options
+
+if TYPE_CHECKING:
+    from tracekit.runs import Failure, Run, Runs
+
+_MOST_ROWS = 40
+"""Rows beyond which a table is not printed, only written."""
+_COLUMNS = ("model", "dataset", "kind", "method", "options", "seed", "budget", "selected")
+"""Columns that are printed beside the effects, where they differ."""
+
+
+@app.command()
+def sweep(
+    file: Annotated[
+        Path,
+        typer.Argument(help="A TOML file with models, datasets, methods, budgets and the like."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder; runs in it are not repeated. Default: the file's."
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    part: Part = None,
+    executor: ExecutorAddress = None,
+    executor_option: ExecutorOption = None,
+    device: Device = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Examples per pass; bounds memory, changes no result."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Runs every method on every data set and model of a file, and writes a table of all runs.
+
+    Every finished run is kept, so a command that was stopped goes on where it was. Options that
+    are given here count more than those of the file.
+    """
+    import inspect
+    from dataclasses import fields
+
+    from tracekit import runs
+    from tracekit._toml import read_options
+
+    own = inspect.signature(runs.sweep).parameters
+    keys = {*own, *(field.name for field in fields(runs.Grid))}
+    options = read_options(file, keys - {"further", "on_done", "progress", "part"})
+    given: dict[str, Any] = {
+        "output": output,
+        "jobs": jobs,
+        "part": part,
+        "executor": executor,
+        "device": device,
+        "max_batch_size": max_batch_size,
+    }
+    options |= {name: value for name, value in given.items() if value is not None}
+    if executor_option:
+        typed = parse_executor_options(executor_option)
+        options["executor_options"] = {**options.get("executor_options", {}), **typed}
+    options.setdefault("output", "sweep")
+    for name in ("models", "datasets"):
+        options.setdefault(name, [])
+    folder = Path(options["output"])
+    check_folder(folder)
+    counts = {"ran": 0, "kept": 0, "failed": 0}
+
+    def on_done(outcome: Run | Failure) -> None:
+        if isinstance(outcome, runs.Failure):
+            state = "failed"
+        else:
+            state = "ran" if outcome.fresh else "kept"
+        counts[state] += 1
+        if not progress_is_shown(quiet):
+            job = outcome.job
+            line = printable(f"{state}: {job.model}, {job.dataset}, {job.label}")
+            console.print(line, style="dim", highlight=False)
+
+    swept = runs.sweep(**options, progress=progress_is_shown(quiet), on_done=on_done)
+    _print(swept, folder, counts, has_table=part is None)
+    if swept.failures:
+        raise typer.Exit(1)
+
+
+def _print(swept: Runs, folder: Path, counts: dict[str, int], *, has_table: bool) -> None:
+    """Prints the table of a sweep, and what failed."""
+    from tracekit.runs.worker import reasons
+
+    for reason in reasons(swept.failures):
+        console.print(f"Failed: {reason}", highlight=False)
+    frame = swept.to_frame()
+    if has_table and len(frame) <= _MOST_ROWS:
+        names = [name for name in _COLUMNS if frame[name].nunique(dropna=False) > 1]
+        names += ["effect", "low", "high"]
+        names += ["held_out"] if frame["held_out"].notna().any() else []
+        table = Table()
+        for name in names:
+            table.add_column(name, overflow="fold")
+        for row in frame[names].itertuples(index=False):
+            table.add_row(*map(_cell, row))
+        console.print(table)
+    ran = f"Ran {counts['ran']} of {sum(counts.values())}"
+    ran += f", {counts['failed']} failed" if counts["failed"] else ""
+    written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
+    console.print(
+        f"{ran}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _cell(value: Any) -> str:
+    """Four significant digits of a number, `-` for a missing value, else the text."""
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,71 @@
+"""Devices: each worker of a machine takes one of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+_held: dict[int, tuple[int, FileLock]] = {}
+"""The number of each thread that is a worker, and its lock, held until the process ends."""
+
+
+def own_device(device: str | None, loading: Mapping[str, Any]) -> str | None:
+    """A device for this thread that no other worker of this machine has, if there are enough.
+
+    The workers are those of all sweeps of the same user. With more workers than devices, devices
+    are shared evenly.
+
+    Args:
+        device: As in `load_model`. One with a number, e.g. `cuda:1`, is kept.
+        loading: Further options of `load_model`; those that spread a model over devices leave
+            every device to it.
+
+    Returns:
+        E.g. `cuda:1`; what was given where there is nothing to choose.
+    """
+    if device not in (None, "cuda") or {"device_map", "n_devices"} & set(loading):
+        return device
+    n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if n_devices < 2:
+        return device
+    return f"cuda:{_own_number() % n_devices}"
+
+
+def _own_number() -> int:
+    """The smallest number that no other worker of this user and machine holds."""
+    from filelock import FileLock, Timeout
+
+    thread = get_ident()
+    if thread in _held:
+        return _held[thread][0]
+    folder = Path(tempfile.gettempdir()) / f"tracekit-workers-{_user()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    number = 0
+    while True:
+        # The system lets go of it when the process ends, however that ends.
+        lock = FileLock(folder / f"{number}.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            number += 1
+            continue
+        except (NotImplementedError, OSError):
+            # Without locks, all workers take the first device.
+            return 0
+        _held[thread] = number, lock
+        return number
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0

@@ -1,0 +1,241 @@
+"""Dispatch: which job goes to which worker, and when. No job is run twice."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tracekit.errors import VersionsDifferError
+from tracekit.files import marker, remove_abandoned, remove_abandoned_locks
+from tracekit.runs.executors import Workers, workers_of
+from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.store import Run, decisive_versions
+from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, try_job, work
+
+_POLL_SECONDS = 1.0
+"""How often new workers are looked for."""
+
+
+def do_all(
+    jobs: Iterable[Job],
+    environment: RunEnvironment,
+    root: Path,
+    *,
+    processes: int | None = None,
+    executor: Any = None,
+    executor_options: Mapping[str, Any] | None = None,
+    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
+) -> list[Run | Failure]:
+    """Runs jobs, each once, those of a model together.
+
+    A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept. Two
+    calls on one store share its runs: each is done by one of them, and the other waits for it.
+
+    Args:
+        jobs: In any order; equal jobs count once.
+        environment: Where models and data are.
+        root: Folder of the store; all workers must share it.
+        processes: Number of parallel workers, each with a model of its own. None: 1, or as many
+            as the executor has.
+        executor: Where the workers are; as in `workers_of`. None: on this machine.
+        executor_options: As `options` of `workers_of`.
+        on_done: Called with the run or failure of each job.
+
+    Returns:
+        The run or failure of each different job, grouped by model.
+
+    Raises:
+        WorkerLostError: A process was killed, and the executor with it.
+        ExecutorError, ExecutorUnreachableError, MissingExtraError: As `workers_of`; or the
+            executor is gone.
+        FolderNotSharedError: A worker does not see the folder of the store.
+        VersionsDifferError: A worker has other versions than this process.
+    """
+    unique = list({job.identity: job for job in jobs}.values())
+    models = list(dict.fromkeys(job.model for job in unique))
+    unique.sort(key=lambda job: models.index(job.model))
+    root.mkdir(parents=True, exist_ok=True)
+    _tidy(root)
+    options = executor_options or {}
+    if executor is not None or (processes or 1) > 1 or options:
+        return _in_workers(unique, environment, root, (executor, processes, options), on_done)
+    worker = Worker(environment, root)
+    outcomes = []
+    missing: dict[str, str] = {}
+    for job in unique:
+        outcome = try_job(worker, job, missing)
+        on_done(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _tidy(root: Path) -> None:
+    """Removes what killed processes left in a store; their unfinished runs never count."""
+    remove_abandoned(root)
+    remove_abandoned_locks(root)
+
+
+def _in_workers(
+    jobs: Sequence[Job],
+    environment: RunEnvironment,
+    root: Path,
+    where: tuple[Any, int | None, Mapping[str, Any]],
+    on_done: Callable[[Run | Failure], None],
+) -> list[Run | Failure]:
+    root = Path(os.path.abspath(root))
+    environment = replace(environment, working_dir=Path.cwd())
+    workers = workers_of(*where, root.parent / "submitit")
+    try:
+        with marker(root) as mark:
+            try:
+                return _Dispatch(jobs, environment, mark, workers, on_done).run()
+            finally:
+                workers.release(mark.name)
+    finally:
+        workers.close()
+        # Workers may have been ended while they wrote.
+        _tidy(root)
+
+
+class _Dispatch:
+    """Sends jobs to workers so that a worker rarely changes its model.
+
+    As many tasks are under way as there are workers, so the next one goes to the worker that has
+    just ended one. It is given a job of the same model while there are any.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        environment: RunEnvironment,
+        mark: Path,
+        workers: Workers,
+        on_done: Callable[[Run | Failure], None],
+    ) -> None:
+        self._jobs, self._workers, self._on_done = jobs, workers, on_done
+        self._environment, self._mark = environment, mark
+        self._waiting: dict[str, list[int]] = {}
+        """Numbers of the jobs that no worker has, by model."""
+        for number, job in enumerate(jobs):
+            self._waiting.setdefault(job.model, []).append(number)
+        self._alone: list[int] = []
+        """Jobs whose worker was lost, to be done each for itself."""
+        self._running: dict[Future[WorkerReport], list[int]] = {}
+        self._freed: list[str] = []
+        """Models that workers have which wait for a task."""
+        self._outcomes: dict[int, Run | Failure] = {}
+
+    def run(self) -> list[Run | Failure]:
+        """The outcome of each job."""
+        try:
+            while len(self._outcomes) < len(self._jobs):
+                self._fill()
+                wait(self._running, _POLL_SECONDS, FIRST_COMPLETED)
+                # What an executor has cancelled is done, and not yet so for `wait`.
+                for future in [future for future in self._running if future.done()]:
+                    self._take(future)
+        except BaseException:
+            for future in self._running:
+                future.cancel()
+            raise
+        return [self._outcomes[number] for number in range(len(self._jobs))]
+
+    def _fill(self) -> None:
+        """Sends as many tasks as there are free workers."""
+        capacity = self._workers.capacity()
+        tasks: list[list[int]] = []
+        while len(self._running) + len(tasks) < capacity:
+            numbers = self._next(tasks)
+            if not numbers:
+                break
+            tasks.append(numbers)
+        if not tasks:
+            return
+        versions = decisive_versions()
+        packed = [(versions, self._task(numbers, capacity).packed()) for numbers in tasks]
+        try:
+            futures = self._workers.submit(work, packed)
+        except BrokenExecutor as error:
+            raise self._instead(error) from error
+        self._running.update(zip(futures, tasks, strict=True))
+
+    def _next(self, tasks: Sequence[Sequence[int]]) -> list[int]:
+        """The jobs of the next task; none if no job waits. `tasks` are about to be sent."""
+        waiting = {model: numbers for model, numbers in self._waiting.items() if numbers}
+        if not waiting:
+            return [self._alone.pop(0)] if self._alone else []
+        while self._freed:
+            model = self._freed.pop(0)
+            if model in waiting:
+                break
+        else:
+            busy = Counter(self._jobs[n[0]].model for n in (*self._running.values(), *tasks))
+            model = max(waiting, key=lambda name: len(waiting[name]) / (busy[name] + 1))
+        count = self._share(model) if self._workers.whole_groups else 1
+        numbers, self._waiting[model] = waiting[model][:count], waiting[model][count:]
+        return numbers
+
+    def _share(self, model: str) -> int:
+        """Jobs in a task where every task starts a process: all jobs of a model.
+
+        They are divided where more workers were asked for than there are models.
+        """
+        parts = max(1, (self._workers.at_most or 1) // len(self._waiting))
+        return -(-sum(job.model == model for job in self._jobs) // parts)
+
+    def _task(self, numbers: Sequence[int], workers: int) -> Task:
+        return Task(
+            jobs=tuple(self._jobs[number] for number in numbers),
+            environment=self._environment,
+            root=self._mark.parent,
+            token=self._mark.name,
+            workers=min(workers, len(self._jobs)),
+        )
+
+    def _take(self, future: Future[WorkerReport]) -> None:
+        """Takes the answer of a worker."""
+        numbers = self._running.pop(future)
+        try:
+            report = future.result()
+        except Exception as error:
+            if self._workers.is_lost(error):
+                self._lose(numbers, error)
+                return
+            raise self._instead(error) from error
+        if report.refused is not None:
+            raise report.refused
+        self._freed.append(self._jobs[numbers[0]].model)
+        for number, outcome in zip(numbers, report.outcomes, strict=True):
+            self._done(number, outcome)
+
+    def _lose(self, numbers: Sequence[int], error: BaseException) -> None:
+        """A worker was lost with its task: its jobs are done each for itself, once."""
+        if len(numbers) > 1:
+            # Those that are finished are read from the store.
+            self._alone += numbers
+            return
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = f"Its worker was lost: {lines[-1]}"
+        self._done(numbers[0], Failure(self._jobs[numbers[0]], reason))
+
+    def _done(self, number: int, outcome: Run | Failure) -> None:
+        self._outcomes[number] = outcome
+        self._on_done(outcome)
+
+    def _instead(self, error: BaseException) -> BaseException:
+        cause: BaseException | None = error
+        while cause is not None:
+            is_import = isinstance(cause, (ModuleNotFoundError, AttributeError))
+            if is_import and "tracekit" in str(cause):
+                version = decisive_versions()["tracekit"]
+                return VersionsDifferError(
+                    f"A worker cannot load tracekit ({cause}), this process has {version}. Install "
+                    "the same version in both, so that runs are of one kind."
+                )
+            cause = cause.__cause__
+        return self._workers.reason(error) or error

@@ -1,0 +1,438 @@
+"""Executors: where tasks run. This machine's processes, Dask, Slurm, or any other executor.
+
+`workers_of` makes `Workers` of whatever was given; `dispatch` sends tasks to them.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from contextlib import suppress
+from pathlib import Path
+from threading import RLock, Thread
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from tracekit._options import shortened
+from tracekit.errors import (
+    ExecutorError,
+    ExecutorUnreachableError,
+    MissingExtraError,
+    WorkerLostError,
+)
+from tracekit.processes import WorkerProcesses
+from tracekit.runs.worker import WorkerReport, forget
+
+_DASK, _SUBMITIT = "dask://", "submitit://"
+_CLUSTERS = ("slurm", "local", "debug")
+_KINDS = (
+    f"{_DASK}HOST:PORT, {_SUBMITIT}slurm, {_SUBMITIT}local, or in Python a "
+    "concurrent.futures.Executor, a Dask client or a submitit executor"
+)
+_CONNECT_SECONDS = 10
+"""How long a scheduler may take to answer."""
+_WORKER_SECONDS = 60
+"""How long a scheduler may be without any worker."""
+_POLL_SECONDS = 0.5
+_NO_LIMIT = 10_000
+_MINUTES = 24 * 60
+"""Time limit of a submitted job where none was given; submitit's own is five minutes."""
+
+
+class Workers(ABC):
+    """Where tasks run, and how many at a time."""
+
+    whole_groups = False
+    """Whether every task starts a process, so that a task had better hold many jobs."""
+    at_most: int | None = None
+    """Tasks at a time that were asked for, if any were."""
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many tasks can run at a time, now; at least 1.
+
+        Raises:
+            ExecutorUnreachableError: There has been no worker for too long.
+        """
+
+    @abstractmethod
+    def submit(
+        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
+    ) -> list[Future[WorkerReport]]:
+        """Calls a function once for each of several tuples of arguments."""
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether an error says that the worker of one task was lost, and not the others."""
+        return False
+
+    def reason(self, error: BaseException) -> Exception | None:
+        """What to raise instead of an error that ends everything; None: the error itself."""
+        if isinstance(error, BrokenExecutor):
+            return WorkerLostError(
+                "A worker process was killed; often the memory was full. What is finished is "
+                "kept. Run it again, with fewer processes or a smaller max_batch_size."
+            )
+        if isinstance(error, CancelledError):
+            return ExecutorUnreachableError(
+                "The executor gave up a task that was not cancelled here. What is finished is "
+                "kept. Run it again with an executor that works."
+            )
+        return None
+
+    def release(self, token: str) -> None:
+        """Makes workers that live on let go of the models of a sweep."""
+        forget(token)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends what was started for the jobs; an executor that was given stays open."""
+
+
+class LocalProcesses(Workers):
+    """Processes of this machine, which end with this one."""
+
+    def __init__(self, processes: int) -> None:
+        """Starts no process yet.
+
+        Args:
+            processes: Their number; they share the threads of this process.
+        """
+        threads = max(1, torch.get_num_threads() // processes)
+        self._processes = processes
+        self._pool = WorkerProcesses(processes, start=_start, arguments=(threads,))
+
+    def capacity(self) -> int:
+        """The number of processes."""
+        return self._processes
+
+    def submit(
+        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
+    ) -> list[Future[WorkerReport]]:
+        """Starts processes if need be."""
+        return [self._pool.submit(function, *task) for task in tasks]
+
+    def close(self) -> None:
+        """Ends the processes at once."""
+        self._pool.shutdown()
+
+
+def _start(threads: int) -> None:
+    torch.set_num_threads(threads)
+    # Of its own, and not one between processes, which a worker that is ended would leave behind.
+    tqdm.set_lock(RLock())
+
+
+class GivenExecutor(Workers):
+    """Any executor of `concurrent.futures`, e.g. a pool of processes."""
+
+    def __init__(self, executor: Executor, at_most: int | None) -> None:
+        """Takes an executor, which stays open.
+
+        Args:
+            executor: The executor.
+            at_most: Tasks at a time. None: as many as it says that it has workers, else 1.
+        """
+        workers = getattr(executor, "_max_workers", None)
+        self._capacity = at_most or (workers if isinstance(workers, int) else 1)
+        self._executor, self.at_most = executor, at_most
+
+    def capacity(self) -> int:
+        """The number of tasks at a time."""
+        return self._capacity
+
+    def submit(
+        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
+    ) -> list[Future[WorkerReport]]:
+        """Hands the tasks on, one by one."""
+        try:
+            return [self._executor.submit(function, *task) for task in tasks]
+        except BrokenExecutor:
+            raise
+        except RuntimeError as error:
+            raise ExecutorUnreachableError(
+                f"The executor takes no task: {error}. Give one that is not shut down."
+            ) from error
+
+    def close(self) -> None:
+        """Leaves the executor open."""
+
+
+class DaskWorkers(Workers):
+    """The workers of a Dask scheduler; those that come later are used too."""
+
+    def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
+        """Takes a client.
+
+        Args:
+            client: A `distributed.Client`.
+            at_most: Tasks at a time. None: as many as there are workers.
+            owned: Whether the client is closed in the end.
+        """
+        self._client, self.at_most, self._owned = client, at_most, owned
+        self._executor = client.get_executor(pure=False)
+        self._seen = time.monotonic()
+
+    @classmethod
+    def connect(cls, address: str, at_most: int | None) -> DaskWorkers:
+        """Connects to a scheduler.
+
+        Args:
+            address: `HOST:PORT`.
+            at_most: As in the constructor.
+
+        Raises:
+            MissingExtraError: Dask is not installed.
+            ExecutorUnreachableError: No scheduler answers there.
+        """
+        try:
+            from distributed import Client
+        except ModuleNotFoundError as error:
+            raise _missing("dask", error) from error
+        try:
+            client = Client(f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ExecutorUnreachableError(
+                f"No Dask scheduler answers at {address}. Start one by `dask scheduler`, and give "
+                "the address that it prints, as dask://HOST:PORT."
+            ) from error
+        return cls(client, at_most, owned=True)
+
+    def capacity(self) -> int:
+        """The number of workers there are now, each for one task at a time."""
+        while True:
+            if self._client.status != "running":
+                raise _gone()
+            count = self._count()
+            now = time.monotonic()
+            if count:
+                self._seen = now
+                return min(count, self.at_most or count)
+            if now > self._seen + _WORKER_SECONDS:
+                raise ExecutorUnreachableError(
+                    f"The Dask scheduler has had no worker for {_WORKER_SECONDS} seconds. What is "
+                    "finished is kept. Start workers by `dask worker`, and run it again."
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _count(self) -> int:
+        try:
+            return len(self._client.nthreads())
+        except (OSError, TimeoutError) as error:
+            raise _gone() from error
+
+    def submit(
+        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
+    ) -> list[Future[WorkerReport]]:
+        """Hands the tasks to the scheduler, which does those of a killed worker elsewhere."""
+        return [self._executor.submit(function, *task) for task in tasks]
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether the scheduler gave a task up whose workers died, several in turn."""
+        from distributed import KilledWorker
+
+        return isinstance(error, KilledWorker)
+
+    def reason(self, error: BaseException) -> Exception | None:
+        """A task that nobody cancelled is lost with its scheduler."""
+        return _gone() if isinstance(error, CancelledError) else super().reason(error)
+
+    def release(self, token: str) -> None:
+        """Runs `forget` in every worker."""
+        with suppress(Exception):
+            self._client.run(forget, token)
+
+    def close(self) -> None:
+        """Closes a client of our own."""
+        if self._owned:
+            # A scheduler that is gone is not waited for.
+            with suppress(Exception):
+                self._client.close(timeout=2)
+
+
+def _gone() -> ExecutorUnreachableError:
+    return ExecutorUnreachableError(
+        "The Dask scheduler is gone. What is finished is kept. Start a scheduler and workers, and "
+        "run it again."
+    )
+
+
+class SubmittedTask:
+    """A task as submitit takes it: a job that is requeued begins it again.
+
+    Runs that are finished are read from the store then.
+    """
+
+    def __init__(self, function: Callable[..., WorkerReport], task: tuple[Any, ...]) -> None:
+        """Takes the function and its arguments."""
+        self._function, self._task = function, task
+
+    def __call__(self) -> WorkerReport:
+        """Calls the function."""
+        return self._function(*self._task)
+
+    def checkpoint(self) -> Any:
+        """What submitit submits after a time limit or a preemption: the same again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class SubmititWorkers(Workers):
+    """Jobs of Slurm, or processes that submitit starts on this machine."""
+
+    whole_groups = True
+
+    def __init__(self, executor: Any, at_most: int | None) -> None:
+        """Takes an executor.
+
+        Args:
+            executor: A `submitit.AutoExecutor` or one of its kind.
+            at_most: Jobs of the cluster at a time. None: one for each model.
+        """
+        self._executor, self.at_most = executor, at_most
+        self._submitted: dict[Future[WorkerReport], Any] = {}
+        self._open = True
+        self._poller = Thread(target=self._poll, daemon=True)
+        self._poller.start()
+
+    @classmethod
+    def make(
+        cls, cluster: str, folder: Path, options: Mapping[str, Any], at_most: int | None
+    ) -> SubmititWorkers:
+        """Makes an executor.
+
+        Args:
+            cluster: `slurm`, `local` or `debug`.
+            folder: For submitit's scripts and logs; shared with the workers.
+            options: Parameters of the executor, e.g. `timeout_min` or `slurm_partition`.
+            at_most: As in the constructor.
+
+        Raises:
+            MissingExtraError: submitit is not installed.
+            ExecutorError: No such cluster, or options that submitit does not take.
+            ExecutorUnreachableError: There is no such cluster here.
+        """
+        try:
+            import submitit
+        except ModuleNotFoundError as error:
+            raise _missing("submitit", error) from error
+        if cluster not in _CLUSTERS:
+            raise ExecutorError(
+                f"Unknown cluster {cluster!r} of submitit. Use one of {', '.join(_CLUSTERS)}."
+            )
+        try:
+            executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        except RuntimeError as error:
+            raise ExecutorUnreachableError(
+                f"submitit finds no {cluster} here: {error}. Run it where jobs can be submitted."
+            ) from error
+        try:
+            executor.update_parameters(**{"timeout_min": _MINUTES, "name": "tracekit", **options})
+        except (NameError, AssertionError, ValueError, TypeError) as error:
+            raise ExecutorError(
+                f"submitit does not take the options {shortened(dict(options))}: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+        return cls(executor, at_most)
+
+    def capacity(self) -> int:
+        """The number of jobs of the cluster at a time; the cluster's own limit where none is."""
+        return self.at_most or _NO_LIMIT
+
+    def submit(
+        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
+    ) -> list[Future[WorkerReport]]:
+        """Submits the tasks, several as one array."""
+        calls = [SubmittedTask(function, task) for task in tasks]
+        try:
+            jobs = (
+                [self._executor.submit(calls[0])]
+                if len(calls) == 1
+                else self._executor.submit_array(calls)
+            )
+        except Exception as error:
+            raise ExecutorUnreachableError(
+                f"submitit cannot submit a job: {error} Run it where jobs can be submitted."
+            ) from error
+        futures: list[Future[WorkerReport]] = [Future() for _ in jobs]
+        self._submitted.update(zip(futures, jobs, strict=True))
+        return futures
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether a job ended without an answer, or with a traceback."""
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        return isinstance(error, (FailedJobError, UncompletedJobError))
+
+    def close(self) -> None:
+        """Cancels the jobs that are not done."""
+        self._open = False
+        for job in self._submitted.values():
+            with suppress(Exception):
+                job.cancel(check=False)
+
+    def _poll(self) -> None:
+        """Asks the cluster which jobs are done, and hands their answers on."""
+        while self._open:
+            for future, job in list(self._submitted.items()):
+                if not job.done():
+                    continue
+                del self._submitted[future]
+                try:
+                    future.set_result(job.result())
+                except Exception as error:
+                    future.set_exception(error)
+            time.sleep(_POLL_SECONDS)
+
+
+def _missing(extra: str, error: ModuleNotFoundError) -> MissingExtraError:
+    return MissingExtraError(
+        f"This executor needs {error.name}, which is not installed. "
+        f"Run pip install 'tracekit[{extra}]'."
+    )
+
+
+def workers_of(
+    executor: Any, jobs: int | None, options: Mapping[str, Any], folder: Path
+) -> Workers:
+    """The workers of an executor, which are to be closed in the end.
+
+    Args:
+        executor: None: processes of this machine. Else an address (`dask://HOST:PORT`,
+            `submitit://slurm`), an executor of `concurrent.futures`, a Dask client, or a submitit
+            executor.
+        jobs: Number of processes, or of tasks at a time. None: what the executor has.
+        options: Parameters of a submitit executor that an address stands for.
+        folder: Shared folder for files of the executor.
+
+    Raises:
+        ExecutorError: It is none of these, or there are options that it does not take.
+        ExecutorUnreachableError: It cannot be reached.
+        MissingExtraError: Its package is not installed.
+    """
+    home = type(executor).__module__.partition(".")[0]
+    if options and not (isinstance(executor, str) and executor.startswith(_SUBMITIT)):
+        raise ExecutorError(
+            f"Options of an executor were given ({', '.join(options)}), and it takes none here. "
+            f"They are for {_SUBMITIT}slurm."
+        )
+    if executor is None:
+        return LocalProcesses(jobs or 1)
+    if isinstance(executor, str) and executor.startswith(_DASK):
+        return DaskWorkers.connect(executor.removeprefix(_DASK).rstrip("/"), jobs)
+    if isinstance(executor, str) and executor.startswith(_SUBMITIT):
+        cluster = executor.removeprefix(_SUBMITIT).rstrip("/")
+        return SubmititWorkers.make(cluster, folder, options, jobs)
+    if home == "distributed":
+        # The executor of a client has no public way back to it.
+        client = getattr(executor, "_client", executor)
+        return DaskWorkers(client, jobs, owned=False)
+    if home == "submitit":
+        return SubmititWorkers(executor, jobs)
+    if isinstance(executor, Executor):
+        return GivenExecutor(executor, jobs)
+    raise ExecutorError(f"Unknown executor {shortened(executor)}. Give {_KINDS}.")

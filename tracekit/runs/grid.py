@@ -1,0 +1,312 @@
+"""The grid of a sweep: models x data sets x kinds x metrics x seeds x methods, as jobs.
+
+What a user gives is checked here, before any model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from tracekit._options import check_seed, convert, is_whole, shortened
+from tracekit.data.registry import describe
+from tracekit.engine.objectives import ObjectiveName
+from tracekit.engine.sources import SourceName
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    HubUnreachableError,
+    UnknownMethodError,
+    UnknownModelError,
+    UnknownOptionError,
+)
+from tracekit.kinds import kind_of
+from tracekit.metrics import ContinuationMean, Direction
+from tracekit.metrics import resolve as resolve_metric
+from tracekit.models.loading import DEMO, locate
+from tracekit.runs.jobs import Job, ModelSource
+from tracekit.search import METHODS, make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What a sweep runs: every combination of the lists. Budgets share a run."""
+
+    models: Sequence[Any]
+    """Each `demo`, a directory, a hub name, or `NAME=` one of these, to name it in tables."""
+    datasets: Sequence[Any]
+    """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options of the data
+    set."""
+    methods: Sequence[Any] = ("pgb-ct",)
+    """Each a name, a mapping of `name` and options, or a search such as `tk.PGBCT(epochs=8)`."""
+    budgets: Sequence[Any] = (0.1,)
+    """Counts (int) or shares (float). Empty: the methods decide their own sizes."""
+    components: Sequence[str] = ()
+    """Kinds of component, each one or several joined by `+`. Empty: what each data set is usually
+    traced with."""
+    metrics: Sequence[str] = ()
+    """Empty: what each data set is usually traced with."""
+    seeds: Sequence[int] = (0,)
+    """Of the searches, of held-out examples, and of noise."""
+    limit: int | None = None
+    """Only the first so many examples of each data set."""
+    held_out: float | None = None
+    """Share of the examples that no method sees, on which every set is measured too."""
+    positions: Any = None
+    """`prompt`, `last`, `all` or a list of prompt positions. None: what is usual."""
+    layers: Sequence[int] = ()
+    """Empty: all."""
+    by: Literal["span", "position"] | None = None
+    """As in `Tracer`."""
+    windows: int = 1
+    """As in `Tracer`."""
+    source: SourceName = "counterfactual"
+    """As in `Tracer`."""
+    direction: Direction = "noising"
+    """As in `Tracer`."""
+    continuation_mean: ContinuationMean = "geometric"
+    """As in `Tracer`."""
+    also: Sequence[str] = ()
+    """Further metrics by which every set is measured."""
+    objective: ObjectiveName = "mean"
+    """What is maximised over the examples, as in `Tracer.run`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """As in `load_model`."""
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the data sets that have them."""
+
+    def __post_init__(self) -> None:
+        """Checks every entry.
+
+        Raises:
+            UnknownMethodError, UnknownDatasetError, UnknownKindError, UnknownMetricError: A name.
+            UnknownOptionError: An option of a method or a data set.
+            BudgetError: A budget.
+            ConfigError: Anything else: an empty list, a value of another type, two models of one
+                name.
+        """
+        hints = get_type_hints(type(self))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if hints[each.name] is not Any:
+                object.__setattr__(self, each.name, _converted(each.name, value, hints[each.name]))
+        for name in ("models", "datasets", "methods", "seeds"):
+            if not getattr(self, name):
+                raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
+        self.sources()
+        for budget in self.budgets:
+            _check_budget(budget)
+        for seed in self.seeds:
+            check_seed(seed)
+        for kinds in self.components:
+            for name in kinds.split("+"):
+                kind_of(name)
+        for metric in (*self.metrics, *self.also):
+            resolve_metric(metric)
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"The limit is {self.limit}. Give the number of examples, 1 or more.")
+        if self.held_out is not None and not 0 < self.held_out < 1:
+            raise ConfigError(
+                f"held_out is {self.held_out}. Give a share of the examples between 0 and 1."
+            )
+        for method in self.methods:
+            _method(method)
+        options = [set(describe(_dataset(entry)[0]).options) for entry in self.datasets]
+        for option in self.data_options:
+            if not any(option in allowed for allowed in options):
+                raise UnknownOptionError(option, set().union(*options))
+
+    def sources(self) -> dict[str, ModelSource]:
+        """The models by their names in tables.
+
+        Raises:
+            ConfigError: Two have the same name, or one is no text.
+        """
+        by_title: dict[str, ModelSource] = {}
+        for entry in self.models:
+            if not isinstance(entry, (str, Path)) or not str(entry).strip():
+                raise ConfigError(
+                    f"The model {shortened(entry)} is no name. Workers load models themselves: "
+                    "give a directory, a hub name, or NAME=DIRECTORY."
+                )
+            model = ModelSource.parse(str(entry))
+            namesake = by_title.setdefault(model.title, model)
+            if namesake.source != model.source:
+                raise ConfigError(
+                    f"{namesake.source} and {model.source} would both be called {model.title}. "
+                    "Give them names: NAME=DIRECTORY."
+                )
+        return by_title
+
+    def check_models(self) -> None:
+        """Refuses models that are not there, as this machine sees it.
+
+        A hub name is let pass where the hub cannot be reached: the workers may have the model.
+
+        Raises:
+            UnknownModelError: No such directory, or the hub has no such model.
+        """
+        for model in self.sources().values():
+            guess = _guess(model.source)
+            try:
+                locate(model.source)
+            except HubUnreachableError as error:
+                if guess:
+                    raise UnknownModelError(f"{error} {guess}") from error
+            except UnknownModelError as error:
+                raise UnknownModelError(f"{error} {guess}".rstrip()) from error
+
+    def jobs(self) -> list[Job]:
+        """All jobs, those of a model together."""
+        jobs = [
+            self._job(model, dataset, components, metric, seed, method)
+            for model in self.sources()
+            for dataset in self.datasets
+            for components in self.components or (None,)
+            for metric in self.metrics or (None,)
+            for seed in self.seeds
+            for method in self.methods
+        ]
+        return list({job.identity: job for job in jobs}.values())
+
+    def _job(
+        self,
+        model: str,
+        dataset: Any,
+        components: str | None,
+        metric: str | None,
+        seed: int,
+        method: Any,
+    ) -> Job:
+        dataset_name, data_options = _dataset(dataset)
+        usual = describe(dataset_name)
+        shared = {n: value for n, value in self.data_options.items() if n in usual.options}
+        positions = self.positions or ("prompt" if self.by else usual.positions)
+        method_name, options = _method(method)
+        return Job(
+            model=model,
+            dtype=self.dtype,
+            dataset=dataset_name,
+            data_options={**shared, **data_options},
+            components=components or usual.components,
+            metric=metric or usual.metric,
+            positions=positions if isinstance(positions, str) else tuple(positions),
+            layers=tuple(self.layers),
+            by=self.by,
+            windows=self.windows,
+            source=self.source,
+            direction=self.direction,
+            continuation_mean=self.continuation_mean,
+            also=tuple(self.also),
+            method=method_name,
+            options=options,
+            objective=self.objective,
+            budgets=tuple(sorted(self.budgets, key=lambda b: (isinstance(b, float), b))),
+            limit=self.limit,
+            held_out=self.held_out,
+            seed=seed,
+        )
+
+
+def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
+    """Every so many-th job, for one of several processes that share a store.
+
+    Args:
+        jobs: All jobs, in an order that is the same in every process.
+        part: `3/16`: the third job, the nineteenth and so on. None: all jobs.
+
+    Raises:
+        ConfigError: It is not of that form.
+    """
+    if part is None:
+        return list(jobs)
+    number, slash, count = part.partition("/")
+    is_form = bool(slash) and number.isdecimal() and count.isdecimal()
+    if not is_form or not 1 <= int(number) <= int(count):
+        raise ConfigError(
+            f"The part {part!r} is not of the form NUMBER/COUNT. Give one such as 3/16: a whole "
+            "number from 1 to the count."
+        )
+    return list(jobs[int(number) - 1 :: int(count)])
+
+
+def _converted(name: str, value: Any, hint: Any) -> Any:
+    """A value as the type of its field; lists of texts are no texts."""
+    is_list = str(hint).startswith("collections.abc.Sequence")
+    if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
+        raise ConfigError(
+            f"The option {name} is {shortened(value)}. Give a list, even of one entry."
+        )
+    return convert(name, value, hint)
+
+
+def _check_budget(budget: Any) -> None:
+    """Refuses what is no budget of any model."""
+    is_share = isinstance(budget, float) and isfinite(budget) and 0 < budget <= 1
+    if not is_share and not (is_whole(budget) and budget >= 1):
+        raise BudgetError(
+            f"A budget of {shortened(budget)} is no number of components. Give a count such as 6, "
+            "or a share (float) that is above 0 and at most 1."
+        )
+
+
+def _method(entry: Any) -> tuple[str, dict[str, Any]]:
+    """Name and options of a method, checked."""
+    if is_dataclass(entry) and not isinstance(entry, type):
+        name = getattr(entry, "name", "")
+        if METHODS.get(name) is not type(entry):
+            hint = "Workers know only the methods of tracekit."
+            raise UnknownMethodError(name, METHODS, hint)
+        usual = type(entry)()
+        values = {each.name: getattr(entry, each.name) for each in fields(entry)}
+        options = {n: value for n, value in values.items() if value != getattr(usual, n)}
+        return name, _plain(options)
+    name, options = _name_and_options("method", entry)
+    make(name, options)
+    return name, options
+
+
+def _dataset(entry: Any) -> tuple[str, dict[str, Any]]:
+    """Name and options of a data set, checked."""
+    name, options = _name_and_options("data set", entry)
+    allowed = (*describe(name).options, "on_mismatch")
+    for option in options:
+        if option not in allowed:
+            raise UnknownOptionError(option, allowed)
+    return name, options
+
+
+def _name_and_options(noun: str, entry: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+        return entry["name"], _plain({n: v for n, v in entry.items() if n != "name"})
+    raise ConfigError(
+        f"The {noun} {shortened(entry)} has no name. Give a name, or a table with the key name."
+    )
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as values of JSON."""
+    return {
+        name: list(value)
+        if isinstance(value, tuple)
+        else str(value)
+        if isinstance(value, Path)
+        else value
+        for name, value in options.items()
+    }
+
+
+def _guess(source: str) -> str:
+    """A question whether another model was meant; empty if none is close."""
+    path = Path(source).expanduser()
+    names = {DEMO: DEMO}
+    if path.parent.is_dir() and str(path.parent) != ".":
+        names |= {str(each): str(each) for each in path.parent.iterdir() if each.is_dir()}
+    close = get_close_matches(str(path), list(names), n=1, cutoff=0.7)
+    return f"Did you mean {close[0]!r}?" if close and close[0] != source else ""

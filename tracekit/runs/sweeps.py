@@ -1,0 +1,358 @@
+"""Sweeps: a grid of runs in one store, here or on many machines, and the table of all of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import PositiveInt
+from tqdm.auto import tqdm
+
+from tracekit._markup import printable
+from tracekit._options import convert, is_whole
+from tracekit.errors import (
+    ConfigError,
+    FolderInUseError,
+    NoRunError,
+    OutputError,
+    ResultNotFoundError,
+    TracekitError,
+    UnreadableRunWarning,
+)
+from tracekit.files import locked, write_csv
+from tracekit.results.result import TraceResult
+from tracekit.runs.devices import own_device
+from tracekit.runs.dispatch import do_all
+from tracekit.runs.grid import Grid, part_of
+from tracekit.runs.jobs import RunEnvironment
+from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
+from tracekit.runs.worker import Failure
+
+_TABLE = "runs.csv"
+_LOCK = "sweep"
+_LOCK_SECONDS = 30.0
+"""How long a part waits while another part starts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Runs(Sequence[Run]):
+    """Finished runs; `sweep` and `load_runs` give them."""
+
+    runs: tuple[Run, ...]
+    failures: tuple[Failure, ...] = ()
+    """Jobs of the sweep that failed, with the reasons."""
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.runs[item]
+
+    def select(self, **fields: Any) -> Runs:
+        """The runs whose jobs have these values.
+
+        Args:
+            **fields: Fields of `Job`, e.g. `model="gpt2", method="top-k"`.
+
+        Raises:
+            AttributeError: Jobs have no such field.
+        """
+        return Runs(
+            tuple(
+                run
+                for run in self.runs
+                if all(getattr(run.job, name) == value for name, value in fields.items())
+            )
+        )
+
+    @property
+    def results(self) -> list[TraceResult]:
+        """The results of all searches, one for each budget."""
+        return [result for run in self.runs if run.job.work == "trace" for result in run.curve]
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row for each result.
+
+        Columns: what was run (`model`, `dataset`, `kind` of component, `metric`, `positions`,
+        `setting`: what differs from the defaults of a tracer, `method`, `options`, `objective`,
+        `seed`), `budget`, `selected` (number of components), `of` (how many there are), `effect`,
+        `low` and `high` (its 95 % spread), `share` (of the effect of all components), `held_out`
+        with `held_out_low` and `held_out_high` (95 % interval), further metrics, `n_examples`,
+        `passes`, `seconds` (of the run), `device`, `tracekit` (its version), `components`, and
+        `folder`, which `TraceResult.load` reads. Grids of pairs have no row.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([row for run in self.runs for row in _rows(run)])
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        models = ", ".join(dict.fromkeys(run.job.model for run in self.runs))
+        return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.to_frame().drop(columns="folder", errors="ignore").to_html(escape=True)
+
+
+def load_runs(folder: str | Path) -> Runs:
+    """Reads all runs of a sweep or of a reproduction.
+
+    Args:
+        folder: The output folder, or its folder `runs`.
+
+    Returns:
+        The runs, by model, data set, method and seed. A folder in the store that cannot be read is
+        left out with an `UnreadableRunWarning`.
+
+    Raises:
+        ResultNotFoundError: The folder holds no store of runs.
+    """
+    root = Path(folder)
+    root = root / RUN_FOLDERS if (root / RUN_FOLDERS).is_dir() else root
+    runs = []
+    folders = sorted(filter(is_run_folder, root.iterdir())) if root.is_dir() else []
+    for run_folder in folders:
+        try:
+            runs.append(read_run_folder(run_folder))
+        except TracekitError as error:
+            warnings.warn(
+                f"{error} It is left out; the sweep that wrote it does it again.",
+                UnreadableRunWarning,
+                stacklevel=2,
+            )
+    if not folders:
+        raise ResultNotFoundError(
+            f"The folder {folder} holds no runs. Give the output folder of a sweep or of a "
+            "reproduction."
+        )
+    return Runs(tuple(sorted(runs, key=_order)))
+
+
+def sweep(
+    models: Sequence[Any],
+    datasets: Sequence[Any],
+    methods: Sequence[Any] = ("pgb-ct",),
+    budgets: Sequence[int | float] = (0.1,),
+    *,
+    output: str | Path,
+    executor: Any = None,
+    executor_options: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    part: str | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    max_batch_size: int = 64,
+    model_options: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
+    **further: Any,
+) -> Runs:
+    """Runs every method on every data set and model, each combination once.
+
+    ```python
+    runs = tk.sweep(
+        models=["demo", "gpt2"],
+        datasets=["demo-facts", {"name": "demo-bias"}],
+        methods=["top-k", tk.PGBCT(epochs=8)],
+        budgets=[2, 0.1],
+        output="sweep",
+        limit=32,
+    )
+    runs.to_frame()
+    ```
+
+    Every run is kept in `output/runs` as soon as it is finished, and `output/runs.csv` is the
+    table of all of them. A sweep that is started again does what is missing. Runs that cannot be
+    read are moved aside and done again.
+
+    Args:
+        models: As in `Grid`, like the three after it.
+        datasets: Names, files, or mappings of `name` and options.
+        methods: Names, mappings of `name` and options, or searches.
+        budgets: Counts or shares; those of a method share a run.
+        output: The folder; all workers must share it.
+        executor: Where the runs are done. None: on this machine. `dask://HOST:PORT`: by the
+            workers of a Dask scheduler. `submitit://slurm`: as jobs of Slurm. Or any
+            `concurrent.futures.Executor`, a Dask client, or a submitit executor, which stay open.
+        executor_options: Parameters of `submitit.AutoExecutor`, e.g.
+            `{"timeout_min": 240, "gpus_per_node": 1, "slurm_partition": "gpu"}`.
+        jobs: Number of runs at a time. None: one, or as many as the executor has workers; on
+            Slurm one job for each model.
+        part: `3/16`: only every sixteenth run, beginning with the third, and no table. For arrays
+            of jobs; parts may run at the same time in one folder.
+        data_dir: Folder with data files, or with a folder for each data set. None: downloads.
+        device: As in `load_model`. Parallel workers take a CUDA device each, if it has no number.
+        max_batch_size: Examples per pass; changes no result.
+        model_options: Further options of `load_model`, e.g. `{"revision": "main"}`.
+        progress: Whether to show a progress bar.
+        on_done: Called with each run or failure, in this process.
+        **further: The other fields of `Grid`, e.g. `components`, `metrics`, `seeds`, `limit`,
+            `held_out`, `source`.
+
+    Returns:
+        The runs of this sweep, and its failures.
+
+    Raises:
+        UnknownMethodError, UnknownDatasetError, UnknownKindError, UnknownMetricError,
+        UnknownModelError, UnknownOptionError, BudgetError, ConfigError: As in `Grid`, before
+            anything runs.
+        OutputError: The output folder cannot be made.
+        FolderInUseError: Another sweep works in the output folder, or on the same part.
+        NoRunError: All runs failed; the message gives the first reason.
+        ExecutorError, ExecutorUnreachableError, MissingExtraError, WorkerLostError,
+        FolderNotSharedError, VersionsDifferError: About the executor and its workers. What is
+            finished is kept.
+    """
+    if jobs is not None and (not is_whole(jobs) or jobs < 1):
+        raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
+    grid = Grid(models=models, datasets=datasets, methods=methods, budgets=budgets, **further)
+    planned = part_of(grid.jobs(), part)
+    if executor is None:
+        grid.check_models()
+    max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt)
+    device = convert("device", device, str | None)
+    loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
+    executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
+    is_one_of_many = part is not None and executor is None and (jobs or 1) == 1
+    environment = RunEnvironment(
+        sources=grid.sources(),
+        data_dir=None if data_dir is None else Path(data_dir),
+        device=own_device(device, loading) if is_one_of_many else device,
+        max_batch_size=max_batch_size,
+        loading=loading,
+    )
+    folder = Path(output)
+    bar = tqdm(total=len(planned), disable=not progress, unit="run", desc="sweep")
+    with _made(folder), _in_use(folder, part), bar:
+
+        def count(outcome: Run | Failure) -> None:
+            job = outcome.job
+            bar.set_postfix_str(printable(f"{job.model}, {job.dataset}, {job.label}"))
+            bar.update()
+            on_done(outcome)
+
+        outcomes = do_all(
+            planned,
+            environment,
+            folder / RUN_FOLDERS,
+            processes=jobs,
+            executor=executor,
+            executor_options=executor_options,
+            on_done=count,
+        )
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        if failures and len(failures) == len(outcomes):
+            raise NoRunError(f"No run could be done. {failures[0].reason}")
+        if part is None:
+            write_csv(load_runs(folder).to_frame(), folder / _TABLE)
+    runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
+    return Runs(tuple(runs), tuple(failures))
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Makes a folder, and removes it again where the block fails and leaves it empty.
+
+    Raises:
+        OutputError: It cannot be made.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"The output {folder} cannot be written to ({error.strerror or error}). Give a folder "
+            "of yours."
+        ) from error
+    try:
+        yield
+    except BaseException:
+        for path in (folder / RUN_FOLDERS, folder) if is_new else ():
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def _in_use(folder: Path, part: str | None) -> Iterator[None]:
+    """Within the block, no other sweep works in a folder, but other parts may.
+
+    Raises:
+        FolderInUseError: Another one does.
+    """
+    whole = folder / _LOCK
+    with ExitStack() as held:
+        try:
+            if part is None:
+                held.enter_context(locked(whole, wait=False))
+                for path in folder.glob(f".{_LOCK}-part-*.lock"):
+                    with locked(path.with_name(path.stem[1:]), wait=False):
+                        pass
+            else:
+                name = f"{_LOCK}-part-{part.replace('/', '-of-')}"
+                # Another part holds the lock of the whole while it takes its own.
+                with locked(whole, wait=_LOCK_SECONDS):
+                    held.enter_context(locked(folder / name, wait=False))
+        except BlockingIOError as error:
+            raise FolderInUseError(
+                f"The folder {folder} is in use by another sweep{_at_part(part)}. Wait until that "
+                "ends, or give another folder."
+            ) from error
+        yield
+
+
+def _at_part(part: str | None) -> str:
+    return "" if part is None else f", or part {part} of it"
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    job = run.job
+    return job.model, job.dataset, job.components, job.metric, job.method, job.seed, run.folder.name
+
+
+def _rows(run: Run) -> Iterator[dict[str, Any]]:
+    """A row of the table for each budget of a run."""
+    job = run.job
+    if job.work != "trace":
+        return
+    for name, result in zip(run.curve_folders, run.curve, strict=True):
+        low, high = result.held_out_interval or (None, None)
+        yield {
+            "model": job.model,
+            "dataset": job.dataset,
+            "kind": job.components,
+            "metric": job.metric,
+            "positions": str(job.positions),
+            "setting": _named(job.setting),
+            "method": job.method,
+            "options": _named(job.options),
+            "objective": job.objective,
+            "seed": job.seed,
+            "budget": result.budget,
+            "selected": result.n_selected,
+            "of": result.n_components,
+            "effect": result.effect,
+            "low": result.spread[0],
+            "high": result.spread[1],
+            "share": result.share_of_full_effect,
+            "held_out": result.held_out_effect,
+            "held_out_low": low,
+            "held_out_high": high,
+            **result.also,
+            "n_examples": len(result.per_example),
+            "passes": result.cost.forward_equivalents,
+            "seconds": result.seconds,
+            "device": run.info["device"],
+            "tracekit": run.info["versions"]["tracekit"],
+            "components": " ".join(result.labels),
+            "folder": str(run.folder / name),
+        }
+
+
+def _named(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
