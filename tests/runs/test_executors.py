@@ -34,7 +34,7 @@ from tracekit.runs import worker as worker_module
 from tracekit.runs.store import decisive_versions
 from tracekit.runs.worker import Worker, work
 
-SLOW = {"methods": [{"name": "random", "draws": 800}], "budgets": [4]}
+SLOW = {"methods": [{"name": "random", "draws": 400}], "budgets": [4]}
 """Runs that take a second or so."""
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ _WORKER_SECONDS = 60
 """How long a scheduler may be without any worker."""
 _POLL_SECONDS = 0.5
 _NO_LIMIT = 10_000
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)
+"""Two classes until Python 3.11."""
 _MINUTES = 24 * 60
 """Time limit of a submitted job where none was given; submitit's own is five minutes."""
 
@@ -194,7 +197,7 @@ class DaskWorkers(Workers):
             raise _missing("dask", error) from error
         try:
             client = Client(f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False)
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, *_TIMEOUTS, ValueError) as error:
             raise ExecutorUnreachableError(
                 f"No Dask scheduler answers at {address}. Start one by `dask scheduler`, and give "
                 "the address that it prints, as dask://HOST:PORT."
@@ -221,7 +224,7 @@ class DaskWorkers(Workers):
     def _count(self) -> int:
         try:
             return len(self._client.nthreads())
-        except (OSError, TimeoutError) as error:
+        except (OSError, *_TIMEOUTS) as error:
             raise _gone() from error
 
     def submit(
