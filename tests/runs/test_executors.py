@@ -45,7 +45,7 @@ def finished(folder):
     }
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
