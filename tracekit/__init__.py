@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tracekit import runs as runs
     from tracekit import search as search
     from tracekit.anatomy import Explanation as Explanation
+    from tracekit.anatomy import SideEffects as SideEffects
     from tracekit.components import Component as Component
     from tracekit.components import ComponentRegistry as ComponentRegistry
     from tracekit.data import GaussianNoise as GaussianNoise
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
     from tracekit.tracer import Tracer as Tracer
 
 _NAMES = {
-    "anatomy": ("Explanation",),
+    "anatomy": ("Explanation", "SideEffects"),
     "components": ("Component", "ComponentRegistry"),
     "data": ("GaussianNoise", "PromptPair", "PromptPairs", "load_dataset", "load_pairs"),
     "engine": (

@@ -279,8 +279,16 @@ class NoTracerError(TracekitError, RuntimeError):
     """A result that was loaded, or whose tracer is gone, and can measure nothing."""
 
 
+class RunMismatchError(TracekitError, ValueError):
+    """A saved run is to be measured again, on another model or other data than its own."""
+
+
 class NothingKeptError(TracekitError, RuntimeError):
     """No set that a search tried leaves what is to be kept within its bounds."""
+
+
+class SideEffectsError(TracekitError, ValueError):
+    """Other data for side effects that is none, or on which nothing can be compared."""
 
 
 class MissingReadingError(TracekitError, ValueError):

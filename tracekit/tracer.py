@@ -24,7 +24,14 @@ from torch import Tensor
 from tracekit import checks, doubts, masks
 from tracekit._markup import printable
 from tracekit._options import check_seed, renamed_arguments, shortened
-from tracekit.anatomy import Explanation, SetGame, explain_set
+from tracekit.anatomy import (
+    Explanation,
+    SetGame,
+    SideEffects,
+    explain_set,
+    measure_side_effects,
+)
+from tracekit.anatomy.side_effects import TARGET
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
@@ -45,6 +52,7 @@ from tracekit.errors import (
     MissingExtraError,
     NoResultError,
     SearchStoppedWarning,
+    SideEffectsError,
     SpanError,
 )
 from tracekit.kinds import Kind, KindName
@@ -708,6 +716,7 @@ class Tracer:
             look_outside=metric.differentiable if look_outside is None else look_outside,
             seed=seed,
             model=model_name(self.model),
+            source=self.source,
         )
 
     def as_game(self, members: Any) -> SetGame:
@@ -722,6 +731,77 @@ class Tracer:
             members: As in `explain`.
         """
         return SetGame(self.engine, self._members(members))
+
+    def side_effects(
+        self,
+        members: Any,
+        others: Mapping[
+            str, PromptPairs | tuple[PromptPairs, MetricName | str | Metric | MetricFunction]
+        ],
+        *,
+        draws: int = 20,
+        seed: int = 0,
+    ) -> SideEffects:
+        """What a set does to other data and by other metrics, against random sets of its layers.
+
+        ```python
+        side = tracer.side_effects(result, {"neutral": (text, "kl"), "other task": pairs})
+        print(side)
+        side.to_frame(), side.figure()
+        ```
+
+        Each data set is measured with this tracer's components, source and direction.
+
+        Args:
+            members: As in `explain`; one component is enough.
+            others: By name, pairs, which are measured by the tracer's metric, or pairs with a
+                metric.
+            draws: Random sets with as many components of every kind in every layer, the same for
+                all data. `p` cannot be below 1 / (draws + 1).
+            seed: Draws them.
+
+        Raises:
+            SideEffectsError: There are no others, or something else than pairs, or all components
+                together change nothing on them.
+            ConfigError: About the number of draws, or the seed.
+            MissingContinuationError, PairsError, SpanError: The others do not suit the metric, the
+                model or the components.
+            MaskShapeError, MaskRangeError, ComponentError: About the set.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
+        """
+        check_seed(seed)
+        checks.check_unchanged(self.engine)
+        engines = self._engines_of(others)
+        return measure_side_effects(
+            self.engine,
+            engines,
+            self._members(members),
+            draws=draws,
+            seed=seed,
+            model=model_name(self.model),
+            source=self.source,
+        )
+
+    def _engines_of(self, others: Mapping[str, Any]) -> dict[str, Engine]:
+        """Engines that ask this tracer's question of other data, or by other metrics."""
+        if not isinstance(others, Mapping) or not others:
+            raise SideEffectsError(
+                f"The others are {shortened(others)}. Give a mapping from names to pairs, e.g. "
+                "{'neutral': pairs} or {'neutral': (pairs, 'kl')}."
+            )
+        engines = {}
+        for name, given in others.items():
+            pairs, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+            if name == TARGET or not isinstance(name, str) or not isinstance(pairs, PromptPairs):
+                raise SideEffectsError(
+                    f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
+                    f"metric, under a name other than {TARGET!r}."
+                )
+            asked = self.engine.metric if metric is None else self._resolved([metric])[0]
+            engines[name] = Engine(
+                self.model, self._asked_of(pairs), self.registry, asked, self.engine.config
+            )
+        return engines
 
     def from_mib(self, path: str | Path) -> Tensor:
         """Reads importances of a file of the MIB benchmark, one for each component.

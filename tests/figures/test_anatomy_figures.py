@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tracekit import figures
+
 
 @pytest.fixture(scope="module")
 def why(tracer):
@@ -77,3 +79,33 @@ def test_nodes_have_the_area_of_their_values(why):
     assert large == pytest.approx([large[0]] * len(large))
     layers = [component.layer for component in why.components]
     assert list(nodes.y) == [sorted(set(layers)).index(layer) for layer in layers]
+
+
+@pytest.fixture(scope="module")
+def side(tracer):
+    members = [tracer.registry[i] for i in (1, 4, 6)]
+    others = {"<b>": (tracer.pairs, "kl"), "odds": (tracer.pairs, "odds-ratio")}
+    return tracer.side_effects(members, others, draws=5)
+
+
+def test_side_effects_stand_beside_random_sets(side):
+    figure = side.figure()
+    crosses, points = figure.data
+    assert list(points.x) == pytest.approx(side.table["strength"].tolist())
+    ends = side.table["strength_high"] - side.table["strength"]
+    assert list(points.error_x.array) == pytest.approx(ends.tolist())
+    measured = (side.target, *side.others)
+    controls = [x for each in measured for x in each.control_strengths.tolist()]
+    assert list(crosses.x) == pytest.approx(controls)
+    assert [round(y) for y in crosses.y] == [row for row in range(3) for _ in range(5)]
+    assert [round(y) for y in points.y] == [0, 1, 2]
+    low, high = figure.layout.xaxis.range
+    assert low <= 0
+    assert high >= max(*controls, *side.table["strength_high"])
+    notes = [note.text for note in figure.layout.annotations]
+    assert notes[0] == "selectivity"
+    for note, value in zip(notes[1:], side.table["selectivity"][1:], strict=True):
+        assert note.startswith(f"{value:.2f}".replace("-", "\u2212"))
+    # A name is shown letter by letter, and fits when the figure is printed in a column.
+    assert figure.layout.yaxis.ticktext[1] == "&lt;b&gt;<br>kl"
+    assert figures.for_print(figure, width=3.3).layout.margin.r > 60

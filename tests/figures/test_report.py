@@ -190,3 +190,21 @@ def test_the_command_refuses_runs_that_cannot_be_read(command, runs, tmp_path): 
     code_, _, err = command("report", tmp_path / "empty", "-o", page)
     assert (code_, page.exists()) == (1, False)
     assert "holds no result.json. Give a folder that a run was saved to." in err
+
+
+def test_reports_say_why_a_set_acts_together(tracer, runs, tmp_path):
+    result = runs[1]
+    why = tracer.explain(result, look_outside=False)
+    side = tracer.side_effects(result, {"kl": (tracer.pairs, "kl")}, draws=4)
+    text = unescape(body(tk.report([result, why, side], tmp_path / "report.html")))
+    assert f"Why they act together: {', '.join(result.labels)}" in text
+    for line in str(why).splitlines():
+        assert line in text
+    row = why.table.iloc[0]
+    assert f"<td>{row['last']:.4g} ({row['last_low']:.3g} to {row['last_high']:.3g})</td>" in text
+    assert f"<td>{row['verdict']}</td>" in text
+    row = side.table.iloc[1]
+    low, high = row["selectivity_low"], row["selectivity_high"]
+    assert f"<td>{row['selectivity']:.4g} ({low:.3g} to {high:.3g})</td>" in text
+    assert text.count("Plotly.newPlot(") == 2 + 3 + 1
+    assert body(tk.report(why, tmp_path / "alone.html")).count("Plotly.newPlot(") == 3

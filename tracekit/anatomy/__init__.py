@@ -3,10 +3,19 @@
 `set_game.py` is the value of every subset, `shapley.py` shares the effect of a set out among its
 members, `member_pairs.py` says how pairs of members interact in three contexts, `stand_ins.py`
 which members can be left out and which outsiders would replace a member. `explanation.py` puts
-them together: it is what `Tracer.explain` gives.
+them together: it is what `Tracer.explain` gives. `side_effects.py` says what the set does to other
+data: `Tracer.side_effects`.
 """
 
 from tracekit.anatomy.explanation import Explanation, explain_set
 from tracekit.anatomy.set_game import SetGame
+from tracekit.anatomy.side_effects import EffectOn, SideEffects, measure_side_effects
 
-__all__ = ["Explanation", "SetGame", "explain_set"]
+__all__ = [
+    "EffectOn",
+    "Explanation",
+    "SetGame",
+    "SideEffects",
+    "explain_set",
+    "measure_side_effects",
+]

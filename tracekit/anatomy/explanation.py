@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +67,12 @@ class Explanation:
     axis_label: str
     """Axis title for the effect, with its unit."""
     dataset: str
+    dataset_fingerprint: str
+    metric: str
+    source: str
+    """Where the values come from that are put in."""
+    direction: str
+    """`noising` or `denoising`."""
     model: str
     cost: Cost
     """Passes that it took."""
@@ -244,6 +251,26 @@ class Explanation:
     def _interval(self, values: Effects) -> tuple[float, float]:
         return effect_interval(values, weights=self.weights)
 
+    def save(self, folder: str | Path) -> Path:
+        """Writes the explanation to a folder, such as that of its run; returns the folder."""
+        from tracekit.anatomy.explanation_files import write_explanation
+
+        write_explanation(self, Path(folder))
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Explanation:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds no explanation.
+            FormatVersionError: It was written in another format.
+            ResultFormatError: It is damaged, was changed, or its files are of several saves.
+        """
+        from tracekit.anatomy.explanation_files import read_explanation
+
+        return read_explanation(Path(folder))
+
     def waterfall(self) -> go.Figure:
         """What each member brings on average, from the clean run to the effect of the set."""
         from tracekit import figures
@@ -341,6 +368,7 @@ def explain_set(
     look_outside: bool,
     seed: int,
     model: str,
+    source: str = "counterfactual",
 ) -> Explanation:
     """Measures the anatomy of a set; see `Tracer.explain`.
 
@@ -352,6 +380,7 @@ def explain_set(
         look_outside: Whether to look for replacements and backups.
         seed: Draws orders.
         model: What the text calls the model.
+        source: Where the values come from that are put in.
 
     Raises:
         ComponentError: Fewer than two members.
@@ -380,6 +409,10 @@ def explain_set(
         weights=engine.pairs.weights,
         axis_label=engine.metric.axis_label,
         dataset=engine.pairs.name,
+        dataset_fingerprint=engine.pairs.fingerprint,
+        metric=engine.metric.name,
+        source=source,
+        direction=engine.metric.direction,
         model=model,
         cost=engine.cost - before,
     )

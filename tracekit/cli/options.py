@@ -19,6 +19,9 @@ from tracekit.cli.parsing import (
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.components import ComponentRegistry
     from tracekit.engine import Keep
     from tracekit.tracer import Tracer
 
@@ -323,11 +326,11 @@ def build_tracer(
     split: str | None = None,
     skip_mismatched: bool = False,
     limit: int | None = None,
-    components: str | None = None,
+    components: str | ComponentRegistry | None = None,
     metric: str | None = None,
     also: list[str] | None = None,
     layers: str | None = None,
-    positions: str | None = None,
+    positions: str | Sequence[int] | None = None,
     by: str | None = None,
     windows: int = 1,
     source: str = "counterfactual",
@@ -363,13 +366,14 @@ def build_tracer(
     held_out_pairs = None
     if held_out is not None:
         pairs, held_out_pairs = pairs.split(1 - held_out, seed=seed)
+    positions = positions or ("prompt" if by else usual.positions)
     return tk.Tracer(
         loaded,
         pairs,
         components=components or usual.components,
         metric=metric or usual.metric,
         layers=layer_list,
-        positions=parse_positions(positions or ("prompt" if by else usual.positions)),
+        positions=parse_positions(positions) if isinstance(positions, str) else positions,
         by=by,  # type: ignore[arg-type]
         windows=windows,
         source=source,  # type: ignore[arg-type]

@@ -200,8 +200,8 @@ def write_tracer_figures(
     write_figures({"heatmap": tracer.heatmap(result), "curve": tracer.curve(), **extra}, output)
 
 
-def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
-    """Writes figures as HTML, and as PNG if there is a browser."""
+def write_figures(figures_by_name: dict[str, Any], output: Path, *, quiet: bool = False) -> None:
+    """Writes figures as HTML, and as PNG if there is a browser; quietly, it prints nothing."""
     from tracekit import figures
 
     def at_paths(suffix: str) -> dict[str | Path, Any]:
@@ -211,5 +211,8 @@ def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
     try:
         figures.write_all(at_paths(".png"))
     except FigureExportError as error:
-        console.print(f"No PNG figures: {error}", style="dim", highlight=False)
+        if not quiet:
+            console.print(f"No PNG figures: {error}", style="dim", highlight=False)
+    if quiet:
+        return
     console.print(f"Figures and results are in {output}/.", highlight=False)

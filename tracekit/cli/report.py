@@ -27,7 +27,7 @@ def report(
         Path, typer.Option("--output", "-o", help="The HTML file that is written.")
     ] = Path("report.html"),
 ) -> None:
-    """Writes a page on saved runs: setting, figures, sets, examples, and how to repeat them."""
+    """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""
     import tracekit as tk
 
     check_file(output)
@@ -42,6 +42,10 @@ def _read(path: Path) -> list[Any]:
 
     if path.suffix == ".json":
         return [tk.InteractionGrid.load(path)]
+    anatomy = [
+        *(_of_run(tk.Explanation, file.parent) for file in sorted(path.rglob("explanation.json"))),
+        *(_of_run(tk.SideEffects, file.parent) for file in sorted(path.rglob("side_effects.json"))),
+    ]
     fronts = [tk.ParetoFront.load(file.parent) for file in sorted(path.rglob("pareto.json"))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
     runs: list[TraceResult] = []
@@ -49,8 +53,19 @@ def _read(path: Path) -> list[Any]:
         # Those of a front were read with it.
         if not any(folder in file.parents for folder in folders):
             runs.append(tk.TraceResult.load(file.parent))
-    if not fronts and not runs:
+    if not fronts and not runs and not anatomy:
         # The error says what a folder must hold.
         runs.append(tk.TraceResult.load(path))
     runs.sort(key=lambda result: (result.method, result.n_selected))
-    return [*runs, *fronts]
+    return [*runs, *fronts, *anatomy]
+
+
+def _of_run(kind: Any, folder: Path) -> Any:
+    """An explanation or side effects, which must be of the run beside them, if there is one."""
+    import tracekit as tk
+    from tracekit.anatomy.explanation_files import check_of_run
+
+    loaded = kind.load(folder)
+    if (folder / "result.json").exists():
+        check_of_run(loaded, tk.TraceResult.load(folder), folder)
+    return loaded

@@ -18,6 +18,7 @@ from tracekit.figures.heatmap import (
 )
 from tracekit.figures.interactions import interaction_heatmap
 from tracekit.figures.report import report
+from tracekit.figures.side_effects import side_effects
 from tracekit.figures.style import HEIGHT, WIDTH, data_and_model
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "pareto_curve",
     "report",
     "selection_data",
+    "side_effects",
     "similarities",
     "waterfall",
     "write",

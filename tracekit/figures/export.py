@@ -206,7 +206,14 @@ def _right_of_plot(figure: go.Figure) -> float:
     """Pixels that a figure needs on the right of its plot."""
     traces: list[Any] = list(figure.data)
     has_bar = any(trace.type == "heatmap" and trace.showscale is not False for trace in traces)
-    return 98.0 if has_bar else 20.0
+    layout: Any = figure.layout
+    beside = [
+        len(text) * 7.2 + 20.0
+        for note in layout.annotations
+        if (note.x, note.xref, note.xanchor) == (1, "x domain", "left")
+        for text in note.text.split("<br>")
+    ]
+    return max([98.0 if has_bar else 20.0, *beside])
 
 
 def _above_plot(figure: go.Figure) -> float:

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import plotly.graph_objects as go
 
+from tracekit.anatomy import Explanation, SideEffects
+from tracekit.anatomy.tables import member_table, side_effects_table
 from tracekit.components import ComponentRegistry
 from tracekit.data.display import shown_pair
 from tracekit.data.registry import DATASETS
 from tracekit.engine.objectives import ObjectiveName
 from tracekit.errors import ComparisonError, NoResultError
+from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
 from tracekit.figures.curves import curve, pareto_curve
 from tracekit.figures.heatmap import comparison_heatmap, front_heatmap
 from tracekit.figures.interactions import interaction_heatmap
 from tracekit.figures.page import Section, write_page
+from tracekit.figures.side_effects import side_effects
 from tracekit.kinds import KINDS
 from tracekit.metrics import METRICS
 from tracekit.results.comparison import Comparison, check_comparable, compare
@@ -31,8 +35,9 @@ from tracekit.search import METHODS, LocalSearch
 if TYPE_CHECKING:
     import pandas as pd
 
-Reported = TraceResult | Sequence[TraceResult] | InteractionGrid
-"""What a report is of: results, curves, fronts, comparisons and grids."""
+Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Explanation | SideEffects
+"""What a report is of: results, curves, fronts, comparisons, grids, explanations, side effects."""
+_SINGLE = (TraceResult, InteractionGrid, ParetoFront, Explanation, SideEffects)
 
 _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
@@ -54,7 +59,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Results of different data, models, components or metrics have parts of their own.
 
     Args:
-        results: Results, curves, fronts, comparisons and interaction grids.
+        results: Results, curves, fronts, comparisons, interaction grids, explanations and side
+            effects.
         path: The HTML file; it holds all it needs, and opens without a network.
 
     Returns:
@@ -63,13 +69,15 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Raises:
         NoResultError: There are none.
     """
-    is_single = isinstance(results, (TraceResult, InteractionGrid, ParetoFront))
+    is_single = isinstance(results, _SINGLE)
     given: list[Reported] = [results] if is_single else list(results)  # type: ignore[list-item]
     if not given:
         raise NoResultError("There is no result to report. Give at least one.")
     groups = _grouped(given)
     grids = [each for each in given if isinstance(each, InteractionGrid)]
     sections = [section for group in groups for section in _sections(group, len(groups) > 1)]
+    sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
+    sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
     if grids:
         sections.append(_grid_section(grids))
     first = groups[0].results[0] if groups else None
@@ -88,7 +96,7 @@ class _Group:
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
     groups: list[_Group] = []
     for each in given:
-        if isinstance(each, InteractionGrid):
+        if isinstance(each, (InteractionGrid, Explanation, SideEffects)):
             continue
         results = [each] if isinstance(each, TraceResult) else list(each)
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
@@ -241,6 +249,36 @@ def _note_on_examples(result: TraceResult) -> str:
     if n > _MOST_EXAMPLES:
         notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
     return " ".join(notes)
+
+
+def _explanation_section(why: Explanation) -> Section:
+    return Section(
+        heading=f"Why they act together: {_short(why.labels)}",
+        paragraphs=str(why).splitlines(),
+        figures=[waterfall(why), member_heatmap(why), member_network(why)],
+        table=member_table(why),
+        note="Alone: its effect if nothing else is patched. Last: what leaving it out of the set "
+        "costs. Value: its Shapley value, what it brings averaged over all orders in which members "
+        "join. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _side_effects_section(side: SideEffects) -> Section:
+    return Section(
+        heading=f"Side effects of {_short(side.labels)}",
+        figures=[side_effects(side)],
+        table=side_effects_table(side),
+        note="Strength: mean absolute effect, as a share of that of all components. Random sets: "
+        "as many components of every kind in every layer; mean, and from least to greatest. p: "
+        "share of random sets at least as strong. Selectivity: (target - other) / (target + other) "
+        "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
+        "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _short(labels: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
 
 
 def _grid_section(grids: Sequence[InteractionGrid]) -> Section:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.components import ComponentSet
+from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.cross_fit import CrossFit
@@ -130,24 +130,36 @@ def _control_effects(
     engine: Engine, members: ComponentSet, generator: torch.Generator, label: str
 ) -> Float[Tensor, " draw"]:
     """Mean effects of random controls of a set; none if there is no other such set."""
-    if not _has_others(engine, members):
-        return torch.zeros(0)
-    controls = [_control(engine, members, generator) for _ in range(_DRAWS)]
-    return engine.set_effects(controls, label).mean(1)
+    controls = control_sets(engine.registry, members, _DRAWS, generator)
+    return engine.set_effects(controls, label).mean(1) if controls else torch.zeros(0)
 
 
-def _has_others(engine: Engine, members: ComponentSet) -> bool:
-    """Whether another set has as many components of every kind in every layer."""
-    sites = [range(site.start, site.stop) for site in engine.registry.sites]
-    return any(0 < sum(i in site for i in members) < len(site) for site in sites)
+def control_sets(
+    registry: ComponentRegistry, members: ComponentSet, draws: int, generator: torch.Generator
+) -> list[ComponentSet]:
+    """Random sets with as many components of every kind in every layer as a set has.
+
+    Args:
+        registry: What flat indices stand for.
+        members: Flat indices of the set.
+        draws: How many sets; each is drawn by itself, so a set may come twice.
+        generator: Draws them.
+
+    Returns:
+        The sets, each ascending; none if there is no other set of this form.
+    """
+    sites = [range(site.start, site.stop) for site in registry.sites]
+    if not any(0 < sum(i in site for i in members) < len(site) for site in sites):
+        return []
+    return [_control(sites, members, generator) for _ in range(draws)]
 
 
-def _control(engine: Engine, members: ComponentSet, generator: torch.Generator) -> ComponentSet:
-    """A random set with as many components of every kind in every layer."""
+def _control(
+    sites: Sequence[range], members: ComponentSet, generator: torch.Generator
+) -> ComponentSet:
     control: list[int] = []
-    for site in engine.registry.sites:
-        components = range(site.start, site.stop)
-        count = sum(i in components for i in members)
-        picks = torch.randperm(len(components), generator=generator)[:count]
+    for site in sites:
+        count = sum(i in site for i in members)
+        picks = torch.randperm(len(site), generator=generator)[:count]
         control += (picks + site.start).tolist()
     return tuple(sorted(control))

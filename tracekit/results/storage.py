@@ -1,7 +1,8 @@
 """Storage: how results are saved, as JSON with a format version beside tensors in safetensors.
 
-`TraceResult.save`, `ParetoFront.save` and `InteractionGrid.save` say what is saved; the files are
-written and read here. Nothing is pickled, so opening a run from elsewhere executes nothing.
+`TraceResult.save`, `ParetoFront.save`, `InteractionGrid.save`, `Explanation.save` and
+`SideEffects.save` say what is saved; the files are written and read here. Nothing is pickled, so
+opening a run from elsewhere executes nothing.
 
 Every JSON file carries a digest of its entries, and holds the digests of the files it belongs
 with: `result.json` that of the tensors, `curve.json` those of its runs, `pareto.json` that of
@@ -41,29 +42,45 @@ def versions() -> dict[str, str]:
     return by_package
 
 
-def write_run(folder: Path, entries: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def write_run(
+    folder: Path,
+    entries: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    files: tuple[str, str] = (DOCUMENT, TENSORS),
+) -> str:
     """Writes a run folder: `result.json` and `tensors.safetensors`.
 
     Each file is written beside its place and moved there.
 
+    Args:
+        folder: Made if it is missing.
+        entries: What the document holds.
+        tensors: What the file of tensors holds.
+        files: Names of the document and of the file of tensors.
+
     Returns:
-        The digest of `result.json`.
+        The digest of the document.
     """
     from safetensors.torch import save
 
+    document, of_tensors = files
     folder.mkdir(parents=True, exist_ok=True)
     content = save({name: value.contiguous() for name, value in tensors.items()})
-    write_beside(folder / TENSORS, content)
+    write_beside(folder / of_tensors, content)
     digest = hashlib.sha256(content).hexdigest()
-    return write_document(folder / DOCUMENT, {_TENSORS_DIGEST: digest, **entries})
+    return write_document(folder / document, {_TENSORS_DIGEST: digest, **entries})
 
 
-def read_run(folder: Path, digest: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_run(
+    folder: Path, digest: str | None = None, *, files: tuple[str, str] = (DOCUMENT, TENSORS)
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Reads a run folder that `write_run` wrote.
 
     Args:
         folder: The folder.
         digest: What `write_run` returned, where it is known.
+        files: Names of the document and of the file of tensors.
 
     Raises:
         ResultNotFoundError: The folder holds no run.
@@ -73,9 +90,10 @@ def read_run(folder: Path, digest: str | None = None) -> tuple[dict[str, Any], d
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    document = read_document(folder, DOCUMENT, digest)
+    name, of_tensors = files
+    document = read_document(folder, name, digest)
     try:
-        content = (folder / TENSORS).read_bytes()
+        content = (folder / of_tensors).read_bytes()
         if document.pop(_TENSORS_DIGEST, None) != hashlib.sha256(content).hexdigest():
             raise damaged(folder)
         return document, load(content)

@@ -1,0 +1,156 @@
+"""`tracekit explain` and `tracekit side-effects` of a saved run, and their part of a report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+import tracekit as tk
+from tests.cli.test_commands import command  # noqa: F401
+from tracekit import figures
+
+QUICK = ("--quiet",)
+
+
+@pytest.fixture(scope="module")
+def tracer(demo_model):
+    facts = tk.load_dataset("demo-facts", demo_model)[:12]
+    return tk.Tracer(demo_model, facts, "head-outputs", "probability-drop", positions="last")
+
+
+@pytest.fixture(scope="module")
+def result(tracer):
+    return tracer.run("top-k", budget=3)
+
+
+@pytest.fixture(autouse=True)
+def _without_browser(monkeypatch):
+    """Figures are written as HTML only, which takes no browser."""
+    write_all = figures.write_all
+
+    def html_only(named):
+        return write_all({path: each for path, each in named.items() if path.suffix == ".html"})
+
+    monkeypatch.setattr(figures, "write_all", html_only)
+
+
+@pytest.fixture
+def folder(result, tmp_path):
+    return result.save(tmp_path / "run")
+
+
+def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):  # noqa: F811
+    options = ("--tolerance", 0.5, "--output", tmp_path / "out", *QUICK)
+    code, out, err = command("explain", folder, *options)
+    assert code == 0, err
+    why = tracer.explain(result, tolerance=0.5)
+    for line in str(why).splitlines():
+        assert line in out
+    row = why.table.iloc[0]
+    assert f"{row['value']:.4g} ({row['value_low']:.3g} to {row['value_high']:.3g})" in out
+    assert str(tk.Explanation.load(folder)) == str(why)
+    written = pd.read_csv(tmp_path / "out" / "members.csv")
+    assert written["value"].tolist() == pytest.approx(why.table["value"].tolist(), abs=1e-6)
+    for name in ("waterfall", "heatmap", "network"):
+        assert (tmp_path / "out" / f"{name}.html").exists()
+    findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    assert findings["members"] == result.labels
+
+
+def test_json_is_all_that_is_printed(command, tracer, result, folder):  # noqa: F811
+    code, out, err = command("explain", folder, "--json", *QUICK)
+    assert code == 0, err
+    document = json.loads(out)
+    why = tracer.explain(result)
+    assert [row["component"] for row in document["table"]] == list(why.table["component"])
+    assert document["additivity"]["effect"] == pytest.approx(result.effect)
+    assert document["interactions"][0]["within"] == pytest.approx(
+        why.interactions["within"][0], abs=1e-6
+    )
+    assert document["redundant"] == [str(component) for component in why.redundant]
+    assert "NaN" not in out
+
+
+def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_model):  # noqa: F811
+    bias = tk.load_dataset("demo-bias", demo_model)[:6]
+    rows = [pair.texts for pair in bias]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    code, out, err = command(
+        *("side-effects", folder, "--other", "bias=demo-bias", "--other", f"mine={path}"),
+        *("--other-metric", "mine=kl", "--other-limit", 6, "--draws", 4, "--seed", 3),
+        *("--output", tmp_path / "out", *QUICK),
+    )
+    assert code == 0, err
+    side = tracer.side_effects(result, {"bias": bias, "mine": (bias, "kl")}, draws=4, seed=3)
+    saved = tk.SideEffects.load(folder)
+    assert saved.table["strength"].tolist() == pytest.approx(side.table["strength"].tolist())
+    assert saved.table["metric"].tolist() == ["probability-drop", "probability-drop", "kl"]
+    assert str(saved) in out
+    written = pd.read_csv(tmp_path / "out" / "side_effects.csv")
+    assert written["name"].tolist() == ["target", "bias", "mine"]
+    assert (tmp_path / "out" / "side_effects.html").exists()
+
+
+def test_reports_have_what_was_saved_beside_a_run(command, tracer, result, folder, tmp_path):  # noqa: F811
+    why = tracer.explain(result)
+    why.save(folder)
+    tracer.side_effects(result, {"kl": (tracer.pairs, "kl")}, draws=3).save(folder)
+    page = tmp_path / "report.html"
+    code, _, err = command("report", tmp_path / "run", "--output", page)
+    assert code == 0, err
+    text = page.read_text(encoding="utf-8")
+    assert f"Why they act together: {', '.join(result.labels)}" in text
+    assert f"Side effects of {', '.join(result.labels)}" in text
+    # One of another run is refused.
+    tracer.run("top-k", budget=2).save(folder)
+    code, _, err = command("report", tmp_path / "run", "--output", page)
+    assert code == 1
+    assert "is of another run than the one beside it. Measure it again, or delete its expl" in err
+
+
+def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_model):  # noqa: F811
+    facts, held_out = tk.load_dataset("demo-facts", demo_model)[:10].split(0.8, seed=4)
+    tracer = tk.Tracer(
+        demo_model, facts, "head-outputs", "probability-drop", positions="last", held_out=held_out
+    )
+    run = tracer.run("top-k", budget=2, seed=4).save(tmp_path / "run")
+    code, _, err = command("explain", run, *QUICK)
+    assert code == 1
+    assert "The run is of 8 examples of 'demo-facts', and these 8 are not the same." in err
+    code, _, err = command("explain", run, "--limit", 10, "--held-out", 0.2, *QUICK)
+    assert code == 0, err
+    assert tk.Explanation.load(run).labels == tk.TraceResult.load(run).labels
+
+
+def test_runs_that_cannot_be_measured_again(
+    command,  # noqa: F811
+    folder,
+    tmp_path,
+):
+    result = tk.TraceResult.load(folder)
+    mine = replace(result, dataset="mine").save(tmp_path / "mine")
+    code, _, err = command("explain", mine, *QUICK)
+    assert code == 1
+    assert "The run is of 'mine', which is no data set of tracekit. Give its file by --da" in err
+    # Another model of the same form: its set has another effect.
+    shifted = replace(result, effect=result.effect * 1.1, per_example=result.per_example * 1.1)
+    code, _, err = command("explain", shifted.save(tmp_path / "shifted"), *QUICK)
+    assert code == 1
+    assert "in the run, so the model is another one. Give --model, --dtype and" in err
+    assert f"{result.effect:.4g}" in err
+    assert not (tmp_path / "shifted" / "explanation.json").exists()
+
+
+def test_names_of_other_data(command, folder):  # noqa: F811
+    arguments = ("side-effects", folder, "--other", "a=demo-bias")
+    code, _, err = command(*arguments, "--other-metric", "b=kl")
+    assert code == 1
+    assert "--other-metric names 'b', which no --other is called." in err
+    code, _, err = command(*arguments, "--other", "a=demo-facts")
+    assert "--other names 'a' twice. Give each a name of its own." in err
+    code, _, err = command("side-effects", folder, "--other", "demo-bias")
+    assert "The option 'demo-bias' is not of the form name=value." in err

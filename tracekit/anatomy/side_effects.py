@@ -1,0 +1,473 @@
+"""Side effects: what a set does to other data and by other metrics, against random sets.
+
+The *strength* of a set T on a data set is its mean absolute effect as a share of that of all
+components,
+
+    s(T) = sum_i |l_i(T)| / sum_i |l_i(all)|,
+
+with l_i the effect on example i: a share, so that metrics with different units can be compared, and
+of absolute effects, so that examples that move in opposite directions do not cancel. The
+*selectivity* of the set for its own data, the target, over other data is
+
+    (s_target - s_other) / (s_target + s_other),
+
+the index by which neuroscience says how much more a cell responds to one stimulus than to another
+(for instance Niell and Stryker, Highly selective receptive fields in mouse visual cortex, 2008): 1
+if only the target moves, 0 if both move by the same share, -1 if only the other moves.
+
+Random sets with as many components of every kind in every layer are measured the same way. They say
+what any set in these layers does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._markup import printable
+from tracekit._options import is_whole
+from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.errors import ConfigError, SideEffectsError, TracekitError
+from tracekit.masks import from_indices
+from tracekit.metrics import Effects
+from tracekit.results.intervals import effect_interval, ratio_interval
+from tracekit.results.pareto_statistics import control_sets
+from tracekit.results.storage import damaged, read_run, write_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+TARGET = "target"
+"""Name of the data and metric that a set was chosen for."""
+FILES = ("side_effects.json", "side_effects.safetensors")
+"""Where side effects are saved in a folder."""
+_RESAMPLES = 2000
+_AT_ONCE = 4_000_000
+"""Numbers that are drawn together; bounds memory."""
+_PER_EXAMPLE = ("effects", "full_effects", "controls", "weights")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EffectOn:
+    """What a set, all components and random sets do to a data set, by a metric."""
+
+    name: str
+    """What the caller calls it; `target` for the data that the set was chosen for."""
+    dataset: str
+    dataset_fingerprint: str
+    metric: str
+    axis_label: str
+    """Axis title for the effect, with its unit."""
+    effects: Effects
+    """Of the set on every example; this and all others times its weight, if it has one."""
+    full_effects: Effects
+    """Of all components together."""
+    controls: Float[Tensor, "draw example"]
+    """Of random sets; no draw if there is no other set of as many components per kind and layer."""
+    weights: Float[Tensor, " example"] | None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+
+    @property
+    def strength(self) -> float:
+        """Mean absolute effect of the set, as a share of that of all components; 0 or more."""
+        return (self.effects.abs().sum() / self.full_effects.abs().sum()).item()
+
+    @property
+    def control_strengths(self) -> Float[Tensor, " draw"]:
+        """The same of each random set."""
+        return self.controls.abs().sum(1) / self.full_effects.abs().sum()
+
+    @property
+    def p(self) -> float:
+        """Share of random sets that are at least as strong, the set itself counted as one of them.
+
+        NaN if there are no random sets.
+        """
+        if not len(self.controls):
+            return float("nan")
+        hits = (self.control_strengths >= self.strength).sum().item()
+        return (1 + hits) / (1 + len(self.controls))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SideEffects:
+    """What a set does to its own data and to other data, by one or several metrics."""
+
+    registry: ComponentRegistry
+    """What flat indices stand for."""
+    members: ComponentSet
+    """Flat indices of the set."""
+    target: EffectOn
+    """What it does to the data and the metric of the tracer."""
+    others: tuple[EffectOn, ...]
+    """What it does to the others, in the order given."""
+    model: str
+    source: str
+    """Where the values come from that are put in."""
+    direction: str
+    """`noising` or `denoising`."""
+    seed: int
+    """Drew the random sets, which are the same for all data."""
+    cost: Cost
+    """Passes that it took, each over the data that it measured."""
+
+    @property
+    def components(self) -> list[Component]:
+        """The members."""
+        return [self.registry[index] for index in self.members]
+
+    @property
+    def labels(self) -> list[str]:
+        """Their printed names."""
+        return [self.registry.label(index) for index in self.members]
+
+    def selectivity(self, name: str) -> float:
+        """How much more the set does to the target than to other data, in [-1, 1].
+
+        NaN if it does nothing to either.
+
+        Args:
+            name: Of the other data.
+
+        Raises:
+            SideEffectsError: There are no others of this name.
+        """
+        return _index(self.target.strength, self._other(name).strength)
+
+    def selectivity_interval(self, name: str) -> tuple[float, float]:
+        """Its 95 % percentile bootstrap interval over the examples of both data sets.
+
+        If both are the same examples, by two metrics, they are resampled together.
+
+        Args:
+            name: Of the other data.
+
+        Raises:
+            SideEffectsError: There are no others of this name.
+        """
+        other = self._other(name)
+        is_paired = other.dataset_fingerprint == self.target.dataset_fingerprint
+        strengths = _resampled(self.target, 0), _resampled(other, 0 if is_paired else 1)
+        values = _indices(*strengths)
+        values = values[~values.isnan()]
+        if not len(values):
+            return float("nan"), float("nan")
+        low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+        return low, high
+
+    def control_selectivity(self, name: str) -> Float[Tensor, " draw"]:
+        """The selectivity of each random set.
+
+        Args:
+            name: Of the other data.
+
+        Raises:
+            SideEffectsError: There are no others of this name.
+        """
+        return _indices(self.target.control_strengths, self._other(name).control_strengths)
+
+    def _other(self, name: str) -> EffectOn:
+        for other in self.others:
+            if other.name == name:
+                return other
+        names = ", ".join(other.name for other in self.others)
+        raise SideEffectsError(f"Nothing was measured on {name!r}. Give one of {names}.")
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row for the target and one for each of the others.
+
+        Columns: `name`, `dataset`, `metric`, `examples`; the mean `effect`, with its interval;
+        `strength`, the mean absolute effect as a share of that of all components, with its
+        interval; `control`, the mean strength of random sets, and the least and the greatest;
+        `p`, the share of random sets at least as strong; `selectivity` with its interval, and
+        `control_selectivity`, the median of that of random sets. Intervals end in `_low` and
+        `_high`; those of effects and strengths are 95 % studentised bootstrap intervals over
+        examples. The target has no selectivity (NaN).
+        """
+        import pandas as pd
+
+        return pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table; see there."""
+        return self.table
+
+    def _row(self, each: EffectOn) -> dict[str, Any]:
+        low, high = effect_interval(each.effects, weights=each.weights)
+        of_strength = ratio_interval(each.effects.abs(), each.full_effects.abs())
+        controls, nan = each.control_strengths, float("nan")
+        has_controls = len(controls) > 0
+        row: dict[str, Any] = {
+            "name": each.name,
+            "dataset": each.dataset,
+            "metric": each.metric,
+            "examples": len(each.effects),
+            "effect": each.effects.mean().item(),
+            "effect_low": low,
+            "effect_high": high,
+            "strength": each.strength,
+            "strength_low": max(0.0, of_strength[0]),
+            "strength_high": of_strength[1],
+            "control": controls.mean().item() if has_controls else nan,
+            "control_low": controls.min().item() if has_controls else nan,
+            "control_high": controls.max().item() if has_controls else nan,
+            "p": each.p,
+        }
+        selectivity, low, high, control = nan, nan, nan, nan
+        if each is not self.target:
+            selectivity = self.selectivity(each.name)
+            low, high = self.selectivity_interval(each.name)
+            control = self.control_selectivity(each.name).nanmedian().item()
+        return row | {
+            "selectivity": selectivity,
+            "selectivity_low": low,
+            "selectivity_high": high,
+            "control_selectivity": control,
+        }
+
+    def figure(self) -> go.Figure:
+        """The strength of the set on all data, beside that of random sets."""
+        from tracekit import figures
+
+        return figures.side_effects(self)
+
+    def __str__(self) -> str:
+        """The findings, a line for each data set."""
+        n = len(self.members)
+        names = ", ".join(self.labels[:8]) + (", ..." if n > 8 else "")
+        lines = [f"{n} component{'' if n == 1 else 's'} of {self.model}: {names}."]
+        for row in self.table.to_dict("records"):
+            where = f"{row['name']} ({row['metric']} on {row['dataset']})"
+            line = f"{where}: strength {_number(row, 'strength')}"
+            if row["control"] == row["control"]:
+                line += (
+                    f", random sets {row['control']:.3g} ({row['control_low']:.3g} to "
+                    f"{row['control_high']:.3g}), p = {row['p']:.2g}"
+                )
+            if row["selectivity"] == row["selectivity"]:
+                line += f"; selectivity {_number(row, 'selectivity')}"
+            if row["control_selectivity"] == row["control_selectivity"]:
+                line += f", of random sets {row['control_selectivity']:.3g}"
+            lines.append(f"{line}.")
+        lines.append("Strength: mean absolute effect, as a share of that of all components.")
+        return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        others = ", ".join(
+            f"{other.name}: {self.selectivity(other.name):.3g}" for other in self.others
+        )
+        return printable(
+            f"SideEffects({len(self.members)} components of {self.model} on "
+            f"{self.target.dataset}; selectivity {others})"
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes all effects to a folder, which is made if need be; returns it."""
+        folder = Path(folder)
+        measured = (self.target, *self.others)
+        entries = {
+            "registry": self.registry.spec(),
+            # For people who open the file; loading ignores it.
+            "selected": self.labels,
+            "measured": [
+                {
+                    name: value
+                    for name, value in vars(each).items()
+                    if name not in _PER_EXAMPLE and isinstance(value, str)
+                }
+                for each in measured
+            ],
+            "model": self.model,
+            "source": self.source,
+            "direction": self.direction,
+            "seed": self.seed,
+            "cost": asdict(self.cost),
+        }
+        tensors = {
+            f"{number}.{name}": getattr(each, name)
+            for number, each in enumerate(measured)
+            for name in _PER_EXAMPLE
+            if getattr(each, name) is not None
+        }
+        mask = from_indices(self.members, len(self.registry))
+        write_run(folder, entries, {"members": mask, **tensors}, files=FILES)
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> SideEffects:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds no side effects.
+            FormatVersionError: They were written in another format.
+            ResultFormatError: They are damaged, were changed, or are of several saves.
+        """
+        folder = Path(folder)
+        document, tensors = read_run(folder, files=FILES)
+        try:
+            del document["selected"]
+            mask = tensors["members"]
+            registry = ComponentRegistry.from_spec(document.pop("registry"), mask.numel())
+            target, *others = [
+                EffectOn(
+                    effects=tensors[f"{number}.effects"],
+                    full_effects=tensors[f"{number}.full_effects"],
+                    controls=tensors[f"{number}.controls"],
+                    weights=tensors.get(f"{number}.weights"),
+                    **texts,
+                )
+                for number, texts in enumerate(document.pop("measured"))
+            ]
+            document["cost"] = Cost(**document["cost"])
+            loaded = cls(
+                registry=registry,
+                members=tuple(mask.nonzero()[:, 0].tolist()),
+                target=target,
+                others=tuple(others),
+                **document,
+            )
+            _check_consistent(loaded)
+        except (KeyError, TypeError, ValueError, AttributeError, TracekitError) as error:
+            raise damaged(folder) from error
+        return loaded
+
+
+def _check_consistent(side: SideEffects) -> None:
+    """Refuses side effects whose parts do not belong together.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if not side.others or not side.members:
+        raise ValueError("There are no others, or no members.")
+    names = [side.target.name, *(other.name for other in side.others)]
+    if names[0] != TARGET or len(set(names)) < len(names):
+        raise ValueError(f"The names are {names}.")
+    for each in (side.target, *side.others):
+        n = len(each.effects)
+        draws = len(side.target.controls)
+        for name, shape in (
+            ("effects", (n,)),
+            ("full_effects", (n,)),
+            ("controls", (draws, n)),
+            ("weights", (n,)),
+        ):
+            if name == "weights" and each.weights is None:
+                continue
+            value: Tensor = getattr(each, name)
+            if tuple(value.shape) != shape or value.dtype != torch.float32:
+                raise ValueError(f"{name} of {each.name} has shape {tuple(value.shape)}.")
+            if not torch.isfinite(value).all():
+                raise ValueError(f"{name} of {each.name} is not finite.")
+
+
+def _index(target: float, other: float) -> float:
+    return _indices(torch.tensor([target]), torch.tensor([other])).item()
+
+
+def _indices(target: Float[Tensor, " value"], other: Float[Tensor, " value"]) -> Tensor:
+    """Selectivity of strengths; NaN where both are 0."""
+    return (target - other) / (target + other)
+
+
+def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
+    """Strengths of a set on resampled examples."""
+    n = len(each.effects)
+    effects, full = each.effects.double().abs(), each.full_effects.double().abs()
+    generator = torch.Generator().manual_seed(seed)
+    count = max(1, _AT_ONCE // n)
+    parts = []
+    for first in range(0, _RESAMPLES, count):
+        picks = torch.randint(n, (min(count, _RESAMPLES - first), n), generator=generator)
+        parts.append(effects[picks].sum(1) / full[picks].sum(1))
+    return torch.cat(parts)
+
+
+def _number(values: Mapping[Any, Any], name: str) -> str:
+    return f"{values[name]:.3g} ({values[f'{name}_low']:.3g} to {values[f'{name}_high']:.3g})"
+
+
+def measure_side_effects(
+    target: Engine,
+    others: Mapping[str, Engine],
+    members: ComponentSet,
+    *,
+    draws: int,
+    seed: int,
+    model: str,
+    source: str,
+) -> SideEffects:
+    """Measures a set, and random sets, on several data sets; see `Tracer.side_effects`.
+
+    Args:
+        target: The data and the metric that the set was chosen for.
+        others: Other data or metrics, for the same components, by name.
+        members: Flat indices of the set.
+        draws: Random sets.
+        seed: Draws them.
+        model: What the text calls the model.
+        source: Where the values come from that are put in.
+
+    Raises:
+        SideEffectsError: There are no others, or no member, or all components together change
+            nothing.
+        ConfigError: A number of draws that is none.
+        NonFiniteMetricError: A metric is not finite on an example.
+    """
+    if not is_whole(draws) or draws < 0:
+        raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
+    if not members:
+        raise SideEffectsError("An empty set has no side effects. Give at least one component.")
+    generator = torch.Generator().manual_seed(seed)
+    controls = control_sets(target.registry, members, draws, generator)
+    engines = {TARGET: target, **others}
+    before = {name: engine.cost for name, engine in engines.items()}
+    measured = [_measure(name, engine, members, controls) for name, engine in engines.items()]
+    cost = Cost()
+    for name, engine in engines.items():
+        cost += engine.cost - before[name]
+    return SideEffects(
+        registry=target.registry,
+        members=members,
+        target=measured[0],
+        others=tuple(measured[1:]),
+        model=model,
+        source=source,
+        direction=target.metric.direction,
+        seed=seed,
+        cost=cost,
+    )
+
+
+def _measure(
+    name: str, engine: Engine, members: ComponentSet, controls: Sequence[ComponentSet]
+) -> EffectOn:
+    full = engine.full_effects
+    if not full.abs().sum() > 0:
+        raise SideEffectsError(
+            f"All components together change nothing on {name!r} by {engine.metric.name}, so "
+            "there is nothing to compare with. Give other pairs or another metric."
+        )
+    effects = engine.set_effects([members, *controls], f"side effects, {name}")
+    return EffectOn(
+        name=name,
+        dataset=engine.pairs.name,
+        dataset_fingerprint=engine.pairs.fingerprint,
+        metric=engine.metric.name,
+        axis_label=engine.metric.axis_label,
+        effects=effects[0].clone(),
+        full_effects=full,
+        controls=effects[1:].clone(),
+        weights=engine.pairs.weights,
+    )

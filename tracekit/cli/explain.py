@@ -1,0 +1,179 @@
+"""`tracekit explain`."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tracekit.cli.app import app
+from tracekit.cli.options import HOW, LIMITS, Quiet, Seed
+from tracekit.cli.output import check_folder, console, write_figures
+from tracekit.cli.rebuild import (
+    ByOption,
+    DataDir,
+    DataOption,
+    DatasetOfRun,
+    Device,
+    Dtype,
+    HeldOut,
+    Limit,
+    MaxBatchSize,
+    ModelOfRun,
+    ModelOption,
+    Run,
+    SkipMismatched,
+    Split,
+    rebuild_tracer,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tracekit.anatomy import Explanation
+
+_TABLES = ("table", "interactions", "replacements", "backups")
+"""Tables of an explanation, and the names of their files."""
+
+
+@app.command()
+def explain(
+    run: Run,
+    model: ModelOfRun = None,
+    dataset: DatasetOfRun = None,
+    data_dir: DataDir = None,
+    data_option: DataOption = None,
+    max_sets: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Subsets to measure at most for the values of more than 12 components.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 2000,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            help="Share of the effect that may be lost without redundant components.",
+            rich_help_panel=HOW,
+        ),
+    ] = 0.02,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for tables (CSV) and figures; made if missing."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")
+    ] = False,
+    by: ByOption = None,
+    split: Split = None,
+    skip_mismatched: SkipMismatched = False,
+    limit: Limit = None,
+    held_out: HeldOut = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    max_batch_size: MaxBatchSize = 64,
+    model_option: ModelOption = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Says why the set of a saved run acts together, and saves that beside the run."""
+    import tracekit as tk
+
+    result = tk.TraceResult.load(run)
+    check_folder(run)
+    if output is not None:
+        check_folder(output)
+    tracer = rebuild_tracer(
+        result,
+        model=model,
+        dataset=dataset,
+        data_dir=data_dir,
+        data_option=data_option,
+        split=split,
+        skip_mismatched=skip_mismatched,
+        limit=limit,
+        held_out=held_out,
+        by=by,
+        model_option=model_option,
+        device=device,
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        quiet=quiet,
+    )
+    why = tracer.explain(result, max_sets=max_sets, tolerance=tolerance, seed=seed)
+    why.save(run)
+    if as_json:
+        typer.echo(json.dumps(_document(why), indent=1))
+    else:
+        _print(why, run)
+    if output is not None:
+        _write(why, output, quiet=as_json)
+
+
+def _print(why: Explanation, run: Path) -> None:
+    from tracekit.anatomy.tables import member_table
+
+    console.print(f"{why}", highlight=False, soft_wrap=True)
+    frame = member_table(why)
+    table = Table(*frame.columns)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for row in frame.itertuples(index=False):
+        table.add_row(*map(str, row))
+    console.print(table)
+    console.print(
+        "Alone: nothing else is patched. Last: what leaving it out costs. Value: the Shapley "
+        "value. Brackets: 95 % intervals over examples.",
+        style="dim",
+    )
+    passes = f"{why.cost.forward_equivalents:.0f} passes."
+    console.print(f"{passes} The explanation is saved in {run}/.", highlight=False, soft_wrap=True)
+
+
+def _document(why: Explanation) -> dict[str, Any]:
+    """All findings, ready for JSON; None where there is no number."""
+    entries: dict[str, Any] = {
+        "model": why.model,
+        "dataset": why.dataset,
+        "metric": why.metric,
+        "members": why.labels,
+        "additivity": why.additivity.to_dict(),
+        "n_orders": why.shapley.n_orders,
+        "redundant": [str(component) for component in why.redundant],
+        "passes": why.cost.forward_equivalents,
+    }
+    for name, frame in _frames(why).items():
+        entries[name] = None if frame is None else frame.to_dict("records")
+    return _without_nan(entries)
+
+
+def _frames(why: Explanation) -> dict[str, pd.DataFrame | None]:
+    return {name: getattr(why, name) for name in _TABLES}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _write(why: Explanation, output: Path, *, quiet: bool) -> None:
+    """Writes a CSV file per table, all findings as JSON, and the figures."""
+    from tracekit.files import write_beside, write_csv
+
+    output.mkdir(parents=True, exist_ok=True)
+    for name, frame in _frames(why).items():
+        if frame is not None:
+            write_csv(frame, output / f"{'members' if name == 'table' else name}.csv")
+    write_beside(output / "findings.json", json.dumps(_document(why), indent=1).encode())
+    drawn = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
+    write_figures(drawn, output, quiet=quiet)
