@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tracekit.results import SizeStatistics as SizeStatistics
     from tracekit.results import TraceCurve as TraceCurve
     from tracekit.results import TraceResult as TraceResult
+    from tracekit.results import TripleInteractions as TripleInteractions
     from tracekit.results import compare as compare
     from tracekit.runs import Run as Run
     from tracekit.runs import Runs as Runs
@@ -109,6 +110,7 @@ _NAMES = {
         "SizeStatistics",
         "TraceCurve",
         "TraceResult",
+        "TripleInteractions",
         "compare",
     ),
     "runs": ("Run", "Runs", "load_runs", "sweep"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -78,6 +78,7 @@ from tracekit.results.metric_table import effect_row, metric_table
 from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES
@@ -825,41 +826,112 @@ class Tracer:
             )
         return self._engines[direction]
 
+    @overload
+    def interactions(
+        self,
+        components: Sequence[Component] | None = ...,
+        *,
+        layers: Sequence[int] | None = ...,
+        given: Any = ...,
+        order: Literal[2] = ...,
+        both_directions: bool = ...,
+    ) -> InteractionGrid: ...
+
+    @overload
+    def interactions(
+        self,
+        components: Sequence[Component],
+        *,
+        given: Any = ...,
+        order: Literal[3],
+    ) -> TripleInteractions: ...
+
     def interactions(
         self,
         components: Sequence[Component] | None = None,
         *,
         layers: Sequence[int] | None = None,
-    ) -> InteractionGrid:
+        given: Any = None,
+        order: Literal[2, 3] = 2,
+        both_directions: bool = False,
+    ) -> InteractionGrid | TripleInteractions:
         """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
+
+        Every interaction has a 95 % interval over examples and a p value that is corrected for
+        all pairs.
 
         Args:
             components: The components; all by default.
             layers: Only those in these layers.
+            given: What is patched besides, in every set: a result, a list of components or a mask
+                of zeros and ones. Then l is what a set adds to it.
+            order: 3 measures all triples of 3 to 24 named components instead, and gives
+                `TripleInteractions`.
+            both_directions: Whether to measure the pairs by noising and by denoising, which tells
+                AND from OR: the column `kind` of the table. `given` takes the values of each
+                direction.
 
         Raises:
             ComponentError: Fewer than two components, or so many that the grid would be
-                unreadable and its passes countless.
+                unreadable and its passes countless; or one that is patched besides.
+            ConfigError: Another order, or both directions of triples.
+            PairsError: The source is no run of the model that denoising could start from.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         checks.check_unchanged(self.engine)
-        flat = range(len(self.registry))
+        if order not in (2, 3):
+            raise ConfigError(f"order is {shortened(order)}. Use 2 for pairs or 3 for triples.")
+        if order == 3 and (both_directions or components is None):
+            raise ConfigError(
+                "order=3 takes a list of components, and one direction. Name the components, and "
+                "leave both_directions out."
+            )
+        context = self._members_or_none(given)
+        paired = self._paired(components, layers, context, MOST_IN_TRIPLES if order == 3 else None)
+        title = f"{self.pairs.name} data, {model_name(self.model)} model"
+        if order == 3:
+            return measure_triples(self.engine, paired, title=title, given=context)
+        grid = measure_pairs(self.engine, paired, title=title, given=context)
+        if not both_directions:
+            return grid
+        other = "denoising" if self.direction == "noising" else "noising"
+        opposite = measure_pairs(self._engine_in(other), paired, title=title, given=context)
+        return replace(grid, opposite=opposite)
+
+    def _paired(
+        self,
+        components: Sequence[Component] | None,
+        layers: Sequence[int] | None,
+        given: ComponentSet,
+        most_in_triples: int | None,
+    ) -> list[int]:
+        """Flat indices of the components whose pairs or triples are asked for."""
         if components is not None and len(set(components)) < len(components):
             raise ComponentError(
                 "A component is named twice among those to be paired. Name each one once."
             )
-        paired = list(flat) if components is None else [self.registry.index(c) for c in components]
+        rest = [i for i in range(len(self.registry)) if i not in set(given)]
+        paired = rest if components is None else [self.registry.index(c) for c in components]
+        both = sorted(set(paired) & set(given))
+        if both:
+            raise ComponentError(
+                f"{self.registry.label(both[0])} is among those to be paired and patched in every "
+                "set by given. Leave it out of one of them."
+            )
         if layers is not None:
             wanted = {n + self.model.cfg.n_layers if n < 0 else n for n in layers}
             paired = [i for i in paired if self.registry[i].layer in wanted]
+        if most_in_triples is not None and not 3 <= len(paired) <= most_in_triples:
+            raise ComponentError(
+                f"{len(paired)} components were chosen for triples. Choose 3 to {most_in_triples}."
+            )
         if not 2 <= len(paired) <= _MAX_PAIRED:
             raise ComponentError(
                 f"{len(paired)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
                 f"for instance by layers; there are components in layers "
                 f"{', '.join(map(str, self.registry.layers))}."
             )
-        title = f"{self.pairs.name} data, {model_name(self.model)} model"
-        return measure_pairs(self.engine, paired, title=title)
+        return paired
 
     # ---- exploring ------------------------------------------------------------------------
 

@@ -510,3 +510,30 @@ def test_names_are_no_html(tracer):
         texts += [cell for cell in cells if isinstance(cell, str)]
         assert not any("<b>" in text or "<a " in text for text in texts)
         assert sum(text.count(shown) for text in texts) == count
+
+
+def test_maps_of_both_directions_have_one_above_the_other(tracer):
+    members = [tracer.registry[i] for i in (0, 1, 4, 6)]
+    given = [tracer.registry[9]]
+    grid = tracer.interactions(members, both_directions=True, given=given)
+    p = torch.full((6,), 0.5)
+    first, second = p.clone(), p.clone()
+    first[1], second[4] = 0.01, 0.02
+    grid = replace(grid, p=first, opposite=replace(grid.opposite, p=second))
+    figure = grid.heatmap()
+    cells, signs, dots = figure.data
+    kinds = grid.to_frame().set_index(["first", "second"])["kind"]
+    for i, j in grid.index_pairs:
+        assert cells.z[i][j] == pytest.approx(grid.interaction[i, j].item())
+        assert cells.z[j][i] == pytest.approx(grid.opposite.interaction[i, j].item())
+        kind = kinds[grid.labels[i], grid.labels[j]]
+        assert cells.text[i][j].endswith(f"noising; {kind}")
+        assert cells.text[j][i].endswith(f"denoising; {kind}")
+    assert {(y > x) for x, y in zip(signs.x, signs.y, strict=True)} == {True, False}
+    # The second pair above the diagonal, the fifth below it.
+    (i, j), (k, m) = grid.index_pairs[1], grid.index_pairs[4]
+    spots = {(round(y), round(x)) for x, y in zip(dots.x, dots.y, strict=True)}
+    assert spots == {(i, j), (m, k)}
+    assert figure.layout.title.subtitle.text == "above: noising; below: denoising; given L2H1"
+    low, high = grid.interaction_interval[1].tolist()
+    assert f"({low:.3g} to {high:.3g}), p = 0.01" in cells.text[i][j]

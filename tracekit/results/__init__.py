@@ -7,6 +7,7 @@ from tracekit.results.intervals import effect_interval
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.triples import TripleInteractions
 
 __all__ = [
     "Comparison",
@@ -16,6 +17,7 @@ __all__ = [
     "SizeStatistics",
     "TraceCurve",
     "TraceResult",
+    "TripleInteractions",
     "compare",
     "effect_interval",
 ]

@@ -97,15 +97,25 @@ def comparison_html(comparison: Comparison) -> str:
 
 def grid_html(grid: InteractionGrid) -> str:
     """A grid: the pairs with the largest interactions."""
-    rows = [
+    columns = ["pair", "effect", "interaction"]
+    frame = grid.to_frame().head(MOST_ROWS)
+    rows: list[list[str]] = [
         [f"{row.first}, {row.second}", f"{row.effect:.4g}", f"{row.interaction:+.4g}"]
-        for row in grid.to_frame().head(MOST_ROWS).itertuples()
+        for row in frame.itertuples()
     ]
+    if "p" in frame:
+        columns += ["95 % interval", "p"]
+        for cells, row in zip(rows, frame.itertuples(), strict=True):
+            cells += [f"{row.low:.3g} to {row.high:.3g}", f"{row.p:.2g}"]
+    if "kind" in frame:
+        columns += ["kind"]
+        for cells, kind in zip(rows, frame["kind"], strict=True):
+            cells.append(kind)
     n = len(grid.labels)
     return card(
         grid.title or "Interactions",
         line(f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"),
-        html_table(["pair", "effect", "interaction"], rows),
+        html_table(columns, rows),
     )
 
 

@@ -10,8 +10,10 @@ studentised one in 86 % (`pytest tests/results/test_intervals.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 _RESAMPLES = 2000
@@ -43,6 +45,61 @@ def effect_interval(
     )
 
 
+def row_intervals(
+    per_example: Float[Tensor, "row example"],
+    *,
+    weights: Float[Tensor, " example"] | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Float[Tensor, "row 2"]:
+    """The intervals of `effect_interval` for many rows at once, from the same resamples.
+
+    Args:
+        per_example: Effects, times the weights of their examples if these have weights.
+        weights: These weights; None if all examples count alike.
+        confidence: How often such an interval is to hold the true mean.
+        seed: Of the resamples.
+
+    Returns:
+        Low and high end of each.
+    """
+    values = per_example.double().cpu()
+    n = values.shape[1]
+    bases = torch.ones(n, dtype=torch.float64) if weights is None else weights.double().cpu()
+    centres, spreads = _ratio_and_error(values, bases.expand_as(values))
+    residuals = values - centres[:, None] * bases
+    # How often each resample has each example; sums over it are then products.
+    picks = torch.cat(list(_resamples(n, seed)))
+    counts = torch.zeros(len(picks), n, dtype=torch.float64)
+    counts = counts.scatter_add(1, picks, torch.ones_like(picks, dtype=torch.float64)).T
+    base_sums, base_squares = bases @ counts, bases.square() @ counts
+    tail = (1 - confidence) / 2
+    ends = torch.tensor([1 - tail, tail], dtype=torch.float64)
+    parts = []
+    rows_at_once = max(1, _AT_ONCE // len(picks))
+    for first in range(0, len(values), rows_at_once):
+        rows = residuals[first : first + rows_at_once]
+        spread = spreads[first : first + rows_at_once, None]
+        shifts = rows @ counts / base_sums
+        squares = (
+            rows.square() @ counts
+            - 2 * shifts * ((rows * bases) @ counts)
+            + shifts.square() * base_squares
+        )
+        variances = squares.clamp(min=0) / max(1, n - 1) / n
+        errors = torch.maximum(variances.sqrt() / (base_sums / n).abs(), _LEAST_ERROR * spread)
+        deviations = torch.where(errors > 0, shifts / errors, 0.0)
+        parts.append(deviations.quantile(ends, dim=1).T * spread)
+    return centres[:, None] - torch.cat(parts)
+
+
+def _resamples(n: int, seed: int) -> Iterator[Int[Tensor, "draw example"]]:
+    """Examples of every resample, in portions that bound memory."""
+    generator = torch.Generator().manual_seed(seed)
+    for count in _portions(_RESAMPLES, max(1, _AT_ONCE // n)):
+        yield torch.randint(n, (count, n), generator=generator)
+
+
 def ratio_interval(
     numerators: Float[Tensor, " example"],
     denominators: Float[Tensor, " example"],
@@ -61,12 +118,9 @@ def ratio_interval(
         seed: Of the resamples.
     """
     values, bases = numerators.double().cpu(), denominators.double().cpu()
-    n = len(values)
     centre, error = _ratio_and_error(values, bases)
-    generator = torch.Generator().manual_seed(seed)
     deviations = []
-    for count in _portions(_RESAMPLES, max(1, _AT_ONCE // n)):
-        picks = torch.randint(n, (count, n), generator=generator)
+    for picks in _resamples(len(values), seed):
         ratios, errors = _ratio_and_error(values[picks], bases[picks])
         errors = errors.clamp(min=_LEAST_ERROR * error.item())
         # Where nothing varies, nothing deviates.

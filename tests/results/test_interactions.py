@@ -1,0 +1,377 @@
+"""Pairs and triples of components, against sets that are measured one by one the plain way."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tests.anatomy.test_explanation import Planted
+from tracekit.errors import ComponentError, ConfigError, PairsError, ResultFormatError
+from tracekit.results import effect_interval, interactions
+from tracekit.results.interactions import kinds_of_pairs, measure_pairs
+from tracekit.results.intervals import row_intervals
+from tracekit.results.significance import holm, max_t_p_values, sign_flip_p_values
+from tracekit.results.storage import read_document, write_document
+from tracekit.results.triples import TripleInteractions
+
+PAIRED = (1, 4, 6, 11)
+GIVEN = (0, 7)
+
+
+@pytest.fixture(scope="module")
+def plain(tracer):
+    """Effect of a set on every example, by a mask through all layers."""
+    engine = tiny.engine(
+        tracer.model,
+        tracer.pairs,
+        metric="probability-ratio",
+        capabilities=tk.Capabilities.none(),
+    )
+    cache = {(): torch.zeros(12)}
+
+    def effects(*members):
+        key = tuple(sorted(members))
+        if key not in cache:
+            mask = torch.zeros(12)
+            mask[list(key)] = 1
+            cache[key] = engine.effects(mask)
+        return cache[key].double()
+
+    return effects
+
+
+def components(tracer, indices):
+    return [tracer.registry[i] for i in indices]
+
+
+def interaction(plain, i, j, given=()):
+    return plain(i, j, *given) - plain(i, *given) - plain(j, *given) + plain(*given)
+
+
+# ---- pairs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [(), GIVEN])
+def test_every_number_of_a_grid_is_measured(tracer, plain, given):
+    grid = tracer.interactions(
+        components(tracer, PAIRED), given=components(tracer, given) if given else None
+    )
+    assert grid.given == tuple(tracer.registry.label(i) for i in given)
+    assert grid.given_effect == pytest.approx(plain(*given).mean().item(), abs=1e-6)
+    frame = grid.to_frame().set_index(["first", "second"])
+    pairs = list(combinations(PAIRED, 2))
+    measured = torch.stack([interaction(plain, i, j, given) for i, j in pairs])
+    p_values = max_t_p_values(measured).tolist()
+    for (i, j), values, p_value in zip(pairs, measured, p_values, strict=True):
+        row = frame.loc[(tracer.registry.label(i), tracer.registry.label(j))]
+        assert row["interaction"] == pytest.approx(values.mean().item(), abs=1e-6)
+        joint = plain(i, j, *given) - plain(*given)
+        assert row["effect"] == pytest.approx(joint.mean().item(), abs=1e-6)
+        low, high = effect_interval(values.float())
+        assert (row["low"], row["high"]) == pytest.approx((low, high), rel=2e-3, abs=1e-5)
+        assert row["p"] == pytest.approx(p_value, abs=2e-3)
+        assert row["significant"] == (row["p"] < 0.05)
+    for rank, i in enumerate(PAIRED):
+        values = plain(i, *given) - plain(*given)
+        assert grid.singles[rank].item() == pytest.approx(values.mean().item(), abs=1e-6)
+        expected = effect_interval(values.float())
+        assert grid.singles_interval[rank].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_weights_reach_the_intervals(model):
+    rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(8))]
+    tracer = tk.Tracer(model, tk.PromptPairs.from_ids(rows))
+    grid = tracer.interactions(components(tracer, (1, 4)))
+    effects = tracer.engine.set_effects([(1, 4), (1,), (4,)])
+    values = effects[0] - effects[1] - effects[2]
+    expected = effect_interval(values, weights=tracer.pairs.weights)
+    assert grid.interaction_interval[0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_both_directions(tracer, model):
+    members = components(tracer, PAIRED)
+    grid = tracer.interactions(members, both_directions=True)
+    back = tk.Tracer(model, tracer.pairs, metric="probability-ratio", direction="denoising")
+    expected = back.interactions(components(back, PAIRED))
+    assert (grid.direction, grid.opposite.direction) == ("noising", "denoising")
+    torch.testing.assert_close(grid.opposite.pairs, expected.pairs)
+    torch.testing.assert_close(grid.opposite.p, expected.p)
+    frame = grid.to_frame()
+    opposite = expected.to_frame().set_index(["first", "second"])
+    for row in frame.to_dict("records"):
+        other = opposite.loc[(row["first"], row["second"])]
+        for name in ("effect", "interaction", "low", "high", "p"):
+            assert row[f"opposite_{name}"] == pytest.approx(other[name], abs=1e-6)
+    assert "kind" not in tracer.interactions(members).to_frame()
+    # From the other side the words are the same.
+    turned = expected.__class__(**{**vars(expected), "opposite": tracer.interactions(members)})
+    assert sorted(turned.to_frame()["kind"]) == sorted(frame["kind"])
+
+
+# The behaviour, from which of three components are clean.
+BEHAVIOURS = {
+    "and": (lambda clean: {1, 2} <= clean, "and"),
+    "or": (lambda clean: bool({1, 2} & clean), "or"),
+    "xor": (lambda clean: len({1, 2} & clean) != 1, "xor"),
+    "majority": (lambda clean: len({1, 2, 3} & clean) >= 2, "mixed"),
+    "sum": (lambda clean: 0.5 * (1 in clean) + 0.25 * (2 in clean), "none"),
+    "inhibition": (lambda clean: (1 in clean) * (0.5 if 2 in clean else 1), "inhibition"),
+    # 2 does something only where 1 is patched, and its clean value says nothing.
+    "backup": (lambda clean: 1 in clean or clean == {2, 3}, "one-sided"),
+}
+
+
+class Behaviour(Planted):
+    """Both directions of patching 1, 2 and 3, on ten examples that differ in size."""
+
+    n_examples = 10
+    pairs = tiny.pairs(10)
+
+    def __init__(self, behaviour, direction):
+        everything = frozenset({1, 2, 3})
+        start = everything if direction == "noising" else frozenset()
+        super().__init__(lambda patched: self.change(behaviour, start, patched & everything))
+        self._direction = direction
+
+    def change(self, behaviour, start, patched):
+        change = float(behaviour(start)) - float(behaviour(start ^ patched))
+        return change if start else -change
+
+    @property
+    def metric(self):
+        metric = tk.metrics.METRICS["odds-ratio"]
+        return metric if self._direction == "noising" else metric.denoising()
+
+    def set_effects(self, sets, label="effects"):
+        values = torch.tensor([float(self.value(frozenset(members))) for members in sets])
+        return values[:, None] * torch.linspace(0.8, 1.2, 10)
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_the_word_for_a_pair(name):
+    behaviour, expected = BEHAVIOURS[name]
+    grids = [
+        measure_pairs(Behaviour(behaviour, direction), (1, 2, 3))
+        for direction in ("noising", "denoising")
+    ]
+    assert kinds_of_pairs(*grids)[0] == expected
+    assert kinds_of_pairs(*grids[::-1])[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("signs", "singles", "together", "intervals", "expected"),
+    [
+        # Less than half of the larger single effect, not of the smaller one.
+        ((-1, 1), (1.0, 0.3), 0.4, ((0.9, 1.1), (0.2, 0.4)), "and"),
+        ((-1, 1), (1.0, 0.3), 0.1, ((0.9, 1.1), (0.2, 0.4)), "xor"),
+        # An effect below 0 whose interval reaches above it is no inhibition.
+        ((1, -1), (1.0, -0.1), 1.2, ((0.9, 1.1), (-0.4, 0.2)), "or"),
+        ((1, -1), (1.0, -0.3), 1.2, ((0.9, 1.1), (-0.4, -0.2)), "inhibition"),
+        ((1, -1), (-0.3, 1.0), 1.2, ((-0.4, -0.2), (0.9, 1.1)), "inhibition"),
+        ((1, 1), (-0.3, 1.0), 1.2, ((-0.4, -0.2), (0.9, 1.1)), "mixed"),
+        ((0, -1), (-0.3, 1.0), 1.2, ((-0.4, -0.2), (0.9, 1.1)), "one-sided"),
+    ],
+)
+def test_the_rule_for_words(signs, singles, together, intervals, expected):
+    assert interactions._kind_of_pair(signs, singles, together, *intervals) == expected
+
+
+def test_and_or_by_hand():
+    """The table of the documentation."""
+    for name, noising, denoising in (
+        ("and", [1, 1, 1], [0, 0, 1]),
+        ("or", [0, 0, 1], [1, 1, 1]),
+        ("sum", [0.5, 0.25, 0.75], [0.5, 0.25, 0.75]),
+    ):
+        for direction, expected in (("noising", noising), ("denoising", denoising)):
+            grid = measure_pairs(Behaviour(BEHAVIOURS[name][0], direction), (1, 2))
+            values = [*grid.singles.tolist(), grid.pairs[0, 1].item()]
+            assert values == pytest.approx(expected, abs=1e-6)
+
+
+# ---- triples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [(), GIVEN])
+def test_every_triple_is_measured(tracer, plain, given):
+    table = tracer.interactions(
+        components(tracer, PAIRED), order=3, given=components(tracer, given) if given else None
+    )
+    triples = list(combinations(PAIRED, 3))
+    measured = []
+    for triple in triples:
+        total = torch.zeros(12, dtype=torch.float64)
+        for size in range(4):
+            for part in combinations(triple, size):
+                total += (-1) ** (3 - size) * plain(*part, *given)
+        measured.append(total)
+    p_values = max_t_p_values(torch.stack(measured)).tolist()
+    frame = table.to_frame().set_index(["first", "second", "third"])
+    for triple, values, p_value in zip(triples, measured, p_values, strict=True):
+        row = frame.loc[tuple(tracer.registry.label(i) for i in triple)]
+        assert row["interaction"] == pytest.approx(values.mean().item(), abs=1e-6)
+        joint = plain(*triple, *given) - plain(*given)
+        assert row["effect"] == pytest.approx(joint.mean().item(), abs=1e-6)
+        expected = effect_interval(values.float())
+        assert (row["low"], row["high"]) == pytest.approx(expected, rel=2e-3, abs=1e-6)
+        assert row["p"] == pytest.approx(p_value, abs=2e-3)
+    assert list(table.to_frame()["interaction"].abs()) == sorted(
+        table.to_frame()["interaction"].abs(), reverse=True
+    )
+    assert repr(table).startswith("TripleInteractions(pairs data, GPT2LMHeadModel model: 4 triples")
+
+
+def test_triples_are_read_back(tracer, tmp_path):
+    table = tracer.interactions(components(tracer, PAIRED), order=3)
+    again = TripleInteractions.load(table.save(tmp_path / "deep" / "triples.json"))
+    assert again.to_frame().equals(table.to_frame())
+    assert repr(again) == repr(table)
+    assert len(table.save(tmp_path / "triples.csv").read_text().splitlines()) == 5
+    document = read_document(tmp_path / "deep", "triples.json")
+    document["p"].pop()
+    write_document(tmp_path / "deep" / "triples.json", document)
+    with pytest.raises(ResultFormatError, match="is damaged, was changed"):
+        TripleInteractions.load(tmp_path / "deep" / "triples.json")
+
+
+# ---- files and refusals -----------------------------------------------------------------------
+
+
+def test_grids_keep_their_statistics(tracer, tmp_path):
+    grid = tracer.interactions(
+        components(tracer, PAIRED), both_directions=True, given=components(tracer, GIVEN)
+    )
+    again = tk.InteractionGrid.load(grid.save(tmp_path / "grid.json"))
+    assert again.to_frame().equals(grid.to_frame())
+    assert (again.given, again.given_effect) == (grid.given, grid.given_effect)
+    assert again.opposite.to_frame().equals(grid.opposite.to_frame())
+    # What is patched besides takes the values of each direction.
+    assert grid.opposite.given == grid.given
+    back = tk.Tracer(tracer.model, tracer.pairs, metric="probability-ratio", direction="denoising")
+    expected = back.interactions(components(back, PAIRED), given=components(back, GIVEN))
+    torch.testing.assert_close(grid.opposite.pairs, expected.pairs)
+    assert grid.opposite.given_effect == pytest.approx(expected.given_effect, abs=1e-6)
+    torch.testing.assert_close(again.singles_interval, grid.singles_interval)
+
+
+@pytest.mark.parametrize("change", ["p", "interval", "range", "opposite", "nan"])
+def test_damaged_statistics_are_refused(tracer, tmp_path, change):
+    path = tracer.interactions(components(tracer, PAIRED), both_directions=True).save(
+        tmp_path / "grid.json"
+    )
+    document = read_document(tmp_path, path.name)
+    if change == "p":
+        document["p"].pop()
+    elif change == "interval":
+        document["interaction_interval"][0] = [0.0]
+    elif change == "range":
+        document["p"][0] = 1.5
+    elif change == "opposite":
+        document["opposite"]["labels"][0] = "another"
+    elif change == "nan":
+        document["singles_interval"][0][1] = float("nan")
+    write_document(path, document)
+    with pytest.raises(ResultFormatError, match="is damaged, was changed"):
+        tk.InteractionGrid.load(path)
+
+
+def test_bad_input(tracer, monkeypatch, unchecked):
+    members = components(tracer, PAIRED)
+    for options, error, text in (
+        ({"order": 4}, ConfigError, "order is 4. Use 2 for pairs or 3 for triples."),
+        ({"order": 3, "both_directions": True}, ConfigError, "order=3 takes a list of components"),
+        ({"given": members[:1]}, ComponentError, "L0H1 is among those to be paired and patched"),
+    ):
+        with pytest.raises(error) as caught:
+            tracer.interactions(members, **options)
+        assert text in str(caught.value)
+    with pytest.raises(ConfigError, match="order=3 takes a list of components"):
+        tracer.interactions(order=3)
+    with pytest.raises(ComponentError, match="2 components were chosen for triples. Choose 3 to "):
+        tracer.interactions(members[:2], order=3)
+    monkeypatch.setattr(interactions, "_MOST_EFFECTS", 100)
+    with pytest.raises(ComponentError, match="10 sets on 12 examples have 120 effects, which are"):
+        tracer.interactions(members)
+
+
+def test_constants_have_one_direction(model):
+    tracer = tk.Tracer(model, tiny.pairs(4), source="zero")
+    with pytest.raises(PairsError, match="cannot be reversed"):
+        tracer.interactions(components(tracer, (1, 4)), both_directions=True)
+
+
+def test_what_is_patched_besides_is_not_paired(tracer):
+    grid = tracer.interactions(layers=[0], given=components(tracer, (1, 7)))
+    assert grid.labels == ("L0H0", "L0H2", "L0H3")
+
+
+# ---- statistics -------------------------------------------------------------------------------
+
+
+def draws(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_one_row_needs_no_correction():
+    values = draws(5, 12) + 0.4
+    for row in values:
+        alone = max_t_p_values(row[None]).item()
+        assert alone == pytest.approx(sign_flip_p_values(row[None]).item(), abs=1e-9)
+
+
+def test_the_correction_against_all_sign_flips():
+    """Step-down maxT by its definition, over all 2^9 flips."""
+    values = draws(4, 9, seed=3).double() + torch.tensor([[0.0], [0.5], [1.0], [1.4]])
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 9)
+    scaled = values / values.square().sum(1, keepdim=True).sqrt()
+    statistics, flipped = scaled.sum(1).abs(), (scaled @ signs.T).abs()
+    expected, worst = {}, 0.0
+    rest = list(range(4))
+    while rest:
+        first = max(rest, key=lambda row: statistics[row])
+        share = (flipped[rest].max(0).values >= statistics[first] - 1e-9).double().mean().item()
+        worst = max(worst, share)
+        expected[first] = worst
+        rest.remove(first)
+    measured = max_t_p_values(values).tolist()
+    assert measured == pytest.approx([expected[row] for row in range(4)], abs=0.015)
+
+
+def test_of_many_rows_without_effect_hardly_any_is_significant():
+    """200 times 30 rows that share half of their variance: at most about 5 % have any below .05."""
+    shared = draws(200, 1, 16, seed=1)
+    values = shared + draws(200, 30, 16, seed=2)
+    wrong = sum(max_t_p_values(each).min().item() < 0.05 for each in values[:100])
+    assert wrong <= 11
+
+
+def test_holm_cannot_find_what_this_correction_finds():
+    values = draws(700, 30, seed=4)
+    values[:3] += 1.5
+    assert (max_t_p_values(values)[:3] < 0.05).all()
+    assert (holm(sign_flip_p_values(values))[:3] > 0.05).all()
+
+
+def test_rows_without_any_effect():
+    values = torch.zeros(3, 8)
+    values[1] = 1
+    assert max_t_p_values(values).tolist() == pytest.approx([1, 2 / 256, 1], abs=0.004)
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_intervals_of_rows_are_those_of_each(with_weights, monkeypatch):
+    weights = torch.tensor([5.0, 1.0] * 7)
+    weights = weights / weights.mean() if with_weights else None
+    values = draws(9, 14).exp()
+    values[3] = 0
+    values[4] = 1
+    expected = [effect_interval(row, weights=weights) for row in values]
+    found = row_intervals(values, weights=weights)
+    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-5)
+    # In portions.
+    monkeypatch.setattr("tracekit.results.intervals._AT_ONCE", 6000)
+    assert torch.allclose(row_intervals(values, weights=weights), found, atol=1e-9)
