@@ -1,0 +1,67 @@
+"""Values and interactions against shapiq, a library for cooperative games (extra `game`)."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+MEMBERS = (1, 4, 6, 8, 11)
+
+
+@pytest.fixture(scope="module")
+def exact(tracer):
+    """What shapiq computes of the game that a tracer gives, from all coalitions."""
+    shapiq = pytest.importorskip("shapiq")
+    game = tracer.as_game([tracer.registry[i] for i in MEMBERS])
+    return shapiq.ExactComputer(game, game.n_players)
+
+
+@pytest.fixture(scope="module")
+def why(tracer):
+    return tracer.explain([tracer.registry[i] for i in MEMBERS], look_outside=False)
+
+
+def rank_of(why):
+    return {label: rank for rank, label in enumerate(why.labels)}
+
+
+def test_values(exact, why):
+    theirs = exact("SV", order=1).dict_values
+    ranks = rank_of(why)
+    for row in why.table.to_dict("records"):
+        assert row["value"] == pytest.approx(theirs[(ranks[row["component"]],)], abs=1e-6)
+
+
+def test_averaged_interactions_of_pairs(exact, why):
+    """The Shapley interaction index of second order."""
+    theirs = exact("SII", order=2).dict_values
+    ranks = rank_of(why)
+    for row in why.interactions.to_dict("records"):
+        pair = ranks[row["first"]], ranks[row["second"]]
+        assert row["averaged"] == pytest.approx(theirs[pair], abs=1e-6)
+
+
+def test_interactions_of_pairs_and_triples_with_nothing_else(exact, why, tracer):
+    """The Moebius transform."""
+    theirs = exact("Moebius", order=3).dict_values
+    ranks = rank_of(why)
+    for row in why.interactions.to_dict("records"):
+        pair = ranks[row["first"]], ranks[row["second"]]
+        assert row["alone"] == pytest.approx(theirs[pair], abs=1e-6)
+    triples = tracer.interactions(why.components, order=3)
+    for rank, triple in enumerate(combinations(range(5), 3)):
+        assert triples.interactions[rank].item() == pytest.approx(theirs[triple], abs=1e-6)
+
+
+def test_an_approximation_takes_the_game(tracer, why):
+    shapiq = pytest.importorskip("shapiq")
+    game = tracer.as_game(why.components)
+    approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2, random_state=0)
+    theirs = approximator.approximate(budget=32, game=game).dict_values
+    ranks = rank_of(why)
+    for row in why.interactions.to_dict("records"):
+        pair = ranks[row["first"]], ranks[row["second"]]
+        assert row["averaged"] == pytest.approx(theirs[pair], abs=1e-5)
+    # No coalition is measured twice.
+    assert game.n_measured <= 32
