@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
     from tracekit.models import load_model as load_model
+    from tracekit.planted import PlantedModel as PlantedModel
+    from tracekit.planted import planted_model as planted_model
     from tracekit.results import Comparison as Comparison
     from tracekit.results import Faithfulness as Faithfulness
     from tracekit.results import InteractionGrid as InteractionGrid
@@ -102,6 +104,7 @@ _NAMES = {
     "kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),
     "models": ("load_model",),
+    "planted": ("PlantedModel", "planted_model"),
     "results": (
         "Comparison",
         "Faithfulness",

@@ -14,7 +14,12 @@ from tracekit.errors import ComponentError, ConfigError, PairsError, ResultForma
 from tracekit.results import effect_interval, interactions
 from tracekit.results.interactions import kinds_of_pairs, measure_pairs
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import holm, max_t_p_values, sign_flip_p_values
+from tracekit.results.significance import (
+    holm,
+    max_t_p_values,
+    sign_flip_p_values,
+    without_rounding,
+)
 from tracekit.results.storage import read_document, write_document
 from tracekit.results.triples import TripleInteractions
 
@@ -65,7 +70,11 @@ def test_every_number_of_a_grid_is_measured(tracer, plain, given):
     frame = grid.to_frame().set_index(["first", "second"])
     pairs = list(combinations(PAIRED, 2))
     measured = torch.stack([interaction(plain, i, j, given) for i, j in pairs])
-    p_values = max_t_p_values(measured).tolist()
+    scale = [
+        sum((plain(*part, *given) - plain(*given)).abs() for part in ((i,), (j,), (i, j)))
+        for i, j in pairs
+    ]
+    p_values = max_t_p_values(without_rounding(measured, torch.stack(scale))).tolist()
     for (i, j), values, p_value in zip(pairs, measured, p_values, strict=True):
         row = frame.loc[(tracer.registry.label(i), tracer.registry.label(j))]
         assert row["interaction"] == pytest.approx(values.mean().item(), abs=1e-6)
@@ -202,14 +211,13 @@ def test_every_triple_is_measured(tracer, plain, given):
         components(tracer, PAIRED), order=3, given=components(tracer, given) if given else None
     )
     triples = list(combinations(PAIRED, 3))
-    measured = []
-    for triple in triples:
-        total = torch.zeros(12, dtype=torch.float64)
+    measured, scale = torch.zeros(2, 4, 12, dtype=torch.float64)
+    for rank, triple in enumerate(triples):
         for size in range(4):
             for part in combinations(triple, size):
-                total += (-1) ** (3 - size) * plain(*part, *given)
-        measured.append(total)
-    p_values = max_t_p_values(torch.stack(measured)).tolist()
+                measured[rank] += (-1) ** (3 - size) * plain(*part, *given)
+                scale[rank] += (plain(*part, *given) - plain(*given)).abs()
+    p_values = max_t_p_values(without_rounding(measured, scale)).tolist()
     frame = table.to_frame().set_index(["first", "second", "third"])
     for triple, values, p_value in zip(triples, measured, p_values, strict=True):
         row = frame.loc[tuple(tracer.registry.label(i) for i in triple)]

@@ -23,7 +23,12 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
-from tracekit.results.significance import holm, sign_flip_p_values
+from tracekit.results.significance import (
+    RESOLUTION,
+    holm,
+    sign_flip_p_values,
+    without_rounding,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +104,10 @@ class Explanation:
         - `works against`: its value is below 0, interval and all;
         - `with others`: it brings more last than alone, intervals apart;
         - `overlaps`: it brings less last than alone, intervals apart;
+        - `with some`: it brings more on average than both alone and last, intervals apart;
         - `by itself`: none of these.
+
+        Differences below 1e-4 of the effects of subsets count as 0: they may be rounding.
         """
         import pandas as pd
 
@@ -120,10 +128,31 @@ class Explanation:
     def _verdict(self, player: int, row: dict[str, Any]) -> str:
         if player in self.redundancy.players:
             return "can be left out"
-        if row["value_high"] < 0:
+        least = self._least
+        if row["value_high"] < -least:
             return "works against"
         low, high = self._interval(self.last[player] - self.alone[player])
-        return "with others" if low > 0 else "overlaps" if high < 0 else "by itself"
+        if low > least or high < -least:
+            return "with others" if low > least else "overlaps"
+        value = self.shapley.per_example[player]
+        low = min(self._interval(value - rest[player])[0] for rest in (self.alone, self.last))
+        return "with some" if low > least else "by itself"
+
+    @cached_property
+    def _scale(self) -> Effects:
+        """Size of the effects that everything here is a difference of, on each example."""
+        parts = torch.cat([self.effect[None], self.alone, self.effect - self.last])
+        return parts.abs().max(0).values
+
+    @property
+    def _least(self) -> float:
+        """What a mean must exceed to be told from rounding."""
+        return RESOLUTION * self._scale.mean().item()
+
+    def _p_values(self, effects: Float[Tensor, "row example"]) -> list[float]:
+        """Corrected p values of rows that are differences of effects of subsets."""
+        scale = self._scale.expand_as(effects)
+        return holm(sign_flip_p_values(without_rounding(effects, scale))).tolist()
 
     @cached_property
     def interactions(self) -> pd.DataFrame:
@@ -138,7 +167,7 @@ class Explanation:
 
         labels, pairs = self.labels, self.pairs
         tested = pairs.within if pairs.averaged is None else pairs.averaged
-        p_values = holm(sign_flip_p_values(tested)).tolist()
+        p_values = self._p_values(tested)
         rows = []
         for rank, (first, second) in enumerate(pairs.pairs):
             averaged = None if pairs.averaged is None else pairs.averaged[rank]
@@ -222,9 +251,11 @@ class Explanation:
 
         if self.outsiders is None:
             return None
+        columns = ["component", "backup", "rise", "rise_low", "rise_high", "before", "p"]
+        columns += ["significant"]
         if not self.outsiders:
-            return pd.DataFrame()
-        p_values = holm(sign_flip_p_values(torch.stack([each.rise for each in self.outsiders])))
+            return pd.DataFrame(columns=columns)
+        p_values = self._p_values(torch.stack([each.rise for each in self.outsiders]))
         rows = [
             {
                 **self._named(each, "backup"),
@@ -233,9 +264,10 @@ class Explanation:
                 "p": p_value,
                 "significant": p_value < _LEVEL,
             }
-            for each, p_value in zip(self.outsiders, p_values.tolist(), strict=True)
+            for each, p_value in zip(self.outsiders, p_values, strict=True)
         ]
-        return _sorted(pd.DataFrame([row for row in rows if row["rise_low"] > 0]), "rise")
+        rising = [row for row in rows if row["rise_low"] > self._least]
+        return _sorted(pd.DataFrame(rising, columns=columns), "rise")
 
     def _named(self, stand_in: StandIn, role: str) -> dict[str, str]:
         names = self.labels[stand_in.player], self.registry.label(stand_in.outsider)
@@ -349,6 +381,7 @@ CONTEXTS = {"averaged": "on average over subsets", "within": "within the set"}
 _VERDICTS = {
     "with others": "More together with the others than alone",
     "overlaps": "Less with the others than alone (they do the same)",
+    "with some": "More with some of the others than alone or with all",
     "by itself": "About as much with the others as alone",
     "can be left out": "Can be left out",
     "works against": "Works against the others",

@@ -31,7 +31,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.files import write_csv
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import max_t_p_values
+from tracekit.results.significance import max_t_p_values, without_rounding
 from tracekit.results.storage import damaged, read_document, write_document
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ class InteractionGrid:
     """The same of each interaction, for pairs in the order of `itertools.combinations`."""
     p: Float[Tensor, " pair"] | None = None
     """Two-sided p values of the hypothesis that interactions are symmetric around 0 over examples:
-    sign flips, corrected for all pairs of the grid (step-down maxT; Westfall and Young, 1993)."""
+    sign flips, corrected for all pairs of the grid (step-down maxT; Westfall and Young, 1993).
+    Interactions below 1e-4 of the effects that they are differences of count as 0: they may be
+    rounding."""
     opposite: InteractionGrid | None = None
     """The same pairs in the other direction, if they were measured so."""
 
@@ -355,6 +357,7 @@ def measure_pairs(
     grid[rank[1], rank[0]] = means[n:]
     weights = engine.pairs.weights
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
+    scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
     return InteractionGrid(
         labels=tuple(engine.registry.label(i) for i in order),
         components=tuple(engine.registry[i] for i in order),
@@ -367,7 +370,7 @@ def measure_pairs(
         direction=engine.metric.direction,
         singles_interval=row_intervals(effects[:n], weights=weights).float(),
         interaction_interval=row_intervals(interactions, weights=weights).float(),
-        p=max_t_p_values(interactions).float(),
+        p=max_t_p_values(without_rounding(interactions, scale.double())).float(),
     )
 
 

@@ -6,9 +6,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+RESOLUTION = 1e-4
+"""Share of the effects that an interaction is a difference of, below which it may be rounding."""
+_FLOOR = 1e-5
+"""The same share of the largest effect of any set."""
 _DRAWS = 10_000
 _AT_ONCE = 20_000_000
 """Signs that are drawn together; bounds memory."""
+
+
+def without_rounding(
+    interactions: Float[Tensor, "*row example"], scale: Float[Tensor, "*row example"]
+) -> Float[Tensor, "*row example"]:
+    """Interactions, with 0 where they are too small to be told from rounding.
+
+    Effects are float32 numbers. Rounding often has the same sign on all examples, and a test of
+    signs would call a difference of 1e-7 significant.
+
+    Args:
+        interactions: Differences of effects, on each example.
+        scale: Size of the effects that they are differences of.
+    """
+    least = RESOLUTION * scale + _FLOOR * scale.flatten(0, -2).max(0).values
+    return torch.where(interactions.abs() > least, interactions, 0.0)
 
 
 def sign_flip_p_values(

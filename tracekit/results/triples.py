@@ -27,7 +27,7 @@ from tracekit.engine.engine import Engine
 from tracekit.files import write_csv
 from tracekit.results.interactions import LEVEL, added_effects, check_size
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import max_t_p_values
+from tracekit.results.significance import max_t_p_values, without_rounding
 from tracekit.results.storage import damaged, read_document, write_document
 
 if TYPE_CHECKING:
@@ -160,17 +160,19 @@ def measure_triples(
     measured = [tuple(sorted(order[player] for player in each)) for each in sets]
     effects, _ = added_effects(engine, measured, given, "triples")
     triples = list(combinations(players, 3))
-    total = torch.zeros(len(triples), effects.shape[1], dtype=torch.float64)
+    total, scale = torch.zeros(2, len(triples), effects.shape[1], dtype=torch.float64)
     for size in (1, 2, 3):
         # Subsets of each size come with alternating signs.
         rows = [[row_of[part] for part in combinations(triple, size)] for triple in triples]
-        total += (-1) ** (3 - size) * effects[torch.tensor(rows)].double().sum(1)
+        parts = effects[torch.tensor(rows)].double()
+        total += (-1) ** (3 - size) * parts.sum(1)
+        scale += parts.abs().sum(1)
     return TripleInteractions(
         labels=tuple(engine.registry.label(i) for i in order),
         effects=effects[[row_of[triple] for triple in triples]].mean(1),
         interactions=total.mean(1).float(),
         intervals=row_intervals(total, weights=engine.pairs.weights).float(),
-        p=max_t_p_values(total).float(),
+        p=max_t_p_values(without_rounding(total, scale)).float(),
         given=tuple(engine.registry.label(i) for i in given),
         axis_label=engine.metric.axis_label,
         title=title,
