@@ -537,3 +537,13 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     assert figure.layout.title.subtitle.text == "above: noising; below: denoising; given L2H1"
     low, high = grid.interaction_interval[1].tolist()
     assert f"({low:.3g} to {high:.3g}), p = 0.01" in cells.text[i][j]
+
+
+def test_what_looks_white_has_no_sign(tracer):
+    grid = tracer.interactions(layers=[0])
+    pairs = grid.singles[:, None] + grid.singles[None, :]
+    pairs[0, 1] = pairs[1, 0] = pairs[0, 1] + 1
+    pairs[2, 3] = pairs[3, 2] = pairs[2, 3] - 1e-6
+    pairs.diagonal().copy_(grid.singles)
+    signs = replace(grid, pairs=pairs).heatmap().data[1]
+    assert sorted(zip(signs.y, signs.x, signs.text, strict=True)) == [(0, 1, "+"), (1, 0, "+")]

@@ -21,6 +21,8 @@ _PLOT = 360.0
 """Width and height of the map, in pixels."""
 _MARKED = 5
 """Largest interactions, whose signs are written into the map."""
+_LEAST_MARKED = 0.02
+"""Share of the largest colour below which no sign is written."""
 _MOST_DOTTED = 24
 """Components up to which significant pairs have a dot."""
 
@@ -127,12 +129,9 @@ def color_bar(bound: float, *, beyond: bool = False, note: str = "") -> dict[str
         beyond: Whether there are larger ones.
         note: Below its title.
     """
+    title = f"interaction<br>{note or ' '}"
     bar: dict[str, object] = {
-        "title": {
-            "text": f"interaction<br>{note or ' '}",
-            "side": "top",
-            "font": {"size": TICK_SIZE},
-        },
+        "title": {"text": title, "side": "top", "font": {"size": TICK_SIZE}},
         "tickfont": {"size": TICK_SIZE},
         "thickness": 13,
         "outlinewidth": 1,
@@ -155,7 +154,8 @@ def _mark_largest(figure: go.Figure, grid: InteractionGrid, values: Tensor, boun
     for transposed in (False, True):
         half = [(j, i) if transposed else (i, j) for i, j in pairs]
         largest = sorted(half, key=lambda cell: -abs(values[cell].item()))[:_MARKED]
-        cells += [cell for cell in largest if values[cell] != 0]
+        # A sign in a cell that looks white would claim what is hardly there.
+        cells += [cell for cell in largest if abs(values[cell].item()) > _LEAST_MARKED * bound]
     figure.add_scatter(
         x=[j for _, j in cells],
         y=[i for i, _ in cells],
