@@ -342,6 +342,10 @@ def saved() -> Path:
     front.save(folder / "front")
     (folder / "grid").mkdir()
     traced.interactions(layers=[1]).save(folder / "grid" / "grid.json")
+    members = list(traced.registry)[2:5]
+    traced.explain(members).save(folder / "explanation")
+    others = {"kl": (tiny.pairs(6, seed=3), "kl")}
+    traced.side_effects(members, others, draws=2).save(folder / "side-effects")
     return folder
 
 
@@ -354,6 +358,10 @@ def _load(kind: str, folder: Path) -> Any:
         return tk.ParetoFront.load(folder / kind)
     if kind == "grid":
         return tk.InteractionGrid.load(folder / kind / "grid.json")
+    if kind == "explanation":
+        return tk.Explanation.load(folder / kind)
+    if kind == "side-effects":
+        return tk.SideEffects.load(folder / kind)
     return tracer().pareto(
         max_budget=2, max_passes=20, statistics=False, checkpoint=folder / "front.ckpt"
     )
@@ -362,6 +370,10 @@ def _load(kind: str, folder: Path) -> Any:
 def _numbers(kind: str, loaded: Any) -> Any:
     if kind == "grid":
         return loaded.to_frame().to_json()
+    if kind == "explanation":
+        return loaded.table.to_json(), loaded.interactions.to_json(), str(loaded)
+    if kind == "side-effects":
+        return loaded.table.to_json(), str(loaded)
     results = [loaded] if kind == "run" else list(loaded)
     return [(result.method, result.effect, result.per_example.tolist()) for result in results]
 
@@ -373,7 +385,9 @@ def _files(kind: str) -> list[str]:
     return [str(path.relative_to(saved())) for path in paths]
 
 
-_KINDS = st.sampled_from(["run", "curve", "front", "grid", "checkpoint"])
+_KINDS = st.sampled_from(
+    ["run", "curve", "front", "grid", "explanation", "side-effects", "checkpoint"]
+)
 
 
 @about(100, kind=_KINDS, data=st.data())
@@ -388,7 +402,7 @@ def damaged_saves(kind, data):
             assert _numbers(kind, _load(kind, folder)) == _numbers(kind, _load(kind, saved()))
 
 
-@about(100, kind=st.sampled_from(["run", "curve", "front", "grid"]), data=st.data())
+@about(100, kind=_KINDS.filter(lambda kind: kind != "checkpoint"), data=st.data())
 def forged_saves(kind, data):
     """Entries that were changed together with their digest: taken or refused, and consistent."""
     with tempfile.TemporaryDirectory() as name:
@@ -403,6 +417,10 @@ def forged_saves(kind, data):
             if kind == "grid":
                 assert torch.isfinite(loaded.pairs).all()
                 loaded.to_frame()
+                return
+            if kind in ("explanation", "side-effects"):
+                assert str(loaded)
+                assert len(loaded.table) >= 2
                 return
             for result in [loaded] if kind == "run" else loaded:
                 mean = result.per_example.mean().item()

@@ -5,6 +5,7 @@ All effects are kept, so that tables and intervals are computed again from what 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tracekit._options import is_whole
 from tracekit.anatomy.member_pairs import PairInteractions
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues
 from tracekit.anatomy.side_effects import FILES as SIDE_EFFECTS_FILES
@@ -144,6 +146,10 @@ def _check_shapes(document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     Raises:
         ValueError: They do not.
     """
+    check_texts(document, [name for name in _PLAIN if name != "tolerance"])
+    n_orders, tolerance = document["n_orders"], document["tolerance"]
+    if not (n_orders is None or is_whole(n_orders)) or not 0 <= float(tolerance) < 1:
+        raise ValueError(f"There are {n_orders} orders, and the tolerance is {tolerance}.")
     mask = tensors["members"]
     if mask.ndim != 1 or mask.dtype != torch.bool or mask.sum() < 2:
         raise ValueError("The members are no set of two or more components.")
@@ -179,6 +185,21 @@ def _check_shapes(document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     missing = (tensors["values"].sum(0) - tensors["effect"]).abs().max()
     if missing > 1e-4 * (tensors["values"].abs().sum(0).max() + 1e-3):
         raise ValueError(f"The values miss the effect of the set by {missing}.")
+
+
+def check_texts(document: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuses a document in which something is no text.
+
+    Args:
+        document: What was read.
+        names: Of the entries that are texts.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name in names:
+        if not isinstance(document[name], str):
+            raise ValueError(f"{name} is {document[name]!r}.")
 
 
 def check_of_run(saved: Explanation | SideEffects, result: TraceResult, folder: Path) -> None:

@@ -349,6 +349,11 @@ def _check_consistent(side: SideEffects) -> None:
     Raises:
         ValueError: They do not.
     """
+    texts = [side.model, side.source, side.direction]
+    for each in (side.target, *side.others):
+        texts += [each.name, each.dataset, each.dataset_fingerprint, each.metric, each.axis_label]
+    if not all(isinstance(text, str) for text in texts) or not is_whole(side.seed):
+        raise ValueError(f"The texts are {texts}, the seed is {side.seed!r}.")
     if not side.others or not side.members:
         raise ValueError("There are no others, or no members.")
     names = [side.target.name, *(other.name for other in side.others)]
