@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+import shapiq
 
 MEMBERS = (1, 4, 6, 8, 11)
 
@@ -12,7 +13,6 @@ MEMBERS = (1, 4, 6, 8, 11)
 @pytest.fixture(scope="module")
 def exact(tracer):
     """What shapiq computes of the game that a tracer gives, from all coalitions."""
-    shapiq = pytest.importorskip("shapiq")
     game = tracer.as_game([tracer.registry[i] for i in MEMBERS])
     return shapiq.ExactComputer(game, game.n_players)
 
@@ -55,7 +55,6 @@ def test_interactions_of_pairs_and_triples_with_nothing_else(exact, why, tracer)
 
 
 def test_an_approximation_takes_the_game(tracer, why):
-    shapiq = pytest.importorskip("shapiq")
     game = tracer.as_game(why.components)
     approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2, random_state=0)
     theirs = approximator.approximate(budget=32, game=game).dict_values

@@ -14,7 +14,7 @@
 - `optimum`: against exhaustive search over 9 to 14 heads of random GPT-2s.
 - `ablations`: neurons, without one part each.
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
-- `races`: local search, top-k and greedy with races and without, on random GPT-2s of four layers
+- `races`: local search and top-k with races and without, on random GPT-2s of four layers
   and 512 pairs.
 
 Cost is in passes over the data, forward and backward alike.
@@ -40,7 +40,7 @@ from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.masks import ranking
 from tracekit.metrics import resolve
-from tracekit.search import Goal, Greedy, LocalSearch, Search, TopK, make
+from tracekit.search import Goal, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
@@ -402,7 +402,7 @@ def table_races(family: str, seeds: range) -> None:
     passes: dict[str, list[float]] = {}
     for seed in seeds:
         case = random_engine(seed, SCALES[family], layers=4, pairs=512)
-        for search in (LocalSearch(), TopK(), Greedy()):
+        for search in (LocalSearch(), TopK()):
             exact, raced = (
                 searched(case, replace(search, race=race), SHARES) for race in (False, True)
             )
