@@ -147,6 +147,10 @@ class NoRunError(TracekitError, RuntimeError):
     """No run of an experiment could be done."""
 
 
+class RankError(TracekitError, RuntimeError):
+    """The processes that share a trace do not fit together, or one of them has ended."""
+
+
 class WorkerLostError(TracekitError, RuntimeError):
     """A process that did runs beside others was killed."""
 

@@ -350,15 +350,19 @@ def build_tracer(
     Layers, the name of the data set and the form of options are checked before the model is loaded.
     """
     import tracekit as tk
-    from tracekit.cli.output import print_skipped
+    from tracekit.cli.output import join_ranks, print_skipped
     from tracekit.data.registry import describe
+    from tracekit.ranks import own_device
 
+    join_ranks()
     layer_list = parse_layers(layers)
     usual = describe(dataset)
     data_options: dict[str, Any] = parse_options(data_option or [], [dataset])[dataset]
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if split is None else {"split": split}
     data_options |= {"on_mismatch": "skip"} if skip_mismatched else {}
+    if device in (None, "cuda"):
+        device = own_device() or device
     loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
     pairs = tk.load_dataset(dataset, loaded, **data_options)
     print_skipped(pairs)

@@ -37,9 +37,27 @@ error_console = PlainConsole(stderr=True)
 
 
 def print_problem(word: str, text: object, style: str) -> None:
-    """Prints an error or a warning to standard error, in one line."""
+    """Prints an error or a warning to standard error, in one line.
+
+    Of several processes that share a trace, the others say who they are.
+    """
     message = Text.assemble((f"{word}:", style), " ", printable(str(text)))
+    if console.quiet:
+        message = Text.assemble((f"{_rank_name()} ", style), message)
     error_console.print(message, highlight=False, soft_wrap=True)
+
+
+def _rank_name() -> str:
+    from tracekit.ranks import Ranks
+
+    return f"Rank {Ranks.joined().rank}:"
+
+
+def join_ranks() -> None:
+    """Joins the processes that a launcher has started; only the first of them prints."""
+    from tracekit.ranks import join_launched
+
+    console.quiet = not join_launched().is_first
 
 
 def load(source: str, **options: Any) -> Any:
@@ -188,6 +206,8 @@ def save(run: TraceResult | TraceCurve, output: Path) -> None:
     """Writes each result of a run to its own folder, e.g. `pgb-ct-6` below `output`."""
     from tracekit.results.result import TraceResult
 
+    if console.quiet:
+        return
     for result in [run] if isinstance(run, TraceResult) else run:
         size = result.n_selected if result.budget is None else result.budget
         result.save(output / f"{result.method}-{size}")
@@ -203,6 +223,9 @@ def write_tracer_figures(
 def write_figures(figures_by_name: dict[str, Any], output: Path, *, quiet: bool = False) -> None:
     """Writes figures as HTML, and as PNG if there is a browser; quietly, it prints nothing."""
     from tracekit import figures
+
+    if console.quiet:
+        return
 
     def at_paths(suffix: str) -> dict[str | Path, Any]:
         return {output / f"{name}{suffix}": figure for name, figure in figures_by_name.items()}

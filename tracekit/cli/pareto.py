@@ -161,6 +161,8 @@ def pareto(
         front = tracer.pareto(
             keep=keep, objective=objective, max_budget=largest, seed=seed, **options
         )
+    if console.quiet:
+        return
     front.save(output / "pareto")
     _print_front(front)
     write_figures({"pareto": front.curve(), "heatmap": tracer.heatmap(front[-1])}, output)

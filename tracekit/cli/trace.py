@@ -46,7 +46,14 @@ from tracekit.cli.options import (
     build_tracer,
     save_config,
 )
-from tracekit.cli.output import check_folder, print_table, print_tracer, save, write_tracer_figures
+from tracekit.cli.output import (
+    check_folder,
+    console,
+    print_table,
+    print_tracer,
+    save,
+    write_tracer_figures,
+)
 from tracekit.cli.parsing import goal, parse_options
 
 
@@ -158,5 +165,7 @@ def trace(
         )
         if tracer.results[-1].stopped == "interrupted":
             break
+    if console.quiet:
+        return
     print_table(tracer.results)
     write_tracer_figures(tracer, output, tracer.results[-1], {})

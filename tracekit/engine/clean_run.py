@@ -17,6 +17,7 @@ from tracekit.engine.batch import Batch
 from tracekit.engine.forward import ForwardPass
 from tracekit.metrics import ContinuationLogProbs, Reading
 from tracekit.models.hooked import HookedModel, frozen
+from tracekit.ranks import Ranks
 
 _FLOAT_BYTES = 4
 
@@ -31,6 +32,7 @@ class CleanRun:
         *,
         max_memory: int | None,
         progress_bar: Callable[[Any, str], Any],
+        ranks: Ranks,
     ) -> None:
         """Runs nothing yet.
 
@@ -40,8 +42,10 @@ class CleanRun:
             max_memory: Bytes that kept distributions may take; apart from what counterfactual
                 activations may.
             progress_bar: Wraps a loop in a progress bar.
+            ranks: The processes among which the examples are shared out.
         """
         self._model = model
+        self._ranks = ranks
         self._forward_pass = forward_pass
         self._max_memory = max_memory
         self._progress_bar = progress_bar
@@ -55,7 +59,7 @@ class CleanRun:
         """Log-probabilities of every example, in the order of the data set.
 
         Args:
-            batches: The data set.
+            batches: The data set, or this rank's part of it.
             reads: What is read; `distribution` is left out where it does not fit. What was read
                 before is kept, and not run again.
             n_examples: Number of examples.
@@ -69,7 +73,7 @@ class CleanRun:
                     (batch.examples, self._forward_pass.log_probs(batch, [], reads=lacking))
                     for batch in self._progress_bar(batches, "clean run")
                 ]
-            self._kept = _merged(self._kept, assemble(parts, n_examples))
+            self._kept = _merged(self._kept, assemble(parts, n_examples, self._ranks))
             self._was_read.update(lacking)
         return self._kept
 
@@ -102,6 +106,8 @@ class CleanRun:
         return self._latest[1].require("distribution")
 
     def _keeps_distribution(self, n_examples: int) -> bool:
+        if self._ranks.count > 1:
+            return False  # Sending it to all ranks would take longer than running it again.
         needed = n_examples * int(self._model.cfg.d_vocab) * _FLOAT_BYTES
         return self._max_memory is None or needed <= self._max_memory
 
@@ -131,15 +137,22 @@ def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogPro
 
 
 def assemble(
-    parts: Sequence[tuple[Tensor, ContinuationLogProbs]], n_examples: int
+    parts: Sequence[tuple[Tensor, ContinuationLogProbs]], n_examples: int, ranks: Ranks
 ) -> ContinuationLogProbs:
-    """Log-probabilities of batches, put in the order of the data set."""
-    order = torch.cat([examples for examples, _ in parts]).argsort()
-    assert len(order) == n_examples
-    return ContinuationLogProbs(
-        **{
-            name: torch.cat([getattr(log_probs, name) for _, log_probs in parts])[order]
-            for name, value in vars(parts[0][1]).items()
-            if value is not None
-        }
-    )
+    """Log-probabilities of batches, put in the order of the data set.
+
+    Args:
+        parts: Numbers of examples, and their log-probabilities; of this rank's part.
+        n_examples: Number of examples of all ranks.
+        ranks: The ranks.
+    """
+    numbers = torch.cat([examples for examples, _ in parts])
+    assembled: dict[str, Tensor] = {}
+    for name, value in vars(parts[0][1]).items():
+        if value is not None:
+            values = torch.cat([getattr(log_probs, name) for _, log_probs in parts])
+            whole = values.new_zeros(n_examples, *values.shape[1:])
+            whole[numbers] = values
+            assembled[name] = whole
+    added = ranks.add(*assembled.values())
+    return ContinuationLogProbs(**dict(zip(assembled, added, strict=True)))

@@ -54,7 +54,7 @@ def set_effects(
             _Descent(engine, sets, batch, source, effects, progress_bar).run(tree, None)
     n_examples = engine.n_examples if examples is None else len(examples)
     engine.count_forward(len(sets) * n_examples / engine.n_examples)
-    effects = effects.cpu()
+    (effects,) = engine.ranks.add(effects.cpu())
     for row in effects[~torch.isfinite(effects.mean(1))]:
         engine.check_finite(row)
         raise engine.mean_not_finite()

@@ -58,6 +58,7 @@ class CounterfactualCache:
         max_batch_size: int,
         max_memory: int | None = None,
         progress_bar: ProgressBar = lambda items, label: items,
+        first: Int[Tensor, " source"] | None = None,
     ) -> None:
         """Runs nothing yet.
 
@@ -68,6 +69,8 @@ class CounterfactualCache:
             max_batch_size: Sources per pass.
             max_memory: Bytes that kept activations may take on the model's device.
             progress_bar: Wraps a loop in a progress bar.
+            first: Numbers of the sources to run and keep; the others are run when a batch asks
+                for one of them. All by default.
         """
         self._model = model
         self._layout = layout
@@ -83,7 +86,9 @@ class CounterfactualCache:
         self._slots = self._slots[:, : int(self._counts.max())]
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
         self._constants = constants_of(layout.counterfactuals)
-        self._chunks: list[_Chunk] | None = None
+        everything = torch.arange(len(layout.source_lengths))
+        self._lacking = [everything] if first is None else [first, _without(everything, first)]
+        self._chunks: list[_Chunk] = []
         self.storage: Storage | None = None
         """Where the activations are; decided when a batch first asks for them."""
 
@@ -121,8 +126,10 @@ class CounterfactualCache:
                 )
                 for name, kind in self._kinds.items()
             }
-        if self.storage is None:
-            self._fill()
+        while self.storage != "recomputed" and any(
+            torch.isin(batch.sources, numbers).any() for numbers in self._lacking
+        ):
+            self._fill(self._lacking[0])
         chunks = self._chunks or [self._run(batch.sources.unique())]
         parts = []
         for chunk in chunks:
@@ -166,27 +173,29 @@ class CounterfactualCache:
                 target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
         return assembled
 
-    def _fill(self) -> None:
-        """Runs all sources and keeps what is in use, if there is room for it."""
+    def _fill(self, sources: Int[Tensor, " source"]) -> None:
+        """Runs the next sources and keeps what is in use, if there is room for it."""
         device = device_of(self._model)
         batches = [
             numbers.sort().values
-            for numbers in self._layout.source_batches(self._max_batch_size, device)
+            for numbers in self._layout.source_batches(sources, self._max_batch_size, device)
         ]
         # The longest chunk first: it shows whether a pass fits at all.
         chunks: list[_Chunk] = []
-        storage: Storage | None = None
+        storage = self.storage
         for numbers in self._progress_bar(batches[::-1], "counterfactual run"):
             chunk = self._run(numbers)
             storage = storage or self._choose_storage(chunk, batches, device)
             if storage == "recomputed":
+                chunks = []
                 break
             if storage == "host":
                 values = {name: value.cpu() for name, value in chunk.values.items()}
                 chunk = _Chunk(numbers, values)
             chunks.append(chunk)
         # Together and last: a run that was interrupted begins again.
-        self._chunks, self.storage = chunks, storage
+        self._chunks, self.storage = self._chunks + chunks, storage
+        del self._lacking[0]
 
     def _choose_storage(
         self, chunk: _Chunk, batches: Sequence[Tensor], device: torch.device
@@ -242,6 +251,10 @@ class CounterfactualCache:
         with frozen(self._model), torch.no_grad():
             self._model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
         return _Chunk(numbers, kept)
+
+
+def _without(numbers: Int[Tensor, " source"], others: Tensor) -> Int[Tensor, " rest"]:
+    return numbers[~torch.isin(numbers, others)]
 
 
 def _narrow_keys(values: Tensor, kind: Kind, n_positions: int) -> Tensor:

@@ -11,8 +11,9 @@ accelerator nothing in a pass waits for the device: results are read when a call
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
@@ -48,8 +49,10 @@ from tracekit.errors import (
     NonFiniteMetricError,
     NotDifferentiableError,
     PairsError,
+    RankError,
     SpanError,
 )
+from tracekit.files import digest_of
 from tracekit.masks import Mask
 from tracekit.metrics import (
     ContinuationLogProbs,
@@ -65,8 +68,10 @@ from tracekit.models.hooked import (
     frozen,
     long_rope_limit,
     model_name,
+    sample_of,
     to_device,
 )
+from tracekit.ranks import Ranks
 
 _COUNTERS = ("_n_forward", "_n_backward")
 """What changes while an engine works."""
@@ -154,6 +159,7 @@ class Engine:
         _check_pairs_fit(pairs, model, metric)
         _check_exchange(pairs, registry)
         self._model, self._pairs, self._registry, self._metric = model, pairs, registry, metric
+        self._ranks = Ranks.joined()
         self._config = config = config or EngineConfig()
         self._n_forward = self._n_backward = 0
         self.capabilities = config.capabilities or capabilities_of(model)
@@ -164,6 +170,7 @@ class Engine:
             self.forward_pass,
             max_memory=config.max_memory,
             progress_bar=self._progress_bar,
+            ranks=self._ranks,
         )
         self._weights = None if pairs.weights is None else pairs.weights.to(self.device)
         self.layout = self._lay_out()
@@ -175,7 +182,9 @@ class Engine:
             max_batch_size=config.max_batch_size,
             max_memory=config.max_memory,
             progress_bar=self._progress_bar,
+            first=None if self.ranks.count == 1 else self.layout.sources_of(self.own(None)),
         )
+        self._require_same_question()
 
     # Read-only: what was computed once would silently belong to the old setting.
 
@@ -203,6 +212,11 @@ class Engine:
     def config(self) -> EngineConfig:
         """Settings."""
         return self._config
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the examples out among themselves."""
+        return self._ranks
 
     @property
     def examples_are_independent(self) -> bool:
@@ -262,6 +276,35 @@ class Engine:
         """Log-probabilities in the clean run, with what some metric reads."""
         return self._clean_run.of_all(self.batches, reads, self.n_examples)
 
+    def own(self, examples: Int[Tensor, " example"] | None) -> Int[Tensor, " own"]:
+        """This rank's part of some examples, or of all; similar lengths go to different ranks."""
+        if examples is None:
+            examples = torch.arange(self.n_examples)
+        if self.ranks.count == 1:
+            return examples
+        if self.config.max_memory is not None and len(examples) < self.n_examples:
+            # Only the counterfactual activations of its own examples are kept by each rank.
+            return examples[torch.isin(examples, self.own(None))]
+        return self.ranks.share(examples[self.layout.lengths_of(examples).argsort(stable=True)])
+
+    def _require_same_question(self) -> None:
+        """Refuses ranks that would add up parts of different things, or have no part."""
+        if self.ranks.count == 1:
+            return
+        self.ranks.require_same(
+            version_of_tracekit=version("tracekit"),
+            data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
+            components=digest_of({"spec": self.registry.spec()})[:12],
+            metric=self.metric.name,
+            model=f"{model_name(self.model)} ({sample_of(self.model)[:12]})",
+            settings=repr(replace(self.config, capabilities=None, progress=False)),
+        )
+        if self.n_examples < self.ranks.count:
+            raise RankError(
+                f"{self.ranks.count} processes share {self.n_examples} examples. Start at most as "
+                "many processes as there are examples, or half as many for a front with statistics."
+            )
+
     @cached_property
     def full_effects(self) -> Effects:
         """Effects of all components together: the reference line of every figure."""
@@ -269,13 +312,16 @@ class Engine:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """The data set in batches, which are the same in every pass over all of it."""
+        """The data set in batches, which are the same in every pass over all of it.
+
+        Of several ranks, each has its own part.
+        """
         return list(self.batches_of(None))
 
     def batches_of(self, examples: Int[Tensor, " example"] | None) -> Iterable[Batch]:
-        """Some examples, or all, in batches."""
+        """Some examples, or all, in batches; this rank's part of them."""
         return self.layout.batches(
-            self.config.max_batch_size, device=self.device, examples=examples
+            self.config.max_batch_size, device=self.device, examples=self.own(examples)
         )
 
     @cached_property
@@ -324,7 +370,7 @@ class Engine:
                     values = self.batch_effects(batch, source, masks)
                     effects[first : first + len(masks), batch.examples] = values
         self.count_forward(len(stack))
-        effects = effects.cpu()
+        (effects,) = self.ranks.add(effects.cpu())
         for row in effects:
             self.check_finite(row)
         return effects[0] if checked.ndim == 1 else effects
@@ -346,7 +392,7 @@ class Engine:
             NonFiniteMetricError: Names the examples.
         """
         stack = masks_module.check(mask, self.n_components)[None].to(self.device)
-        for batch in self.batches:
+        for batch in self.layout.batches(self.config.max_batch_size, device=self.device):
             with frozen(self.model), torch.no_grad():
                 source = self.counterfactual_cache.activations_for(batch)
                 log_probs = self._batch_log_probs(batch, source, stack)
@@ -381,6 +427,7 @@ class Engine:
                 source = self.counterfactual_cache.activations_for(batch)
                 effects[batch.examples] = self.batch_effects(batch, source, stack)[0]
         self.count_forward(len(examples) / self.n_examples)
+        (effects,) = self.ranks.add(effects)
         return effects[to_device(examples, self.device)]
 
     def set_effects(
@@ -413,6 +460,8 @@ class Engine:
 
         Not counted as work.
         """
+        if not self.batches:
+            return 0.0  # More ranks than examples: another one looks.
         batch = self.batches[0]
         with frozen(self.model), torch.no_grad():
             source = self.counterfactual_cache.activations_for(batch)
@@ -434,7 +483,7 @@ class Engine:
                 hooks = self.hooks(batch, source, entries)
                 log_probs = self.forward_pass.log_probs(batch, hooks, reads=self.metric.reads)
                 parts.append((batch.examples, log_probs))
-        return assemble(parts, self.n_examples)
+        return assemble(parts, self.n_examples, self.ranks)
 
     def effects_by(self, mask: Any, metrics: Sequence[Metric]) -> dict[str, Effects]:
         """Effects of one mask by each of several metrics, from one pass.
@@ -467,7 +516,7 @@ class Engine:
                     effects[metric.name][batch.examples] = values
         self.count_forward(1)
         for metric in metrics:
-            effects[metric.name] = effects[metric.name].cpu()
+            (effects[metric.name],) = self.ranks.add(effects[metric.name].cpu())
             self.check_finite(effects[metric.name], metric)
         return effects
 
@@ -516,6 +565,7 @@ class Engine:
                     gradient += torch.autograd.grad((weights * values).sum(), leaf)[0]
                 effects[batch.examples] = values.detach()
         self.count_forward(len(examples) / self.n_examples, backward=True)
+        effects, gradient = self.ranks.add(effects, gradient)
         picked = effects[to_device(examples, self.device)]
         return picked.to(mask.device), gradient.to(mask.device)
 

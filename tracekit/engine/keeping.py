@@ -200,6 +200,7 @@ class KeepingEngine(Engine):
             return of_examples
 
         effects, gradient = self._traced.gradient(mask, weights, examples, precision=precision)
+        (total,) = self.ranks.add(total)
         is_beyond = (penalty > 0).to(gradient.dtype)
         push = is_beyond * self._scale / self._keep.at_most * kept.mean().sign() * slope / size
         return effects - penalty.to(effects.device), gradient - total.to(gradient.device) * push

@@ -246,14 +246,26 @@ class Layout:
         """Batches of at most `max_batch_size` examples, similar lengths together."""
         if examples is None:
             examples = torch.arange(self.n_examples)
-        lengths = self.lengths[self.rows[examples]].amax(1)
+        lengths = self.lengths_of(examples)
         beyond = self.beyond_limit[self.rows[examples, 0]]
         for part in buckets(lengths, beyond, max_batch_size, device):
             yield self.batch(examples[part]).to(device)
 
-    def source_batches(self, max_batch_size: int, device: torch.device) -> Iterator[Tensor]:
+    def lengths_of(self, examples: Int[Tensor, " example"]) -> Int[Tensor, " example"]:
+        """Length of the longest row of each example."""
+        return self.lengths[self.rows[examples]].amax(1)
+
+    def sources_of(self, examples: Int[Tensor, " example"]) -> Int[Tensor, " source"]:
+        """Numbers of the sources of some examples, ascending."""
+        return self.row_sources[self.rows[examples]].unique()
+
+    def source_batches(
+        self, sources: Int[Tensor, " source"], max_batch_size: int, device: torch.device
+    ) -> Iterator[Tensor]:
         """Numbers of the sources to run together."""
-        yield from buckets(self.source_lengths, self.sources_beyond_limit, max_batch_size, device)
+        lengths, beyond = self.source_lengths[sources], self.sources_beyond_limit[sources]
+        for part in buckets(lengths, beyond, max_batch_size, device):
+            yield sources[part]
 
 
 def buckets(

@@ -69,7 +69,7 @@ def predict_changes(
     if engine.metric.is_flat_at_clean and not members:
         return _halfway(engine, examples)
     gains, gradient = torch.zeros(2, engine.n_components, device=engine.device)
-    for batch in changes_by_batch(engine, members, on_cpu=False, examples=examples):
+    for batch in _changes_of(engine, members, engine.own(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
             weights = to_device(example_weights, engine.device)[batch.examples, None]
@@ -77,24 +77,22 @@ def predict_changes(
         gains += gains_of_batch.sum(0)
         gradient += slopes.sum(0)
     n_examples = engine.n_examples if examples is None else len(examples)
+    engine.count_forward(n_examples / engine.n_examples, backward=True)
+    gains, gradient = engine.ranks.add(gains, gradient)
     return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
 
 
-def changes_by_batch(
-    engine: Engine,
-    members: ComponentSet,
-    *,
-    on_cpu: bool = True,
-    examples: Int[Tensor, " some"] | None = None,
-) -> Iterator[BatchPrediction]:
-    """The prediction on every example, a batch at a time; `Engine.predict_changes_by_batch`.
+def changes_by_batch(engine: Engine, members: ComponentSet) -> Iterator[BatchPrediction]:
+    """The prediction on every example, a batch at a time; `Engine.predict_changes_by_batch`."""
+    for batch in _changes_of(engine, members, None):
+        engine.count_forward(len(batch.examples) / engine.n_examples, backward=True)
+        yield BatchPrediction(*(part.cpu() for part in batch))
 
-    Args:
-        engine: The data set.
-        members: The set.
-        on_cpu: Whether to copy what is predicted to the CPU.
-        examples: Numbers of the examples to predict on; all by default.
-    """
+
+def _changes_of(
+    engine: Engine, members: ComponentSet, examples: Int[Tensor, " some"] | None
+) -> Iterator[BatchPrediction]:
+    """The prediction on some examples, or all, where the model is."""
     _ = engine.clean
     mask = from_indices(members, engine.n_components).to(engine.device).float()
     # +1 for components that would join, -1 for those that would leave.
@@ -111,9 +109,7 @@ def changes_by_batch(
                 batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
             )
             changes, slopes = _batch_changes(engine, batch, log_probs, leaf, direction)
-        engine.count_forward(len(batch.examples) / engine.n_examples, backward=True)
-        prediction = BatchPrediction(batch.examples, changes * direction, slopes)
-        yield BatchPrediction(*(part.cpu() for part in prediction)) if on_cpu else prediction
+        yield BatchPrediction(batch.examples, changes * direction, slopes)
 
 
 def _halfway(engine: Engine, examples: Int[Tensor, " example"] | None) -> FirstOrderPrediction:

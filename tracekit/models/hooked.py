@@ -19,10 +19,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tracekit.errors import UnsupportedModelError
+from tracekit.files import digest_of
 from tracekit.models.attention_patterns import patterns_in_place
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 """Hook points before the unembedding; the first that a model has is used."""
+
+_SAMPLED = 8
 
 Hook = tuple[str, Callable[..., Tensor]]
 """Name of a hook point, and a function from its activation to what replaces it."""
@@ -64,6 +67,17 @@ def model_name(model: HookedModel) -> str:
     """Short name for titles and messages."""
     name = str(getattr(model.cfg, "model_name", "") or type(model).__name__)
     return Path(name).name or name
+
+
+def sample_of(model: HookedModel) -> str:
+    """A digest of a few weights of every parameter: tells models apart, without reading all."""
+    with torch.no_grad():
+        return digest_of(
+            {
+                name: [*parameter.shape, *parameter.flatten()[:_SAMPLED].float().tolist()]
+                for name, parameter in model.named_parameters()
+            }
+        )
 
 
 def device_of(model: HookedModel) -> torch.device:

@@ -51,7 +51,9 @@ class Checkpoint:
         self._path = path
         self._engine = engine
         self._key = _key(engine, config)
-        self._check_writable()
+        if engine.ranks.count > 1:
+            _ = engine.clean, engine.full_effects  # By all ranks together; one has the file.
+        engine.ranks.decide(self._check_writable)
 
     @contextmanager
     def in_use(self) -> Iterator[Checkpoint]:
@@ -61,19 +63,22 @@ class Checkpoint:
             CheckpointError: Another search uses it.
         """
         with ExitStack() as lock:
-            try:
-                lock.enter_context(locked(self._path, wait=False))
-            except BlockingIOError:
-                raise CheckpointError(
-                    f"The checkpoint {self._path} is in use by another search. "
-                    "Wait until that ends, or name another file."
-                ) from None
+            self._engine.ranks.decide(lambda: self._enter(lock))
             yield self
+
+    def _enter(self, lock: ExitStack) -> None:
+        try:
+            lock.enter_context(locked(self._path, wait=False))
+        except BlockingIOError:
+            raise CheckpointError(
+                f"The checkpoint {self._path} is in use by another search. "
+                "Wait until that ends, or name another file."
+            ) from None
 
     @property
     def exists(self) -> bool:
         """Whether there is such a file."""
-        return self._path.exists()
+        return self._engine.ranks.decide(self._path.exists)
 
     def save(self, measured: Measured) -> None:
         """Writes the file; an old one stays whole until the new one is.
@@ -83,6 +88,8 @@ class Checkpoint:
         """
         from safetensors.torch import save
 
+        if not self._engine.ranks.is_first:
+            return
         sets, predicted = list(measured.effects), list(measured.predictions)
         predictions = list(measured.predictions.values())
         tensors = {

@@ -95,7 +95,7 @@ class MeasurementCache:
         self._checkpoint = checkpoint
         self._start = self._written = time.monotonic()
         if checkpoint is not None and checkpoint.exists:
-            held = checkpoint.load()
+            held = engine.ranks.decide(checkpoint.load)
             self._measured.effects.update(held.effects)
             self._measured.predictions.update(held.predictions)
             self._measured.soft_gradients = held.soft_gradients
@@ -304,7 +304,10 @@ class MeasurementCache:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() - self._start > self._limits.max_seconds
+        if self._limits.max_seconds == float("inf"):
+            return False
+        ranks = self.engine.ranks
+        return ranks.decide(lambda: time.monotonic() - self._start > self._limits.max_seconds)
 
     def limit_reached(self) -> LimitReachedError:
         """The error that names the limit which keeps sets from being measured."""

@@ -1,0 +1,96 @@
+"""What each rank of a test does: `torchrun ... -m tests.rank_jobs JOB FILE`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.ranks import join_launched
+
+N = 30
+
+
+@cache
+def model():
+    """The tests' tiny random model."""
+    return tk.load_model(tiny.hf_model("gpt2"))
+
+
+def tracer(**options) -> tk.Tracer:
+    """Twelve heads on prompts of different lengths, some in several tokens."""
+    return tk.Tracer(model(), tiny.pairs(N, seed=5), **options)
+
+
+def searches(**options) -> dict[str, object]:
+    """What every search answers, ready for JSON."""
+    traced = tracer(metric="odds-ratio", **options)
+    answers: dict[str, object] = {"full": traced.full_effect}
+    for name, settings in {**tiny.METHOD_OPTIONS, "dcm": {"epochs": 4}}.items():
+        result = traced.run(name, budget=3, **settings)
+        answers[name] = {
+            "components": list(tiny.members_of(result)),
+            "effects": result.per_example.tolist(),
+            "forward": result.cost.forward,
+            "backward": result.cost.backward,
+        }
+    front = traced.pareto(max_budget=4)
+    answers["front"] = [list(tiny.members_of(result)) for result in front]
+    answers["held out"] = [row.held_out for row in front.statistics]
+    grid = traced.interactions([traced.registry[i] for i in (0, 3, 5)])
+    answers["grid"] = grid.interaction.tolist()
+    distance = tracer(metric="kl")
+    answers["distance"] = distance.run("top-k", budget=2).per_example.tolist()
+    kept = traced.run("top-k", budget=2, keep=tk.Keep(metric="logit-difference", at_most=5.0))
+    answers["kept"] = list(tiny.members_of(kept))
+    return answers
+
+
+def checkpointed(file: Path) -> dict[str, object]:
+    """A front with a checkpoint beside the answer, slowed down so that it can be killed."""
+    traced = tracer(metric="odds-ratio")
+    measure = traced.engine.set_effects
+
+    def slow(*args, **rest):
+        file.with_suffix(".started").touch()
+        time.sleep(0.05)
+        return measure(*args, **rest)
+
+    vars(traced.engine)["set_effects"] = slow
+    front = traced.pareto(max_budget=5, statistics=False, checkpoint=file.with_suffix(".ckpt"))
+    sets = [[*tiny.members_of(result), result.effect] for result in front]
+    return {"front": sets, "stopped": front.stopped}
+
+
+def main() -> None:
+    """Does a job; rank 0 writes what came of it."""
+    torch.set_num_threads(1)
+    job, file = sys.argv[1], Path(sys.argv[2])
+    ranks = join_launched()
+    if job == "searches":
+        answers = searches()
+    elif job == "bounded":
+        answers = searches(max_memory=1)
+    elif job == "front":
+        front = tracer(metric="odds-ratio").pareto(max_budget=4, statistics=False)
+        answers = {"front": [result.per_example.tolist() for result in front]}
+    elif job == "checkpointed":
+        answers = checkpointed(file)
+    elif job == "different":
+        data = tiny.pairs(N, seed=5 + ranks.rank)
+        answers = {"full": tk.Tracer(model(), data).full_effect}
+    elif job == "few":
+        answers = {"full": tk.Tracer(model(), tiny.pairs(1)).full_effect}
+    else:
+        raise ValueError(job)
+    file.with_suffix(f".{ranks.rank}").write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

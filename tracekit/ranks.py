@@ -1,0 +1,195 @@
+"""The processes that share one trace: one for each device, each with its part of the examples.
+
+`torchrun`, `accelerate launch` and Slurm start the same program once for each device; the processes
+(*ranks*) do the same things in the same order, and in every pass each runs the model on its part of
+the examples. `Ranks.add` puts the parts together, so that all of them know the same numbers and
+take the same decisions. What only one process can know (the clock, Ctrl-C, a file) is decided by
+rank 0 for all. Nothing else in the library knows of other processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Int
+from torch import Tensor
+
+from tracekit.errors import RankError
+
+_T = TypeVar("_T")
+_PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others: as long as a single pass may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """This process among those that share a trace."""
+
+    rank: int = 0
+    """Its number; 0 reads the clock and writes."""
+    count: int = 1
+    """How many there are."""
+    _group: Any = field(default=None, repr=False)
+    """Joins them on the CPU."""
+
+    @classmethod
+    def joined(cls) -> Ranks:
+        """The processes that `torch.distributed` has joined; this one alone if it has not."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return _ALONE
+        return _joined(id(dist.group.WORLD))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    # ---- parts ----------------------------------------------------------------------------
+
+    def share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
+        """This rank's part of some items; neighbours go to different ranks."""
+        return items[self.rank :: self.count]
+
+    def add(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Sums tensors over all ranks, in one reduction; every rank gets the same.
+
+        Args:
+            *parts: Of the same shapes on all ranks.
+
+        Raises:
+            RankError: Another rank has ended.
+            KeyboardInterrupt: Ctrl-C reached any rank.
+        """
+        if self.count == 1:
+            return parts
+        # Ctrl-C reaches ranks at different points; it is heeded where all of them meet.
+        told = torch.tensor([float(_Interrupt.seen)], dtype=torch.float64)
+        flat = torch.cat([told, *(part.detach().cpu().double().flatten() for part in parts)])
+        with _one_error():
+            dist.all_reduce(flat, group=self._group)
+        if flat[0]:
+            _Interrupt.seen = False
+            raise KeyboardInterrupt
+        sums = flat[1:].split([part.numel() for part in parts])
+        return tuple(
+            total.reshape(part.shape).to(part.device, part.dtype)
+            for total, part in zip(sums, parts, strict=True)
+        )
+
+    # ---- decisions ------------------------------------------------------------------------
+
+    def decide(self, make: Callable[[], _T]) -> _T:
+        """What rank 0 makes of something, for all ranks.
+
+        Args:
+            make: Called on rank 0 only. What it raises is raised on all ranks.
+        """
+        if self.count == 1:
+            return make()
+        told: list[Any] = [None]
+        if self.is_first:
+            try:
+                told = [(make(), None)]
+            except Exception as error:  # Handed on to the other ranks, which wait for it.
+                told = [(None, error)]
+        with _one_error():
+            dist.broadcast_object_list(told, src=0, group=self._group)
+        value, error = told[0]
+        if error is not None:
+            raise error
+        return value
+
+    def require_same(self, **named: object) -> None:
+        """Refuses ranks that were given different things.
+
+        Args:
+            **named: What has to be the same on all ranks.
+
+        Raises:
+            RankError: Names what differs.
+        """
+        if self.count == 1:
+            return
+        told: list[Any] = [None] * self.count
+        with _one_error():
+            dist.all_gather_object(told, named, group=self._group)
+        for name in named:
+            values = [each.get(name) for each in told]
+            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                raise RankError(
+                    f"The ranks of this trace differ in {name.replace('_', ' ')}: rank 0 has "
+                    f"{values[0]}, rank {other} has {values[other]}. Start all of them with the "
+                    "same command, data and version."
+                )
+
+
+_ALONE = Ranks()
+
+
+@cache
+def _joined(world: int) -> Ranks:
+    """The ranks of a process group; made once for each, by all of them together."""
+    _Interrupt.catch()
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    return Ranks(dist.get_rank(), dist.get_world_size(), group)
+
+
+def join_launched() -> Ranks:
+    """Joins the processes that a launcher has started; this one alone if none has.
+
+    `torchrun`, `accelerate launch` and Slurm scripts say so in the environment.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        with _one_error():
+            dist.init_process_group(backend, timeout=_PATIENCE)
+    return Ranks.joined()
+
+
+def own_device() -> str | None:
+    """The accelerator that a launcher means for this process, e.g. `cuda:1`; None without one."""
+    if "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
+        return None
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+
+
+class _Interrupt:
+    """Ctrl-C in one of several processes."""
+
+    seen: bool = False
+
+    @classmethod
+    def catch(cls) -> None:
+        """Has Ctrl-C noted instead of raised; pressed twice, it ends this process."""
+
+        def note(number: int, frame: Any) -> None:
+            if cls.seen:
+                raise KeyboardInterrupt
+            cls.seen = True
+
+        try:
+            signal.signal(signal.SIGINT, note)
+        except ValueError:  # Not the main thread: Ctrl-C does not come here.
+            return
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Makes what a lost rank raises one clear error."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        raise RankError(
+            "Another process of this trace has ended or cannot be reached. Look for its own "
+            "message; the same command goes on from the checkpoint, if there is one."
+        ) from error
