@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -57,8 +58,11 @@ def checkpointed(file: Path) -> dict[str, object]:
     traced = tracer(metric="odds-ratio")
     measure = traced.engine.set_effects
 
+    calls = count(1)
+
     def slow(*args, **rest):
-        file.with_suffix(".started").touch()
+        if next(calls) == 5:
+            file.with_suffix(".started").touch()
         time.sleep(0.05)
         return measure(*args, **rest)
 

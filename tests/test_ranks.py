@@ -202,7 +202,8 @@ class TestCommandLine:
     """`tracekit` under a launcher."""
 
     def test_one_of_them_prints_and_writes(self, tmp_path):
-        command = ["tracekit", "trace", "demo", "demo-bias", "--method", "top-k", "--budget", "3"]
+        command = ["tracekit", "trace", "--model", "demo", "--dataset", "demo-bias"]
+        command += ["--method", "top-k", "--budget", "3"]
         alone = tmp_path / "alone"
         ((code, printed, messages),) = ended(started(1, *command, "--output", str(alone)))
         assert code == 0, messages

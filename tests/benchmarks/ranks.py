@@ -1,0 +1,123 @@
+"""How much faster two processes are than one: `python -m tests.benchmarks.ranks [--ranks 2]`.
+
+Each process has one thread, or a device with `--device cuda`. Timed, at GPT-2 small's sizes: an
+epoch of PGB-CT over WinoBias dev with its evaluation, and top-k of heads spread over all layers.
+The machine must do nothing else, and have a core for each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import tracekit as tk
+from tests.benchmarks.setting import Model
+from tracekit.ranks import Ranks, join_launched, own_device
+from tracekit.search import Goal
+
+TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")
+
+
+class Timed:
+    """Time spent in adding parts up."""
+
+    seconds = 0.0
+
+    @classmethod
+    def watch(cls) -> None:
+        """Counts from now on."""
+        add = Ranks.add
+
+        def timed(ranks: Ranks, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            start = time.perf_counter()
+            try:
+                return add(ranks, *parts)
+            finally:
+                cls.seconds += time.perf_counter() - start
+
+        Ranks.add = timed
+
+
+def work(file: Path, device: str | None) -> None:
+    """Times the tasks in this process; the first rank writes what they took."""
+    torch.set_num_threads(1)
+    ranks = join_launched()
+    where = torch.device((own_device() or "cuda") if device == "cuda" else "cpu")
+    model = Model.make(where, bare=False)
+    pairs = model.pairs("winobias")
+    engine = model.engine(pairs)
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
+    search = tk.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
+    part = model.engine(pairs.subset(order[:64]))
+    singles = [(head,) for head in range(0, 144, 6)]
+    # Clean and counterfactual runs are done once, whatever follows; PGB-CT needs all of the latter.
+    search.search(engine, Goal(), 0)
+    _ = part.full_effects
+    took = {}
+    Timed.watch()
+    for name, task in zip(
+        TASKS,
+        (lambda: search.search(engine, Goal(), 0), lambda: part.set_effects(singles)),
+        strict=True,
+    ):
+        ranks.add(torch.zeros(1))  # All begin together.
+        Timed.seconds, start = 0.0, time.perf_counter()
+        task()
+        took[name] = (time.perf_counter() - start, Timed.seconds)
+    if ranks.is_first:
+        file.write_text(json.dumps(took))
+
+
+def timed(ranks: int, device: str, *, copies: int = 1) -> dict[str, tuple[float, float]]:
+    """What the tasks take, and what of it goes to adding up, by so many processes.
+
+    Args:
+        ranks: Processes that share a trace.
+        device: Where.
+        copies: How many such traces run at the same time; the slowest counts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.json" for number in range(copies)]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        program = ["-m", "tests.benchmarks.ranks", "--device", device, "--work"]
+        running = [
+            subprocess.Popen([sys.executable, *launcher, *program, str(file)]) for file in files
+        ]
+        if any([process.wait() for process in running]):
+            raise SystemExit("A process failed.")
+        answers = [json.loads(file.read_text()) for file in files]
+    return {name: max(answer[name] for answer in answers) for name in TASKS}
+
+
+def main() -> None:
+    """Compares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--work", type=Path, help="used by the launched processes")
+    given = parser.parse_args()
+    if given.work is not None:
+        work(given.work, given.device)
+        return
+    alone, together = timed(1, given.device), timed(given.ranks, given.device)
+    beside = timed(1, given.device, copies=given.ranks)
+    for name in TASKS:
+        ratio = alone[name][0] / together[name][0]
+        possible = given.ranks * alone[name][0] / beside[name][0]
+        share = together[name][1] / together[name][0]
+        print(  # noqa: T201
+            f"{name}: {alone[name][0]:.1f} s by one, {together[name][0]:.1f} s by {given.ranks}: "
+            f"{ratio:.2f} times as fast; {100 * share:.1f} % of it adding up and waiting. "
+            f"{given.ranks} processes that share nothing do {possible:.2f} times the work of one"
+        )
+
+
+if __name__ == "__main__":
+    main()
