@@ -74,8 +74,8 @@ def sample_of(model: HookedModel) -> str:
     with torch.no_grad():
         return digest_of(
             {
-                name: [*parameter.shape, *parameter.flatten()[:_SAMPLED].float().tolist()]
-                for name, parameter in model.named_parameters()
+                str(number): [*parameter.shape, *parameter.flatten()[:_SAMPLED].float().tolist()]
+                for number, parameter in enumerate(model.parameters())
             }
         )
 
