@@ -6,13 +6,14 @@ import json
 import sys
 import time
 from functools import cache
-from itertools import count
+from itertools import combinations, count
 from pathlib import Path
 
 import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine import component_sets
 from tracekit.ranks import join_launched
 
 N = 30
@@ -53,6 +54,23 @@ def searches(**options) -> dict[str, object]:
     return answers
 
 
+def sets_of_few_examples() -> dict[str, object]:
+    """Effects of all pairs of heads on six examples, and how many sets this process measured."""
+    engine = tk.Tracer(model(), tiny.pairs(6, seed=5)).engine
+    measured: list[int] = []
+    build = component_sets.build_prefix_tree
+
+    def counted(sets, *rest):
+        measured.append(len(sets))
+        return build(sets, *rest)
+
+    component_sets.build_prefix_tree = counted
+    pairs = list(combinations(range(12), 2))
+    effects = engine.set_effects(pairs).tolist()
+    part = engine.set_effects(pairs, examples=torch.tensor([4, 1])).tolist()
+    return {"effects": effects, "part": part, "measured": measured}
+
+
 def checkpointed(file: Path) -> dict[str, object]:
     """A front with a checkpoint beside the answer, slowed down so that it can be killed."""
     traced = tracer(metric="odds-ratio")
@@ -81,6 +99,8 @@ def main() -> None:
         answers = searches()
     elif job == "bounded":
         answers = searches(max_memory=1)
+    elif job == "sets":
+        answers = sets_of_few_examples()
     elif job == "front":
         front = tracer(metric="odds-ratio").pareto(max_budget=4, statistics=False)
         answers = {"front": [result.per_example.tolist() for result in front]}

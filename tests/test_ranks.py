@@ -126,6 +126,18 @@ class TestSharing:
                 found = torch.tensor([first[name], expected])
                 torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6, equal_nan=True)
 
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_with_few_examples_they_share_the_sets_out(self, count, tmp_path):
+        (alone,) = answers_of("sets", 1, tmp_path)
+        together = answers_of("sets", count, tmp_path)
+        assert alone["measured"] == [66, 66]
+        assert sum(answer["measured"][0] for answer in together) == 66
+        assert max(answer["measured"][0] for answer in together) == 66 // count
+        for answer in together:
+            for name in ("effects", "part"):
+                found, expected = torch.tensor(answer[name]), torch.tensor(alone[name])
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-6)
+
     def test_they_answer_the_same_again(self, tmp_path):
         once = answers_of("front", 2, tmp_path)
         assert answers_of("front", 2, tmp_path) == once

@@ -23,6 +23,9 @@ from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.masks import from_indices
 from tracekit.models.hooked import frozen, to_device
 
+_FEW_EXAMPLES = 8
+"""Examples for each rank below which candidate sets are shared out instead."""
+
 if TYPE_CHECKING:
     from tracekit.engine.engine import Engine
 
@@ -34,16 +37,18 @@ def set_effects(
     examples: Int[Tensor, " some"] | None = None,
 ) -> Float[Tensor, "set example"]:
     """Effects of each set on every example, or on some; see `Engine.set_effects`."""
+    own, batches = _own_part(engine, sets, examples)
     # A component that acts in several layers belongs to no single node of the tree.
     if engine.capabilities.block_skipper is None or engine.registry.has_windows:
-        tree = PrefixNode(0, leaves=list(range(len(sets))))
+        tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
         n_layers = int(engine.model.cfg.n_layers)
-        tree = build_prefix_tree(sets, engine.layers_of_components, n_layers)
-    effects = torch.zeros(len(sets), engine.n_examples, device=engine.device)
-    batches = engine.batches if examples is None else list(engine.batches_of(examples))
+        tree = build_prefix_tree(
+            [sets[number] for number in own], engine.layers_of_components, n_layers
+        )
+    effects_of_own = torch.zeros(len(own), engine.n_examples, device=engine.device)
     progress_bar = tqdm(
-        total=len(sets) * len(batches),
+        total=len(own) * len(batches),
         desc=label,
         leave=False,
         disable=not engine.config.progress or len(sets) < 3,
@@ -51,14 +56,37 @@ def set_effects(
     with frozen(engine.model), torch.no_grad(), progress_bar:
         for batch in batches:
             source = engine.counterfactual_cache.activations_for(batch)
-            _Descent(engine, sets, batch, source, effects, progress_bar).run(tree, None)
+            own_sets = [sets[number] for number in own]
+            _Descent(engine, own_sets, batch, source, effects_of_own, progress_bar).run(tree, None)
     n_examples = engine.n_examples if examples is None else len(examples)
     engine.count_forward(len(sets) * n_examples / engine.n_examples)
-    (effects,) = engine.ranks.add(effects.cpu())
+    effects = torch.zeros(len(sets), engine.n_examples)
+    effects[own] = effects_of_own.cpu()
+    (effects,) = engine.ranks.add(effects)
     for row in effects[~torch.isfinite(effects.mean(1))]:
         engine.check_finite(row)
         raise engine.mean_not_finite()
     return effects if examples is None else effects[:, examples]
+
+
+def _own_part(
+    engine: Engine, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"] | None
+) -> tuple[list[int], Sequence[Batch]]:
+    """Numbers of the sets that this process measures, and the batches that it measures them on.
+
+    Ranks share the examples out, or the sets where that would leave them a few examples each.
+    """
+    ranks, everything = engine.ranks, list(range(len(sets)))
+    n_examples = engine.n_examples if examples is None else len(examples)
+    is_small = n_examples < _FEW_EXAMPLES * ranks.count and len(sets) >= 2 * ranks.count
+    # With a bound on memory, each rank has the counterfactual activations of its own examples only.
+    if ranks.count > 1 and is_small and engine.config.max_memory is None:
+        # Sets that begin alike share most, so they stay together.
+        alike = sorted(everything, key=lambda number: sets[number])
+        start, stop = (len(sets) * part // ranks.count for part in (ranks.rank, ranks.rank + 1))
+        return alike[start:stop], list(engine.all_batches_of(examples))
+    batches = engine.batches if examples is None else list(engine.batches_of(examples))
+    return everything, batches
 
 
 @dataclass(frozen=True, eq=False)

@@ -324,6 +324,12 @@ class Engine:
             self.config.max_batch_size, device=self.device, examples=self.own(examples)
         )
 
+    def all_batches_of(self, examples: Int[Tensor, " example"] | None) -> Iterable[Batch]:
+        """Some examples, or all, in batches; whatever other ranks do."""
+        return self.layout.batches(
+            self.config.max_batch_size, device=self.device, examples=examples
+        )
+
     @cached_property
     def unshared_layout(self) -> Layout:
         """A layout in which no row serves two examples, so that gradients tell them apart.
@@ -392,7 +398,7 @@ class Engine:
             NonFiniteMetricError: Names the examples.
         """
         stack = masks_module.check(mask, self.n_components)[None].to(self.device)
-        for batch in self.layout.batches(self.config.max_batch_size, device=self.device):
+        for batch in self.all_batches_of(None):
             with frozen(self.model), torch.no_grad():
                 source = self.counterfactual_cache.activations_for(batch)
                 log_probs = self._batch_log_probs(batch, source, stack)
