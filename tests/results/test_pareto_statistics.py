@@ -20,10 +20,10 @@ def interrupted_after(engine, calls, monkeypatch):
     left = iter(range(calls))
     original = engine.set_effects
 
-    def measure(sets, label="effects"):
+    def measure(sets, label="effects", **rest):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return original(sets, label)
+        return original(sets, label, **rest)
 
     monkeypatch.setitem(vars(engine), "set_effects", measure)
 
