@@ -23,11 +23,11 @@ from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.masks import from_indices
 from tracekit.models.hooked import frozen, to_device
 
-_FEW_EXAMPLES = 8
-"""Examples for each rank below which candidate sets are shared out instead."""
-
 if TYPE_CHECKING:
     from tracekit.engine.engine import Engine
+
+_FEW_EXAMPLES = 8
+"""Examples for each rank below which candidate sets are shared out instead."""
 
 
 def set_effects(
@@ -38,14 +38,13 @@ def set_effects(
 ) -> Float[Tensor, "set example"]:
     """Effects of each set on every example, or on some; see `Engine.set_effects`."""
     own, batches = _own_part(engine, sets, examples)
+    own_sets = [sets[number] for number in own]
     # A component that acts in several layers belongs to no single node of the tree.
     if engine.capabilities.block_skipper is None or engine.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
         n_layers = int(engine.model.cfg.n_layers)
-        tree = build_prefix_tree(
-            [sets[number] for number in own], engine.layers_of_components, n_layers
-        )
+        tree = build_prefix_tree(own_sets, engine.layers_of_components, n_layers)
     effects_of_own = torch.zeros(len(own), engine.n_examples, device=engine.device)
     progress_bar = tqdm(
         total=len(own) * len(batches),
@@ -56,7 +55,6 @@ def set_effects(
     with frozen(engine.model), torch.no_grad(), progress_bar:
         for batch in batches:
             source = engine.counterfactual_cache.activations_for(batch)
-            own_sets = [sets[number] for number in own]
             _Descent(engine, own_sets, batch, source, effects_of_own, progress_bar).run(tree, None)
     n_examples = engine.n_examples if examples is None else len(examples)
     engine.count_forward(len(sets) * n_examples / engine.n_examples)
