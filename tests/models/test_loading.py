@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from tracekit.errors import (
     UnsupportedModelError,
 )
 from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook
-from tracekit.models.loading import load_model
+from tracekit.models.loading import checkpoint_dtype, load_model
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +87,40 @@ def test_frozen_restores_every_part_as_it_was(directory):
 def test_types(directory):
     assert next(load_model(directory, dtype="bfloat16").parameters()).dtype == torch.bfloat16
     assert next(load_model(directory, dtype=torch.float16).parameters()).dtype == torch.float16
-    with pytest.raises(ConfigError, match="Unknown dtype 'int8'. Use one of float32, bfloat16"):
+    with pytest.raises(ConfigError, match="Unknown dtype 'int8'. Use one of auto, float32, bf"):
         load_model(directory, dtype="int8")
+
+
+@pytest.mark.parametrize("named", ["bfloat16", "float16", "float32", "float64", None])
+def test_a_checkpoint_loads_in_the_type_that_it_names(directory, tmp_path, named):
+    hf = tiny.hf_model("llama").to(getattr(torch, named or "float32"))
+    hf.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    if named is None:
+        config = {key: value for key, value in config.items() if "dtype" not in key}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = getattr(torch, named or "float32")
+    for dtype in (None, "auto"):
+        model = load_model(tmp_path, dtype=dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {expected}
+    assert next(load_model(tmp_path, dtype="float32").parameters()).dtype == torch.float32
+
+
+def test_a_type_that_no_weights_have_is_refused(directory, tmp_path):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for named in ("int8", "nonsense"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": named}))
+        with pytest.raises(ConfigError, match=f"names the dtype '{named}', which no weights have"):
+            load_model(tmp_path)
+
+
+def test_the_type_may_stand_in_a_part_of_the_configuration(tmp_path):
+    text = json.dumps({"model_type": "x", "text_config": {"dtype": "bfloat16"}})
+    (tmp_path / "config.json").write_text(text)
+    assert checkpoint_dtype(tmp_path) == torch.bfloat16
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "float16"}))
+    assert checkpoint_dtype(tmp_path) == torch.float16
 
 
 def test_a_tokenizer_made_in_memory_is_taken(directory, gpt2_tokenizer):

@@ -31,8 +31,8 @@ from tracekit.errors import HookPointError, IdentityCheckError
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
-    dtype_of,
     frozen,
+    is_exact,
     model_name,
     random_tokens,
     recording_hooks,
@@ -239,7 +239,7 @@ def _check_padding(model: HookedModel, tokens: Tensor) -> None:
         padded[0, -2:] = 0
         long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2].float()
     scale = short.abs().max()
-    tolerance = 1e-4 if dtype_of(model) == torch.float32 else 0.05
+    tolerance = 1e-4 if is_exact(model) else 0.05
     if not (short - long).abs().max() <= tolerance * scale:
         raise IdentityCheckError(
             f"Padding on the right changes the logits of {model_name(model)}. "

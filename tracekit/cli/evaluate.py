@@ -61,7 +61,7 @@ def evaluate(
     limit: Limit = None,
     model_option: ModelOption = None,
     device: Device = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     max_batch_size: MaxBatchSize = 64,
     output: Annotated[
         Path | None,

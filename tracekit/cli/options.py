@@ -111,7 +111,12 @@ ModelOption = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.", rich_help_panel=_MODEL)]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="auto (as the checkpoint says), float32, bfloat16 or float16.", rich_help_panel=_MODEL
+    ),
+]
 DatasetName = Annotated[
     str,
     typer.Option(
@@ -338,7 +343,7 @@ def build_tracer(
     continuation_mean: str = "geometric",
     model_option: list[str] | None = None,
     device: str | None = None,
-    dtype: str = "float32",
+    dtype: str = "auto",
     max_batch_size: int = 64,
     max_memory: int | None = None,
     held_out: float | None = None,

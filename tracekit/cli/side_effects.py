@@ -71,7 +71,7 @@ def side_effects(
     limit: Limit = None,
     held_out: HeldOut = None,
     device: Device = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     seed: Seed = 0,

@@ -104,7 +104,7 @@ def trace(
     limit: Limit = None,
     held_out: HeldOut = None,
     device: Device = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     max_memory: MaxMemory = None,

@@ -33,7 +33,7 @@ def validate(
     data_dir: DataDir = None,
     model_option: ModelOption = None,
     device: Device = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     max_batch_size: MaxBatchSize = 64,
     quiet: Quiet = False,
 ) -> None:

@@ -25,6 +25,7 @@ from tracekit.models.hooked import (
     device_of,
     dtype_of,
     frozen,
+    is_exact,
     model_name,
     random_tokens,
 )
@@ -129,7 +130,7 @@ def _packing_refusal(model: HookedModel, length: int) -> str:
     unheeded = _log_probs(model, PackedSequences.build([(prompt, branches)]))
     # A mask that is ignored costs this much; rounding costs far less.
     tolerance = 0.1 * (unheeded - expected).abs().max()
-    if dtype_of(model) == torch.float32:
+    if is_exact(model):
         tolerance = min(tolerance, 1e-4 * expected.abs().max())
     if not (packed - expected).abs().max() <= tolerance:
         return f"its logits differ under an attention mask of its own in rows of {length} tokens"

@@ -97,6 +97,16 @@ def dtype_of(model: HookedModel) -> torch.dtype:
     return next(iter(model.parameters())).dtype
 
 
+def is_quantized(model: HookedModel) -> bool:
+    """Whether weights are held in 4 or 8 bits."""
+    return bool(getattr(getattr(model, "original_model", model), "is_quantized", False))
+
+
+def is_exact(model: HookedModel) -> bool:
+    """Whether the model computes in float32 or float64, with weights of that type."""
+    return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
+
+
 def residual_hook(layer: int) -> str:
     """Hook point of the residual stream where a block begins."""
     return f"blocks.{layer}.hook_resid_pre"

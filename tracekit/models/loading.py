@@ -39,6 +39,8 @@ DEMO = "demo"
 
 _HUB_TIMEOUT = 5.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+AUTO = "auto"
+"""The dtype that a checkpoint names."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,7 +63,9 @@ def load_model(
             its data come as text.
         device: Where to put the model; the first CUDA device if there is one, else the CPU.
             A model in memory stays where it is and as it is.
-        dtype: `float32` (default), `bfloat16` or `float16`, or a torch dtype.
+        dtype: `auto` (default: as the checkpoint says in its configuration, float32 if it says
+            nothing; quantised weights keep their own types), `float32`, `bfloat16`, `float16`, or a
+            torch dtype.
         **options: Passed on to `TransformerBridge.boot_transformers`, e.g. `device_map`,
             `n_devices`, `revision`.
 
@@ -78,8 +82,11 @@ def load_model(
                 "Move or convert it first, and leave them out."
             )
         return source if isinstance(source, HookedModel) else _wrap(source, tokenizer, options)
-    options = {"device": _device(device, options), "dtype": _dtype(dtype), **options}
+    asked = _dtype(dtype)
+    options = {"device": _device(device, options), **options}
     directory = Path(locate(str(source)))
+    with _one_clear_error(source):
+        options["dtype"] = asked or checkpoint_dtype(directory, options.get("revision"))
     target = options["device"]
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
@@ -147,14 +154,39 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
     return resolved
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
-    if dtype is None:
-        return torch.float32
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The type asked for; None for that of the checkpoint."""
+    if dtype is None or dtype == AUTO:
+        return None
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in _DTYPES:
-        raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join(_DTYPES)}.")
+        raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join((AUTO, *_DTYPES))}.")
     return _DTYPES[dtype]
+
+
+def checkpoint_dtype(source: str | Path, revision: str | None = None) -> torch.dtype:
+    """The floating type that a checkpoint's configuration names; float32 if it names none.
+
+    Args:
+        source: A directory, or a hub name.
+        revision: Of the hub's repository.
+    """
+    from transformers import PretrainedConfig
+
+    # The file as it is: building a configuration may need code of the checkpoint's own.
+    entries, _ = PretrainedConfig.get_config_dict(str(source), revision=revision)
+    parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
+    # Releases of transformers differ in the name; multimodal models say it of each part.
+    names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+    named = next((name for name in names if isinstance(name, str)), "float32")
+    dtype = getattr(torch, named.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(
+            f"The configuration of {source} names the dtype {named!r}, which no weights have. "
+            "Give a dtype."
+        )
+    return dtype
 
 
 def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:

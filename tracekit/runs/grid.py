@@ -74,7 +74,7 @@ class Grid:
     """Further metrics by which every set is measured."""
     objective: ObjectiveName = "mean"
     """What is maximised over the examples, as in `Tracer.run`."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """As in `load_model`."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data sets that have them."""
