@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import combinations
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -18,8 +19,14 @@ _LONGEST = ("test_golden.py", "test_demo_traces.py")
 """Files whose tests take minutes each: they start first, so that no process waits for them."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in _LONGEST)
+    for item in items:
+        cells = item.get_closest_marker("cells")
+        # By a digest of its name, so that the cells are the same everywhere and of all sorts.
+        if cells is not None and crc32(item.nodeid.encode()) % cells.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

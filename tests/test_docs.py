@@ -80,8 +80,16 @@ def _page_id(page: Path) -> str:
     return page.name
 
 
-_LONG = ("gallery.md",)
-"""Pages whose blocks take long, and show nothing that other tests do not."""
+_LONG = (
+    "README.md",
+    "gallery.md",
+    "guide.md",
+    "index.md",
+    "interactions.md",
+    "methods.md",
+    "solvers.md",
+)
+"""Pages whose blocks take more than ten seconds."""
 
 
 @pytest.mark.parametrize(

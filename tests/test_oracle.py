@@ -28,6 +28,13 @@ FILES = [
 ]
 
 
+def sampled(names):
+    """The names as parameters: those of the second random model are slow tests."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if "gpt2_202" in name else ()) for name in names
+    ]
+
+
 def load(shared, name, wrap=tk.load_model):
     record = oracle.read(shared / "oracle" / f"{name}.json")
     return record, wrap(oracle.hf_model(record["model"], shared / "oracle" / "recipe.py"))
@@ -89,13 +96,13 @@ def test_the_embedded_model_on_facts_agrees_with_the_published_code():
 # ---- on rebuilt models: recorded beside the checkout ------------------------------------------
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sampled(FILES))
 def test_effects_of_masks(shared, name):
     record, model = load(shared, name)
     assert_cases_agree(record, tracer_of(record, name, model))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if "gpt2" in name and "heads" in name])
+@pytest.mark.parametrize("name", sampled(n for n in FILES if "gpt2" in n and "heads" in n))
 def test_effect_of_every_single_head(shared, name):
     record, model = load(shared, name)
     tracer = tracer_of(record, name, model)
@@ -156,7 +163,7 @@ RECIPE = SHARED / "oracle" / "recipe.py"
 KEYS = ("prompt_ids", "counterfactual_ids", "x_ids", "y_ids", "noise")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sampled(FILES))
 def test_effects_of_masks_from_the_command_line(shared, name, tmp_path, capsys, monkeypatch):
     record = oracle.read(shared / "oracle" / f"{name}.json")
     rows = [{key: row[key] for key in KEYS if row.get(key)} for row in record["examples"]]
@@ -207,6 +214,7 @@ def trajectory_options(record):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "components"),
     [("heads_winobias", "attention-patterns"), ("neurons_professions", "mlp-outputs")],

@@ -116,6 +116,7 @@ KINDS = {
 }
 
 
+@pytest.mark.cells(2)
 @pytest.mark.parametrize(("name", "kind"), MODELS)
 def test_explain_says_what_was_planted(built, name, kind):
     planted, tracer = built(name, kind)
@@ -174,6 +175,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "top_k", "best", "kind"),
     [

@@ -81,6 +81,7 @@ class TestWorkers:
         assert time.monotonic() - start < 5
         assert gone([number])
 
+    @pytest.mark.cells(3)
     @pytest.mark.parametrize(
         ("stop", "group"),
         [

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tracekit.results import InteractionGrid as InteractionGrid
     from tracekit.results import ParetoFront as ParetoFront
     from tracekit.results import SizeStatistics as SizeStatistics
+    from tracekit.results import StrongestPairs as StrongestPairs
     from tracekit.results import TraceCurve as TraceCurve
     from tracekit.results import TraceResult as TraceResult
     from tracekit.results import TripleInteractions as TripleInteractions
@@ -111,6 +112,7 @@ _NAMES = {
         "InteractionGrid",
         "ParetoFront",
         "SizeStatistics",
+        "StrongestPairs",
         "TraceCurve",
         "TraceResult",
         "TripleInteractions",

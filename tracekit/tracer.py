@@ -78,6 +78,7 @@ from tracekit.results.metric_table import effect_row, metric_table
 from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import require_gradient
@@ -898,6 +899,55 @@ class Tracer:
         opposite = measure_pairs(self._engine_in(other), paired, title=title, given=context)
         return replace(grid, opposite=opposite)
 
+    def strongest_pairs(
+        self,
+        count: int = 20,
+        *,
+        components: Sequence[Component] | None = None,
+        given: Any = None,
+        n_looked_at: int = 64,
+        seed: int = 0,
+    ) -> StrongestPairs:
+        """Finds the pairs that interact most among any number of components.
+
+        `interactions` measures every pair. Of thousands of components, this method proposes pairs
+        from gradients on one half of the examples, measures five times as many as asked for (at
+        least 100), and tests them on the other half. See `docs/interactions.md` for how many of
+        the strongest pairs it finds.
+
+        Args:
+            count: Pairs wanted.
+            components: The components; all by default.
+            given: What is patched besides, in every set, as in `interactions`.
+            n_looked_at: Components whose interactions with all others are predicted, one by one;
+                the more, the more passes, and the fewer pairs are missed.
+            seed: Draws the halves, and the random signs that choose these components.
+
+        Raises:
+            ComponentError: Fewer than two components, or one that is patched besides.
+            ConfigError: A number of pairs or components that cannot be.
+            NotDifferentiableError: The metric has no gradient.
+            IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
+        """
+        checks.check_unchanged(self.engine)
+        require_gradient(self.engine.metric, "strongest_pairs")
+        context = self._members_or_none(given)
+        chosen = self._chosen(components, None, context)
+        if len(chosen) < 2:
+            raise ComponentError(
+                f"{len(chosen)} components were chosen for pairs. Choose at least 2."
+            )
+        title = f"{self.pairs.name} data, {model_name(self.model)} model"
+        return strongest_pairs(
+            self.engine,
+            chosen,
+            count,
+            given=context,
+            n_looked_at=n_looked_at,
+            seed=seed,
+            title=title,
+        )
+
     def _paired(
         self,
         components: Sequence[Component] | None,
@@ -905,7 +955,28 @@ class Tracer:
         given: ComponentSet,
         most_in_triples: int | None,
     ) -> list[int]:
-        """Flat indices of the components whose pairs or triples are asked for."""
+        """Flat indices of the components all of whose pairs or triples are asked for."""
+        paired = self._chosen(components, layers, given)
+        if most_in_triples is not None and not 3 <= len(paired) <= most_in_triples:
+            raise ComponentError(
+                f"{len(paired)} components were chosen for triples. Choose 3 to {most_in_triples}."
+            )
+        if not 2 <= len(paired) <= _MAX_PAIRED:
+            raise ComponentError(
+                f"{len(paired)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
+                f"for instance by layers; there are components in layers "
+                f"{', '.join(map(str, self.registry.layers))}. Of more components, "
+                "strongest_pairs finds the pairs that interact most."
+            )
+        return paired
+
+    def _chosen(
+        self,
+        components: Sequence[Component] | None,
+        layers: Sequence[int] | None,
+        given: ComponentSet,
+    ) -> list[int]:
+        """Flat indices of named components, or of all, that are not patched besides."""
         if components is not None and len(set(components)) < len(components):
             raise ComponentError(
                 "A component is named twice among those to be paired. Name each one once."
@@ -921,16 +992,6 @@ class Tracer:
         if layers is not None:
             wanted = {n + self.model.cfg.n_layers if n < 0 else n for n in layers}
             paired = [i for i in paired if self.registry[i].layer in wanted]
-        if most_in_triples is not None and not 3 <= len(paired) <= most_in_triples:
-            raise ComponentError(
-                f"{len(paired)} components were chosen for triples. Choose 3 to {most_in_triples}."
-            )
-        if not 2 <= len(paired) <= _MAX_PAIRED:
-            raise ComponentError(
-                f"{len(paired)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
-                f"for instance by layers; there are components in layers "
-                f"{', '.join(map(str, self.registry.layers))}."
-            )
         return paired
 
     # ---- exploring ------------------------------------------------------------------------

@@ -163,6 +163,7 @@ def test_a_forgotten_hook_is_found(model, pairs):
         model.reset_hooks()
 
 
+@pytest.mark.cells(2)
 def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
     for index in range(0, 24, 5):
         kinds = {"kinds": "mlp-neurons", "layers": [1], "indices": [index]}

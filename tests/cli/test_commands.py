@@ -67,6 +67,7 @@ class TestOptionsFromAFile:
         draws = 5
     """
 
+    @pytest.mark.slow
     def test_a_file_stands_for_options_and_the_command_line_counts_more(self, command, tmp_path):
         (config := tmp_path / "run.toml").write_text(self.FILE)
         saved = tmp_path / "saved.toml"
@@ -125,6 +126,7 @@ def test_show_prints_what_was_saved(command, tmp_path, model):
     assert "random" in out
 
 
+@pytest.mark.slow
 def test_given_lambdas_need_no_budget(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--option", "lambda1=0.001", "--option", "epochs=2"),
@@ -137,6 +139,7 @@ def test_given_lambdas_need_no_budget(command, tmp_path):
     assert len(document["history"]) == 2
 
 
+@pytest.mark.slow
 def test_own_pairs_held_out(command, tmp_path, demo_model):
     path = tmp_path / "mine.csv"
     rows = [pair.texts for pair in tk.load_dataset("demo-bias", demo_model)[:10]]
@@ -155,6 +158,7 @@ def test_own_pairs_held_out(command, tmp_path, demo_model):
     assert f"{result.held_out_effect:.4g}" in out
 
 
+@pytest.mark.slow
 def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     bounds = []
     original = tk.Tracer.__init__
@@ -435,6 +439,7 @@ def test_models_are_listed_with_what_can_be_traced(command, monkeypatch):
     assert "MixtralForCausalLM cannot be traced by mlp-neurons" in out
 
 
+@pytest.mark.slow
 def test_reproduce(command, tmp_path):
     code, out, _ = command("reproduce", "--list")
     assert code == 0
@@ -633,6 +638,7 @@ def test_layers_beyond_any_model_are_refused(text):
         parse_layers(text)
 
 
+@pytest.mark.slow
 def test_a_plotly_script_that_was_cut_short_is_written_again(command, tmp_path):
     (tmp_path / "plotly.min.js").write_text("cut sho")
     code, _, err = command(

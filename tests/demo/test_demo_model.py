@@ -229,6 +229,7 @@ def test_labels_are_masked_at_padding() -> None:
             assert (targets[: length - 1] == row[1:length]).all()
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_is_reproducible() -> None:
     tokenizer = build_tokenizer()
     first, losses = train(TINY, tokenizer)

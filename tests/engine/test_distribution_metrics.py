@@ -180,6 +180,7 @@ def test_results_carry_further_metrics_and_are_read_back(model, tmp_path):
     assert tk.Tracer(model, pairs, "head-outputs").run("top-k", budget=2).also == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["kl", "jensen-shannon", "entropy-change"])
 def test_searches_follow_distances(model, metric):
     tracer = tk.Tracer(model, tiny.pairs(16), "head-outputs", metric=metric)

@@ -105,6 +105,7 @@ def test_predictions_are_of_the_objective(tracer, objective):
         assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.1, abs=1e-2)
 
 
+@pytest.mark.cells(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_search_maximises_it_and_reports_effects(tracer, method):
     options = {"epochs": 4} if method in ("pgb-ct", "dcm") else {}

@@ -38,6 +38,7 @@ def close(value, expected, factor=1.0):
     torch.testing.assert_close(value, expected, rtol=factor * 5e-4, atol=factor * 2e-5)
 
 
+@pytest.mark.cells(4)
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 @pytest.mark.parametrize("kinds", EVERY_KIND)
 def test_packed_rows_equal_rows_of_their_own(any_model, kinds, positions):
@@ -71,6 +72,7 @@ def test_packing_reads_fewer_tokens(model):
 EASY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, **EASY)
 @given(data=st.data())
 def test_any_data_equal_the_plain_way(any_model, data):

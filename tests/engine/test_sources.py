@@ -245,6 +245,7 @@ def _cells():
                 yield pytest.param(options, kinds, positions, marks=marks)
 
 
+@pytest.mark.cells(3)
 @pytest.mark.parametrize(("options", "kinds", "positions"), _cells(), ids=str)
 def test_fast_paths_equal_the_plain_way(any_model, even_pairs, options, kinds, positions):
     def tracer(**further):
@@ -294,6 +295,7 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
 MEANS, RESTORED = {"source": "mean"}, {"source": "noise", "direction": "denoising"}
 
 
+@pytest.mark.cells(2)
 @pytest.mark.parametrize(
     ("method", "options"),
     [

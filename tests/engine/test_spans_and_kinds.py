@@ -77,6 +77,7 @@ def plain_effect(plain, row, by_span, names):
     return odds(plain.mixed(weights, moved, len(prompt))) - odds(lambda layer, value: None)
 
 
+@pytest.mark.cells(3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.soak), True])
@@ -131,6 +132,7 @@ def test_kinds_at_all_positions_equal_plain_hooks(architecture, kind):
 SPAN_KINDS = ("attention-patterns", "head-outputs", "mlp-neurons", "residual", "keys+mlp-blocks")
 
 
+@pytest.mark.cells(3)
 @pytest.mark.parametrize("kind", SPAN_KINDS)
 @pytest.mark.parametrize(("windows", "source"), [(1, "counterfactual"), (2, "zero"), (3, "mean")])
 def test_fast_paths_equal_the_plain_way(model, kind, windows, source):
@@ -234,6 +236,7 @@ def test_a_window_acts_in_all_of_its_layers(any_model):
 METHODS = ("pgb-ct", "top-k", "greedy", "local-search", "random", "mask-ig", "dcm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "windows"),
     [

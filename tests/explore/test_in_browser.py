@@ -229,6 +229,7 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_slider_moves_along_the_front(chromium, heads, front):
     async def scenario():
         async with chromium.shown(lambda: heads.explore(front)) as view:

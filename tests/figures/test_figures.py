@@ -377,6 +377,7 @@ def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypa
     assert (tmp_path / "b.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
 def test_many_figures_at_once(tracer, tmp_path):
     paths = {tmp_path / "curve.svg": tracer.curve(), tmp_path / "heatmap.png": tracer.heatmap()}
@@ -477,6 +478,7 @@ class TestPrint:
         with pytest.raises(ConfigError, match="font_size is 1. Give points, from 2 to 72"):
             figures.for_print(tracer.curve(), font_size=1)
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
     def test_files_have_the_width(self, tracer, tmp_path):
         figure = tracer.heatmap()

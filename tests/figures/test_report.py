@@ -71,6 +71,7 @@ def test_a_report_says_what_was_found(tracer, runs, tmp_path):
     assert not re.search(r"""(src|href)=["']""", text)
 
 
+@pytest.mark.slow
 def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
     (block,) = code(body(tk.report(runs[:3], tmp_path / "report.html")))
     assert block.count("tracer.run(") == 2

@@ -1,7 +1,8 @@
-"""The numbers of every experiment on the embedded model, pinned in `experiments.json`.
+"""The numbers of every experiment on the embedded model, pinned.
 
 `python -m tests.golden OUTPUT` compares what `tracekit reproduce all --model demo --output OUTPUT`
-wrote; with `--write` it becomes the new pin.
+wrote with `experiments.json`; with `--write` it becomes the new pin. With `--few` it is
+`experiments-few.json`, of `tracekit reproduce all --model demo --limit 16 --draws 20`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 PINNED = Path(__file__).parent / "experiments.json"
+PINNED_FEW = Path(__file__).parent / "experiments-few.json"
+FEW = ("--limit", "16", "--draws", "20")
+"""Options of the shorter run."""
 
 # Wall times are of the machine; of the grids the summary is pinned.
 _LEFT_OUT = ("minutes", "minutes published", "device", "processes", "threads")
@@ -32,9 +36,9 @@ def numbers(output: Path) -> dict[str, list[dict]]:
     return found
 
 
-def differences(found: dict[str, list[dict]]) -> list[str]:
+def differences(found: dict[str, list[dict]], path: Path = PINNED) -> list[str]:
     """One line for each number that is not as pinned."""
-    pinned = json.loads(PINNED.read_text())
+    pinned = json.loads(path.read_text())
     lines = [f"{name} is new" for name in found if name not in pinned]
     for name, rows in pinned.items():
         if len(found.get(name, ())) != len(rows):

@@ -231,6 +231,7 @@ def hub():
         yield address
 
 
+@pytest.mark.slow
 def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
     found, _ = ask("someone/small", hub, tmp_path)
     assert found == "loaded 4 torch.float32"
@@ -278,6 +279,7 @@ def states():
     )
 
 
+@pytest.mark.slow
 # Checks of annotations pick list entries at random.
 @pytest.mark.usefixtures("unchecked")
 def test_global_states_are_left_alone(directory):

@@ -94,7 +94,9 @@ def test_gradients_flow_through_quantised_weights(checkpoint):
         assert result.effect == pytest.approx(tracer.evaluate(result.binary_mask), rel=0.02)
 
 
-@pytest.mark.parametrize("kind", ["attention-patterns", "mlp-outputs"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("attention-patterns", marks=pytest.mark.slow), "mlp-outputs"]
+)
 def test_weights_on_a_disk_give_the_same_numbers(kind, tmp_path):
     small_llama().save_pretrained(tmp_path / "model")
     device_map = {

@@ -203,6 +203,7 @@ class TestStore:
         assert len(info["weights"]) == len(info["data"]) == 64
         assert info["versions"]["tracekit"] == tk.__version__
 
+    @pytest.mark.slow
     def test_whatever_decides_the_numbers_decides_the_folder(
         self, tmp_path, environment, monkeypatch
     ):
@@ -296,6 +297,7 @@ class TestStore:
         assert run.fresh
         assert run.curve[0].effect > 0
 
+    @pytest.mark.cells(3)
     @pytest.mark.parametrize(
         "damage", ["run cut short", "tensors lost", "no curve", "no info", "a file", "effect"]
     )

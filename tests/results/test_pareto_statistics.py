@@ -50,6 +50,7 @@ def test_ctrl_c_in_the_statistics_keeps_the_front_only(model, monkeypatch):
         assert front.to_frame().equals(whole.to_frame())
 
 
+@pytest.mark.slow
 def test_statistics_are_what_they_say(front, tracer):
     """Held-out effects by hand: search on each half, measure on the other."""
     engine = tracer.engine

@@ -163,6 +163,7 @@ class TestAnyExecutor:
             with pytest.raises(MissingExtraError, match=rf"pip install 'tracekit\[{extra}\]'"):
                 tk.sweep(**grid, executor=f"{extra}://local")
 
+    @pytest.mark.slow
     def test_ctrl_c_cancels_what_is_not_begun(self, grid):
         def stop(outcome):
             raise KeyboardInterrupt

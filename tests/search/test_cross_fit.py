@@ -117,6 +117,7 @@ def worst_first(tracer) -> tuple[int, ...]:
     return tuple(singles.argsort().tolist())
 
 
+@pytest.mark.slow
 def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     joint = tracer.pareto(max_budget=4, objective="mean", statistics=False)
     patched(monkeypatch, Fixed(order=worst_first(tracer)))

@@ -20,7 +20,13 @@ from tracekit.masks import from_indices
 from tracekit.search.base import as_count
 
 
-@pytest.mark.parametrize("method", tiny.METHOD_OPTIONS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "exhaustive" else ())
+        for name in tiny.METHOD_OPTIONS
+    ],
+)
 def test_every_method_answers_in_the_same_terms(tracer, method):
     curve = tracer.run(
         method,
@@ -50,6 +56,7 @@ def test_one_component_the_optimum_for_greedy_top_k_and_exhaustive(tracer, plain
         assert tiny.members_of(tracer.run(method, budget=1)) == best
 
 
+@pytest.mark.slow
 def test_targets_are_reached_with_few_components(tracer):
     goal = 0.5 * tracer.full_effect
     sizes = {}

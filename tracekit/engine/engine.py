@@ -521,10 +521,10 @@ class Engine:
                     values = self.weighted(batch, metric(clean, log_probs))
                     effects[metric.name][batch.examples] = values
         self.count_forward(1)
-        for metric in metrics:
-            (effects[metric.name],) = self.ranks.add(effects[metric.name].cpu())
-            self.check_finite(effects[metric.name], metric)
-        return effects
+        sums = self.ranks.add(*(effects[metric.name].cpu() for metric in metrics))
+        for metric, measured in zip(metrics, sums, strict=True):
+            self.check_finite(measured, metric)
+        return {metric.name: measured for metric, measured in zip(metrics, sums, strict=True)}
 
     # ---- gradients ------------------------------------------------------------------------
 

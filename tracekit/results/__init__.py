@@ -7,6 +7,7 @@ from tracekit.results.intervals import effect_interval
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.strongest_pairs import StrongestPairs
 from tracekit.results.triples import TripleInteractions
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "InteractionGrid",
     "ParetoFront",
     "SizeStatistics",
+    "StrongestPairs",
     "TraceCurve",
     "TraceResult",
     "TripleInteractions",

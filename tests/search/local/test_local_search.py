@@ -20,6 +20,7 @@ from tracekit.errors import (
 )
 
 
+@pytest.mark.slow
 def test_the_front_is_the_optimum_at_every_budget(tracer, plain_effects):
     front = tracer.pareto(statistics=False)
     for size in range(1, 13):
@@ -29,6 +30,7 @@ def test_the_front_is_the_optimum_at_every_budget(tracer, plain_effects):
     assert front[0].cost.forward_equivalents <= 600
 
 
+@pytest.mark.slow
 def test_few_passes_still_beat_the_rankings(model):
     """Forty passes for six of twelve: additions, exchanges and removals are all needed."""
     tracer = tk.Tracer(model, tiny.pairs(10, seed=8), metric="odds-ratio")
@@ -60,6 +62,7 @@ def test_many_components_are_ranked_first(model):
     assert plain[0].cost.forward_equivalents <= n // 2
 
 
+@pytest.mark.slow
 def test_targets_are_reached_by_few(tracer, plain_effects):
     goal = 0.6 * max(plain_effects.values())
     found = tracer.run("local-search", target_effect=goal)

@@ -1,0 +1,73 @@
+"""How many of the strongest pairs are found: `python -m tests.benchmarks.pairs [CASES]`.
+
+Every pair of components is measured, the 20 with the largest absolute interaction are listed, and
+`Tracer.strongest_pairs(20)` is asked for as many. Printed are how many of the 20 it has, the share
+of their absolute interaction that its 20 have, and its passes beside those of all pairs.
+
+- `demo`: heads, and the MLP outputs of one layer, on the demo tasks.
+- `strong`, `mild`: 64 heads of random GPT-2s (see `tests.benchmarks.solvers`).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Annotated
+
+import torch
+import typer
+
+import tracekit as tk
+from tests.benchmarks.solvers import SCALES, cases, random_engine, with_kind
+from tracekit.engine.engine import Engine
+from tracekit.results.strongest_pairs import strongest_pairs
+
+COUNT = 20
+
+
+def recall(name: str, engine: Engine, n_looked_at: int) -> None:
+    """Prints a line of the table."""
+    everyone = range(engine.n_components)
+    pairs = list(combinations(everyone, 2))
+    effects = engine.set_effects([*((i,) for i in everyone), *pairs], "all pairs").double().mean(1)
+    i_and_j = torch.tensor(pairs).T
+    size = (effects[len(everyone) :] - effects[i_and_j[0]] - effects[i_and_j[1]]).abs()
+    label = engine.registry.label
+    strongest = {
+        frozenset(map(label, pairs[row])): size[row].item()
+        for row in size.argsort(descending=True)[:COUNT].tolist()
+    }
+    before = engine.cost
+    found = strongest_pairs(engine, everyone, COUNT, n_looked_at=n_looked_at)
+    cost = (engine.cost - before).forward_equivalents
+    names = [frozenset(pair) for pair in zip(found.first, found.second, strict=True)]
+    held = found.interactions.abs().sum().item() / sum(strongest.values())
+    print(  # noqa: T201
+        f"{name:40} {len(everyone):5} {sum(each in strongest for each in names):3} of {COUNT}"
+        f" {held:7.3f} {cost:8.0f} {len(everyone) + len(pairs):8}",
+        flush=True,
+    )
+
+
+def main(
+    family: Annotated[list[str] | None, typer.Argument()] = None,
+    first_seed: int = 7000,
+    seeds: int = 3,
+    looked_at: int = 64,
+) -> None:
+    """Prints the table."""
+    torch.set_num_threads(2)
+    for each in family or ["demo", *SCALES]:
+        if each == "demo":
+            for name, engine in cases("demo", range(0)):
+                recall(f"{name}, heads", engine, looked_at)
+                whole = with_kind(engine, "mlp-outputs")
+                layer = tk.ComponentRegistry.build(engine.model.cfg, "mlp-outputs", layers=[1])
+                of_layer = Engine(whole.model, whole.pairs, layer, whole.metric, whole.config)
+                recall(f"{name}, MLP outputs of a layer", of_layer, looked_at)
+            continue
+        for seed in range(first_seed, first_seed + seeds):
+            recall(f"{each} {seed}", random_engine(seed, SCALES[each], pairs=32), looked_at)
+
+
+if __name__ == "__main__":
+    typer.run(main)

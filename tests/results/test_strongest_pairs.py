@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
+from tracekit.results.intervals import row_intervals
+from tracekit.results.significance import max_t_p_values, without_rounding
+
+
+@pytest.fixture(scope="module")
+def tracer():
+    model = tk.load_model("demo")
+    return tk.Tracer(model, tk.load_dataset("demo-facts", model)[:16], "attention-patterns")
+
+
+@pytest.fixture(scope="module")
+def all_pairs(tracer):
+    """Interactions of all pairs on every example, and the size of what they are differences of."""
+    n = len(tracer.registry)
+    pairs = list(combinations(range(n), 2))
+    effects = tracer.engine.set_effects([*((i,) for i in range(n)), *pairs], "").double()
+    i, j = torch.tensor(pairs).T
+    interactions = effects[n:] - effects[i] - effects[j]
+    names = [frozenset(map(tracer.registry.label, pair)) for pair in pairs]
+    return names, interactions, effects[n:].abs() + effects[i].abs() + effects[j].abs(), effects[n:]
+
+
+@pytest.fixture(scope="module")
+def pairs(tracer):
+    return tracer.strongest_pairs(10, n_looked_at=12)
+
+
+def test_the_strongest_pairs_are_found(all_pairs, pairs):
+    names, interactions, _, effects = all_pairs
+    order = interactions.mean(1).abs().argsort(descending=True).tolist()
+    listed = [frozenset(each) for each in zip(pairs.first, pairs.second, strict=True)]
+    assert len({*listed} & {names[row] for row in order[:10]}) >= 9
+    rows = [names.index(each) for each in listed]
+    torch.testing.assert_close(
+        pairs.interactions.double(), interactions[rows].mean(1), atol=1e-6, rtol=1e-4
+    )
+    torch.testing.assert_close(pairs.effects.double(), effects[rows].mean(1), atol=1e-6, rtol=1e-4)
+    assert pairs.interactions.abs().diff().max() <= 0
+    assert pairs.n_components == 32
+    assert pairs.n_measured == 100
+
+
+def test_predictions_come_close(pairs):
+    both = torch.stack([pairs.predicted, pairs.interactions])
+    assert torch.corrcoef(both)[0, 1] > 0.8
+
+
+def test_intervals_and_p_values_are_of_the_examples_that_proposed_nothing(tracer, all_pairs):
+    names, interactions, scale, _ = all_pairs
+    n = tracer.engine.n_examples
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(3))
+    testing = order[n // 2 :].sort().values
+    # All pairs are measured where there are few components.
+    few = tracer.registry[:5]
+    found = tracer.strongest_pairs(10, components=few, seed=3)
+    assert found.n_measured == 10
+    rows = [names.index(frozenset(each)) for each in zip(found.first, found.second, strict=True)]
+    tested = interactions[rows][:, testing]
+    torch.testing.assert_close(found.intervals, row_intervals(tested).float(), atol=1e-5, rtol=1e-3)
+    p_values = max_t_p_values(without_rounding(tested, scale[rows][:, testing])).float()
+    torch.testing.assert_close(found.p, p_values, atol=2e-3, rtol=0)
+
+
+def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):
+    seen = []
+    for name in ("predict_changes", "gradient"):
+        original = getattr(type(tracer.engine), name)
+
+        def spy(engine, *given, original=original, **options):
+            examples = options.get("examples", given[2] if len(given) > 2 else None)
+            seen.append(tuple(examples.tolist()))
+            return original(engine, *given, **options)
+
+        monkeypatch.setattr(type(tracer.engine), name, spy)
+    tracer.strongest_pairs(3, n_looked_at=4, seed=3)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
+    assert set(seen) == {tuple(order[:8].sort().values.tolist())}
+    assert len(seen) == 33 + 5  # Signs and their middle; the clean run and four components.
+
+
+def test_what_is_patched_besides(tracer):
+    given = [tracer.registry[0], tracer.registry[9]]
+    found = tracer.strongest_pairs(3, components=tracer.registry[1:6], given=given)
+    assert found.given == ("L0H0", "L1H1")
+    grid = tracer.interactions(tracer.registry[1:6], given=given).to_frame()
+    torch.testing.assert_close(
+        found.interactions, torch.tensor(grid["interaction"][:3].tolist()), atol=1e-6, rtol=1e-4
+    )
+    with pytest.raises(ComponentError, match="L0H0 is among those to be paired and patched in"):
+        tracer.strongest_pairs(components=tracer.registry[:3], given=given)
+
+
+def test_a_planted_pair_comes_first():
+    planted = tk.planted_model("or")
+    found = planted.tracer().strongest_pairs(3)
+    label = planted.tracer().registry.label
+    registry = planted.tracer().registry
+    assert {found.first[0], found.second[0]} == {
+        label(registry.index(component)) for component in planted.components
+    }
+    assert found.interactions[0] == pytest.approx(1, abs=0.05)
+
+
+def test_a_distance_is_second_order(tracer):
+    """By KL every single slope at the clean run is 0, and pairs still are found."""
+    model = tracer.model
+    by_kl = tk.Tracer(model, tracer.pairs, "attention-patterns", "kl", layers=[1])
+    found = by_kl.strongest_pairs(5, n_looked_at=3)
+    frame = by_kl.interactions().to_frame()[:5]
+    expected = {frozenset(each) for each in zip(frame["first"], frame["second"], strict=True)}
+    listed = {frozenset(each) for each in zip(found.first, found.second, strict=True)}
+    assert len(listed & expected) >= 4
+    assert torch.corrcoef(torch.stack([found.predicted, found.interactions]))[0, 1] > 0.5
+
+
+def test_few_examples_have_no_statistics(tracer):
+    few = tk.Tracer(tracer.model, tracer.pairs[:4], "attention-patterns", layers=[1])
+    found = few.strongest_pairs(2)
+    assert found.p is None
+    assert found.intervals is None
+    assert "p" not in found.to_frame()
+
+
+def test_it_is_repeatable_and_read_back(tracer, pairs, tmp_path):
+    again = tracer.strongest_pairs(10, n_looked_at=12)
+    assert again.to_frame().equals(pairs.to_frame())
+    loaded = tk.StrongestPairs.load(pairs.save(tmp_path / "pairs.json"))
+    assert loaded.to_frame().equals(pairs.to_frame())
+    assert "10 of 496 pairs; strongest" in repr(loaded)
+    assert (tmp_path / "pairs.csv") == pairs.save(tmp_path / "pairs.csv")
+    assert len((tmp_path / "pairs.csv").read_text().splitlines()) == 11
+    document = json.loads((tmp_path / "pairs.json").read_text())
+    document["p"] = document["p"][1:]
+    (tmp_path / "pairs.json").write_text(json.dumps(document))
+    with pytest.raises(ResultFormatError):
+        tk.StrongestPairs.load(tmp_path / "pairs.json")
+
+
+def test_bad_input(tracer):
+    for count in (0, -1, True):
+        with pytest.raises(ConfigError, match=r"count is .* Give a whole number from 1 on"):
+            tracer.strongest_pairs(count)
+    with pytest.raises(ConfigError, match="n_looked_at is 0. Give a whole number from 1 on"):
+        tracer.strongest_pairs(n_looked_at=0)
+    with pytest.raises(ComponentError, match="1 components were chosen for pairs. Choose at least"):
+        tracer.strongest_pairs(components=tracer.registry[:1])
+    with pytest.raises(ComponentError, match="named twice among those to be paired"):
+        tracer.strongest_pairs(components=[tracer.registry[0]] * 2)
+    flat = tk.Tracer(tracer.model, tracer.pairs, "attention-patterns", "accuracy")
+    with pytest.raises(NotDifferentiableError, match="strongest_pairs"):
+        flat.strongest_pairs()

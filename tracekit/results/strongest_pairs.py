@@ -1,0 +1,330 @@
+"""The strongest interactions among thousands of components, without measuring every pair.
+
+N components have N (N - 1) / 2 pairs. Two cheaper questions find the few that matter:
+
+1. *Which components interact with anything?* Let H be the matrix of second derivatives of the mean
+   effect at the clean run. Its product with a vector of random signs r is the difference of two
+   gradients at soft masks near 0, and the mean of (H r)_i^2 over random r is the sum of H_ij^2 over
+   all j (Hutchinson, 1990). So a few dozen gradients rank all components by the size of their
+   interactions.
+2. *With which?* For the first of them, one look-ahead each: what the other components would add
+   once component i is patched, less what they would add to the clean run. For every j at once that
+   is l({i, j}) - l({i}) - l({j}) to first order in j. The patch of i is a real one.
+
+The pairs with the largest predictions are then measured, as `InteractionGrid` measures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit._markup import printable
+from tracekit._options import shortened
+from tracekit.components import ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.errors import ConfigError
+from tracekit.files import write_csv
+from tracekit.masks import Mask, from_indices
+from tracekit.results.interactions import LEVEL, added_effects, check_size
+from tracekit.results.intervals import row_intervals
+from tracekit.results.significance import max_t_p_values, without_rounding
+from tracekit.results.storage import damaged, read_document, write_document
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STEP = 0.02
+"""Value of the soft masks at which gradients are compared."""
+_PROBES = 32
+"""Vectors of random signs."""
+_LEAST_SPLIT = 8
+"""Examples from which one half proposes pairs and the other half tests them."""
+_LEAST_MEASURED = 100
+_MEASURED_PER_PAIR = 5
+"""Pairs that are measured: so many for each one asked for, and at least the number above."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StrongestPairs:
+    """Pairs of components that interact most, the strongest first."""
+
+    first: tuple[str, ...]
+    """Printed name of one component of each pair."""
+    second: tuple[str, ...]
+    """Of the other."""
+    effects: Float[Tensor, " pair"]
+    """l of both together."""
+    interactions: Float[Tensor, " pair"]
+    """l({i, j}) - l({i}) - l({j})."""
+    predicted: Float[Tensor, " pair"]
+    """What the look-ahead took the interaction for."""
+    intervals: Float[Tensor, "pair 2"] | None
+    """Low and high end of the 95 % studentised bootstrap interval of the interaction over the
+    examples that had no part in proposing pairs. None with fewer than eight examples."""
+    p: Float[Tensor, " pair"] | None
+    """Two-sided p values on the same examples, corrected for all pairs that were measured (see
+    `InteractionGrid.p`)."""
+    n_components: int
+    """Components whose pairs were in question."""
+    n_measured: int
+    """Pairs that were measured."""
+    given: tuple[str, ...] = ()
+    """Printed names of what is patched besides, in every set; l is what a set adds to it."""
+    axis_label: str = "effect"
+    title: str = ""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per pair, the strongest first.
+
+        Columns: `first`, `second`, `effect` (of both), `interaction`, `predicted`; where there is
+        one, its 95 % interval `low` and `high`, `p` and `significant` (below 0.05).
+        """
+        import pandas as pd
+
+        columns = {
+            "first": self.first,
+            "second": self.second,
+            "effect": self.effects.tolist(),
+            "interaction": self.interactions.tolist(),
+            "predicted": self.predicted.tolist(),
+        }
+        if self.intervals is not None and self.p is not None:
+            columns["low"], columns["high"] = self.intervals.T.tolist()
+            columns |= {"p": self.p.tolist(), "significant": (self.p < LEVEL).tolist()}
+        return pd.DataFrame(columns)
+
+    def __repr__(self) -> str:
+        n_pairs = self.n_components * (self.n_components - 1) // 2
+        text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
+        text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
+        return printable(f"StrongestPairs({text})")
+
+    def save(self, path: str | Path) -> Path:
+        """Writes all numbers and returns the path.
+
+        Args:
+            path: `.json`, which `load` reads, or `.csv`, a row per pair.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".json":
+            entries = {
+                name: value.tolist() if isinstance(value, Tensor) else value
+                for name, value in vars(self).items()
+            }
+            write_document(path, entries)
+        else:
+            write_csv(self.to_frame(), path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> StrongestPairs:
+        """Reads the `.json` file that `save` wrote.
+
+        Raises:
+            ResultNotFoundError: There is no such file.
+            ResultFormatError, FormatVersionError: It is damaged, or of another version.
+        """
+        path = Path(path)
+        document = read_document(path.parent, path.name)
+        try:
+            for name in ("first", "second", "given"):
+                document[name] = tuple(document[name])
+            for name in ("effects", "interactions", "predicted", "intervals", "p"):
+                value = document[name]
+                document[name] = None if value is None else torch.tensor(value)
+            loaded = cls(**document)
+            n = len(loaded.first)
+            shapes = {"effects": (n,), "interactions": (n,), "predicted": (n,)}
+            if loaded.intervals is not None or loaded.p is not None:
+                shapes |= {"intervals": (n, 2), "p": (n,)}
+            for name, shape in shapes.items():
+                value = getattr(loaded, name)
+                if value.shape != shape or not torch.isfinite(value).all():
+                    raise ValueError(f"{name} are not numbers of {n} pairs.")
+            if len(loaded.second) != n or not n <= loaded.n_measured:
+                raise ValueError("The parts are of different numbers of pairs.")
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise damaged(path.parent) from error
+        return loaded
+
+
+class _Proposal(NamedTuple):
+    """A pair to measure."""
+
+    pair: tuple[int, int]
+    predicted: float
+
+
+def strongest_pairs(
+    engine: Engine,
+    components: Sequence[int],
+    count: int,
+    *,
+    given: ComponentSet = (),
+    n_looked_at: int = 64,
+    seed: int = 0,
+    title: str = "",
+) -> StrongestPairs:
+    """Finds pairs with strong interactions.
+
+    Args:
+        engine: The data set.
+        components: Flat indices of the components whose pairs are in question.
+        count: Pairs wanted.
+        given: Flat indices of what is patched besides, in every set.
+        n_looked_at: Components at which a look-ahead is taken.
+        seed: Draws the random signs, and the half of the examples that proposes.
+        title: What the text calls them.
+
+    Raises:
+        ConfigError: A number of pairs or of components that cannot be.
+        NotDifferentiableError: The metric has no gradient.
+        ComponentError: So many sets and examples that their effects would take over 2 GiB.
+    """
+    for name, value in (("count", count), ("n_looked_at", n_looked_at)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {shortened(value)}. Give a whole number from 1 on.")
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(engine.n_examples, generator=generator)
+    is_split = engine.n_examples >= _LEAST_SPLIT and engine.examples_are_independent
+    middle = len(order) // 2
+    # Whoever chooses pairs by some examples cannot test them by the same ones.
+    proposing = order[:middle].sort().values if is_split else None
+    testing = order[middle:].sort().values
+    looked_at = _interacting(engine, components, given, proposing, n_looked_at, generator)
+    most = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count)
+    proposals = _proposals(engine, components, looked_at, given, proposing, most)
+
+    members = sorted({member for proposal in proposals for member in proposal.pair})
+    sets: list[ComponentSet] = [(member,) for member in members]
+    sets += [proposal.pair for proposal in proposals]
+    check_size(len(sets), engine.n_examples)
+    effects, _ = added_effects(engine, sets, given, "strongest pairs")
+    row_of = {member: row for row, member in enumerate(members)}
+    rows = torch.tensor([[row_of[i], row_of[j]] for (i, j), _ in proposals])
+    together = effects[len(members) :].double()
+    parts = effects[rows].double()
+    interactions = together - parts.sum(1)
+    scale = together.abs() + parts.abs().sum(1)
+    strongest = interactions.mean(1).abs().argsort(descending=True)[:count]
+    intervals = p_values = None
+    if is_split:
+        tested = interactions[:, testing]
+        weights = engine.pairs.weights
+        picked = None if weights is None else weights[testing]
+        intervals = row_intervals(tested[strongest], weights=picked).float()
+        p_values = max_t_p_values(without_rounding(tested, scale[:, testing]))[strongest].float()
+    label = engine.registry.label
+    return StrongestPairs(
+        first=tuple(label(proposals[row].pair[0]) for row in strongest.tolist()),
+        second=tuple(label(proposals[row].pair[1]) for row in strongest.tolist()),
+        effects=together.mean(1)[strongest].float(),
+        interactions=interactions.mean(1)[strongest].float(),
+        predicted=torch.tensor([proposals[row].predicted for row in strongest.tolist()]),
+        intervals=intervals,
+        p=p_values,
+        n_components=len(components),
+        n_measured=len(proposals),
+        given=tuple(label(i) for i in given),
+        axis_label=engine.metric.axis_label,
+        title=title,
+    )
+
+
+def _interacting(
+    engine: Engine,
+    components: Sequence[int],
+    given: ComponentSet,
+    examples: Int[Tensor, " some"] | None,
+    count: int,
+    generator: torch.Generator,
+) -> list[int]:
+    """The components with the largest second derivatives, as random signs tell them."""
+    if len(components) <= count:
+        return list(components)
+    base, chosen = from_indices(given, engine.n_components).float(), torch.tensor(components)
+    squares, own = torch.zeros(2, len(components), dtype=torch.float64)
+
+    def gradient(values: Float[Tensor, " component"]) -> Float[Tensor, " component"]:
+        mask = base.index_put((chosen,), values)
+        return engine.gradient(mask, torch.ones_like, examples)[1].cpu()[chosen].double()
+
+    middle = gradient(torch.full((len(components),), _STEP / 2))
+    for _ in range(_PROBES):
+        signs = torch.randint(2, (len(components),), generator=generator) * 2.0 - 1
+        product = gradient(_STEP / 2 * (1 + signs)) - middle
+        squares += product.square()
+        own += signs * product
+    # The mean of r_i (H r)_i is H_ii: how a component bends by itself, which is no interaction.
+    others = squares / _PROBES - (own / _PROBES).square()
+    return chosen[others.argsort(descending=True)[:count]].tolist()
+
+
+def _proposals(
+    engine: Engine,
+    components: Sequence[int],
+    looked_at: Sequence[int],
+    given: ComponentSet,
+    examples: Int[Tensor, " some"] | None,
+    most: int,
+) -> list[_Proposal]:
+    """Pairs by the size of their predicted interaction, the largest first.
+
+    The look-ahead predicts in two ways (see `engine/look_ahead.py`); both have their turn.
+    """
+    base = engine.predict_changes(given, examples=examples)
+    of_base = [base.gains, base.gradient]
+    if engine.metric.is_flat_at_clean and not given:
+        # The gradient of a distance is 0 at the clean run; the look-ahead there is another one.
+        of_base = [torch.zeros_like(part) for part in of_base]
+    rows: list[list[Mask]] = [[], []]
+    for member in looked_at:
+        there = engine.predict_changes(tuple(sorted((*given, member))), examples=examples)
+        for number, value in enumerate((there.gains, there.gradient)):
+            rows[number].append((value - of_base[number]).nan_to_num())
+    ranked = [_ranked(torch.stack(of_one), components, looked_at, most) for of_one in rows]
+    merged: dict[tuple[int, int], _Proposal] = {}
+    for proposals in zip(*ranked, strict=True):
+        for proposal in proposals:
+            merged.setdefault(proposal.pair, proposal)
+    return list(merged.values())[:most]
+
+
+def _ranked(
+    rows: Float[Tensor, "row component"],
+    components: Sequence[int],
+    looked_at: Sequence[int],
+    most: int,
+) -> list[_Proposal]:
+    """Pairs of a component that was looked at and any other, by predicted interaction.
+
+    Args:
+        rows: Predicted interactions with all components of the model.
+        components: Those in question.
+        looked_at: The component of each row.
+        most: Pairs at most.
+    """
+    at, predicted = torch.tensor(looked_at), rows.clone()
+    # Of two that were looked at there are two predictions: their mean counts, once.
+    between = rows[:, at]
+    predicted[:, at] = (between + between.T) / 2
+    is_in_question = torch.zeros(rows.shape[1], dtype=torch.bool)
+    is_in_question[torch.tensor(components)] = True
+    size = predicted.abs().masked_fill(~is_in_question, -1)
+    size[:, at] = size[:, at].masked_fill(torch.ones_like(between).tril().bool(), -1)
+    best = size.flatten().topk(min(int((size >= 0).sum()), most)).indices
+    pairs = zip((best // rows.shape[1]).tolist(), (best % rows.shape[1]).tolist(), strict=True)
+    return [
+        _Proposal(
+            (min(looked_at[row], other), max(looked_at[row], other)), predicted[row, other].item()
+        )
+        for row, other in pairs
+    ]
