@@ -15,11 +15,13 @@ import pytest
 import torch
 import typer
 
+import tracekit as tk
 from tracekit import errors
 from tracekit.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+API_PAGES = sorted((ROOT / "docs/api").glob("*.md"))
 
 _BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```",
@@ -140,10 +142,26 @@ def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         command.make_context(name, list(arguments), parent=context)
 
 
+_TREE = re.compile(r"^```\{toctree\}\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
 def test_every_page_is_in_the_navigation() -> None:
-    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f": {page.name}\n" in config
+    docs = ROOT / "docs"
+    listed = []
+    for page in (docs / "index.md", docs / "api.md", docs / "notebooks.md"):
+        for tree in _TREE.finditer(page.read_text(encoding="utf-8")):
+            lines = [line for line in tree["lines"].splitlines() if line and line[0] != ":"]
+            listed += [line for line in lines if not line.endswith("<self>")]
+    pages = [page.relative_to(docs).with_suffix("") for page in (*PAGES[1:], *API_PAGES)]
+    assert sorted(listed) == sorted([*(str(p) for p in pages if p.name != "index"), "notebooks/*"])
+
+
+def test_every_public_name_has_an_entry_in_the_api() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in API_PAGES)
+    entries = re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    missing = [name for name in tk._HOMES if f"tracekit.{name}" not in entries]
+    assert not missing
 
 
 # ---- trouble.md ------------------------------------------------------------------------------

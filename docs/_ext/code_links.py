@@ -12,6 +12,7 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
@@ -135,6 +136,24 @@ def _unlink_names_of_axes(app: Sphinx, document: nodes.document) -> None:
             node.replace_self(shown.children)
 
 
+def public_places() -> dict[str, str]:
+    """Where a public name is defined -> the name that has the entry, with members of classes."""
+    import tracekit
+
+    places: dict[str, str] = {}
+    for name in tracekit._HOMES:
+        value = getattr(tracekit, name)
+        origin = f"{value.__module__}.{value.__qualname__}"
+        places[origin] = f"tracekit.{name}"
+        for member in dir(value) if isinstance(value, type) else ():
+            places[f"{origin}.{member}"] = f"tracekit.{name}.{member}"
+    return places
+
+
+def _tell_public_places(app: Sphinx, config: Config) -> None:
+    config["codeautolink_inventory_map"] = public_places()
+
+
 def only_own_imports(source: str) -> tuple[str, str]:
     """A code block, and what sphinx-codeautolink reads of it: it imports what a block imports."""
     try:
@@ -148,12 +167,15 @@ def only_own_imports(source: str) -> tuple[str, str]:
         names = [node.module] if isinstance(node, ast.ImportFrom) else [n.name for n in node.names]
         if any((name or "").partition(".")[0] != "tracekit" for name in names):
             end = node.end_lineno or node.lineno
-            lines[node.lineno - 1 : end] = [" " * node.col_offset + "pass"] * (end - node.lineno + 1)
+            lines[node.lineno - 1 : end] = [" " * node.col_offset + "pass"] * (
+                end - node.lineno + 1
+            )
     return source, "\n".join(lines)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers both."""
+    """Registers all of them."""
+    app.connect("config-inited", _tell_public_places)
     app.add_post_transform(_LinkCode)
     app.connect("doctree-read", _unlink_names_of_axes)
     app.connect("missing-reference", _resolve)

@@ -1,0 +1,73 @@
+"""The project's metadata: its address, the versions that its workflows test, its constraints."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def test_every_address_of_the_project_is_that_of_its_metadata():
+    urls = PROJECT["urls"]
+    owner, name = urls["Repository"].removeprefix("https://github.com/").split("/")
+    roots = (
+        f"https://github.com/{owner}/{name}",
+        f"https://raw.githubusercontent.com/{owner}/{name}/",
+        f"https://colab.research.google.com/github/{owner}/{name}/",
+        f"https://{owner}.github.io/{name}/",
+    )
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "docs").rglob("*.md")]
+    pages += [*ROOT.glob("notebooks/*.ipynb"), *WORKFLOWS]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    addresses = re.findall(r"https://[\w./-]*(?<=/)tracekit(?![\w-])[\w./-]*", text)
+    strange = [a for a in addresses if not a.startswith((*roots, "https://pypi.org/project/"))]
+    # Badges of packages are asked for by name.
+    assert not [a for a in strange if not a.startswith("https://img.shields.io/pypi/")]
+    assert len(addresses) > 10
+
+
+def test_the_workflows_test_the_promised_versions_of_python():
+    promised = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    tests = (ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
+    matrix = re.search(r"python: \[([^]]+)\]", tests)
+    assert matrix is not None
+    assert re.findall(r"3\.\d+", matrix[1]) == promised
+    assert f">={promised[0]}" in PROJECT["requires-python"]
+
+
+def test_both_lines_of_transformer_lens_are_tested():
+    (needed,) = (each for each in PROJECT["dependencies"] if each.startswith("transformer-lens"))
+    constraint = re.search(
+        r"^transformer-lens==(\d+)", (ROOT / "constraints.txt").read_text(), re.M
+    )
+    assert constraint is not None
+    oldest = re.search(r">=(3\.\d+),<5", needed)
+    assert oldest is not None
+    for file in (ROOT / ".ci/run", ROOT / ".github/workflows/tests.yml"):
+        assert f"transformer-lens=={oldest[1]}.0" in file.read_text(encoding="utf-8"), file
+    assert constraint[1] == "4"
+
+
+def test_every_tool_of_an_extra_has_a_tested_version():
+    constrained = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.M))
+    extras = PROJECT["optional-dependencies"]
+    needed = {re.split(r"[\s>=<;\[]", each)[0] for group in extras.values() for each in group}
+    assert needed - constrained - {"tracekit", "tomli"} == set()
+
+
+def test_the_workflow_of_releases_runs_on_tags_and_stores_no_token():
+    release = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert 'tags: ["v*"]' in release
+    assert "id-token: write" in release
+    assert "secrets." not in release
+    assert "pypa/gh-action-pypi-publish@" in release
