@@ -10,10 +10,12 @@ import sys
 
 import pandas as pd
 import pytest
+import typer
 
 import tracekit as tk
 from tests import tiny
 from tracekit import cli
+from tracekit.cli.app import PANELS
 from tracekit.cli.output import console, error_console
 from tracekit.cli.parsing import parse_layers
 from tracekit.errors import ConfigError
@@ -671,21 +673,52 @@ def test_sources_and_directions(command, tmp_path):
     assert "Unknown source 'nothing'" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "panels"),
-    [
-        ("trace", ["What is traced", "Data", "How it is searched", "Model", "Limits", "Output"]),
-        ("pareto", ["What is traced", "Data", "How it is searched", "Limits", "Model", "Output"]),
-    ],
-)
-def test_help_is_grouped(command, name, panels):
-    out = command(name, "--help")[1]
-    titles = [line.split("─")[1].strip() for line in out.splitlines() if line.startswith("╭─ ")]
-    assert titles[0] == "Options"
-    assert sorted(titles[1:]) == sorted(panels)
-    # Every option has a place; only --help has none.
-    first = out[: out.index(f"─ {titles[1]} ─")]
-    assert first.count("--") == 1
+COMMANDS = {command.name: command for command in typer.main.get_command(cli.app).commands.values()}
+
+
+@pytest.fixture
+def help_of(command, monkeypatch):
+    """The help of a command, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *name: command(*name, "--help")[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_grouped(help_of, name):
+    """What, how, limits, output: in this order, and every option in one of the panels."""
+    titles = re.findall(r"^╭─ (.+?) ─", help_of(name), re.MULTILINE)
+    assert titles == [panel for panel in PANELS if panel in titles]
+    assert titles[-1] == "Output"
+    if name in ("trace", "pareto"):
+        assert set(titles) == set(PANELS) - {"Arguments", "Where it runs"}
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, None], ids=str)
+def test_help_breaks_no_word_at_80_columns(help_of, name):
+    out = help_of() if name is None else help_of(name)
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    shown = set(re.sub("[│╭╮╰╯─]", " ", out).split())
+    if name is None:
+        expected = set(COMMANDS)
+    else:
+        parameters = COMMANDS[name].params
+        texts = [each.help.replace("`", "") for each in parameters]
+        expected = {word for text in texts for word in text.split()}
+        options = [opt for each in parameters for opt in each.opts if opt.startswith("--")]
+        expected |= set(options)
+        # A value that is named by its type, such as a choice of words, would be folded.
+        values = [each.metavar for each in parameters if each.param_type_name == "option"]
+        assert None not in values
+        expected |= {value for value in values if value}
+    assert expected <= shown
+
+
+def test_commands_stand_in_the_order_of_use(help_of):
+    listed = re.findall(r"^│ ([a-z-]+)  ", help_of().split("Commands")[1], re.MULTILINE)
+    assert listed == list(COMMANDS)
+    assert listed[:4] == ["demo", "trace", "pareto", "evaluate"]
+    assert listed.index("show") < listed.index("datasets") < listed.index("reproduce")
 
 
 def test_further_metrics_spans_and_bounds(command, tmp_path):

@@ -9,14 +9,60 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from threading import enumerate as enumerate_threads
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from tracekit.cli.output import console, error_console, print_problem
 from tracekit.errors import TracekitError
 
-app = typer.Typer(
+PANELS = (
+    "Arguments",
+    "What is traced",
+    "Data",
+    "Model",
+    "How it is searched",
+    "Limits",
+    "Where it runs",
+    "Output",
+)
+"""Panels of `--help`, in their order: what, how, limits, output."""
+
+
+class _Command(TyperCommand):
+    """A command whose help has its options in panels, and says of values what they are."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Sorts the options by panel; within one they keep their order."""
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            if getattr(parameter, "is_flag", False):
+                # Else the type of every flag takes a column: `<bool>`.
+                parameter.metavar = ""
+        self.params.sort(key=lambda each: _panel_index(getattr(each, "rich_help_panel", None)))
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """`--help` stands with the options on what is shown."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel = PANELS[-1]  # type: ignore[attr-defined]
+            option.metavar = ""
+        return option
+
+
+def _panel_index(panel: str | None) -> int:
+    # Arguments and options without a panel come first.
+    return PANELS.index(panel) if panel in PANELS else 0
+
+
+class _Program(typer.Typer):
+    def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
+        """Adds a command."""
+        return super().command(name, cls=_Command, **settings)
+
+
+app = _Program(
     name="tracekit",
     help="Which components of a language model act together? Multi-component causal tracing.",
     no_args_is_help=True,
@@ -123,7 +169,7 @@ def _stopping_in_order() -> Iterator[None]:
 @app.callback(invoke_without_command=True)
 def version(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.")
+        bool, typer.Option("--version", metavar="", help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options of the program itself."""

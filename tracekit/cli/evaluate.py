@@ -10,6 +10,8 @@ from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    OUTPUT,
+    WHAT,
     Also,
     ByOption,
     Components,
@@ -40,8 +42,10 @@ def evaluate(
     mask: Annotated[
         list[Path],
         typer.Option(
+            metavar="PATH",
             help="A JSON file with one entry in [0, 1] per component, or with a list of such "
-            "masks, or the folder of a run; may be given several times."
+            "masks, or the folder of a run; may be given several times.",
+            rich_help_panel=WHAT,
         ),
     ],
     model: Model = "demo",
@@ -65,7 +69,13 @@ def evaluate(
     max_batch_size: MaxBatchSize = 64,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="CSV file for the effect on every example."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="CSV file for the effect on every example.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
 ) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, Quiet, Seed
+from tracekit.cli.options import HOW, LIMITS, OUTPUT, Quiet, Seed
 from tracekit.cli.output import check_folder, console, write_figures
 from tracekit.cli.rebuild import (
     ByOption,
@@ -51,6 +51,7 @@ def explain(
         int,
         typer.Option(
             min=1,
+            metavar="N",
             help="Subsets to measure at most for the values of more than 12 components.",
             rich_help_panel=LIMITS,
         ),
@@ -58,6 +59,7 @@ def explain(
     tolerance: Annotated[
         float,
         typer.Option(
+            metavar="X",
             help="Share of the effect that may be lost without redundant components.",
             rich_help_panel=HOW,
         ),
@@ -65,11 +67,18 @@ def explain(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder for tables (CSV) and figures; made if missing."
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Folder for tables (CSV) and figures; made if missing.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else to standard output.")
+        bool,
+        typer.Option(
+            "--json", help="Print JSON and nothing else to standard output.", rich_help_panel=OUTPUT
+        ),
     ] = False,
     by: ByOption = None,
     split: Split = None,

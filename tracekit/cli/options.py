@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, load, progress_is_shown
 from tracekit.cli.parsing import (
     as_arguments,
@@ -25,25 +26,20 @@ if TYPE_CHECKING:
     from tracekit.engine import Keep
     from tracekit.tracer import Tracer
 
-# Panels of `--help`, in the order in which their first options stand.
-_WHAT = "What is traced"
-_DATA = "Data"
-_MODEL = "Model"
-HOW = "How it is searched"
-LIMITS = "Limits"
-_OUTPUT = "Output"
+_, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
 
 Output = Annotated[
     Path,
     typer.Option(
         "--output",
         "-o",
+        metavar="PATH",
         help="Folder for figures and results; made if missing.",
-        rich_help_panel=_OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of every search.", rich_help_panel=HOW)]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.", rich_help_panel=_OUTPUT)]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of every search.", rich_help_panel=HOW)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.", rich_help_panel=OUTPUT)]
 
 # ---- what is traced -------------------------------------------------------------------------
 
@@ -67,18 +63,20 @@ _OF_THE_FILE = ("config", "save_config_to")
 Config = Annotated[
     Path | None,
     typer.Option(
+        metavar="PATH",
         help="TOML file of these options, e.g. limit = 32. What is given here counts more.",
         callback=_read_config,
         is_eager=True,
-        rich_help_panel=_OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
 SaveConfig = Annotated[
     Path | None,
     typer.Option(
         "--save-config",
+        metavar="PATH",
         help="File to write all of these options to.",
-        rich_help_panel=_OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
 
@@ -99,130 +97,162 @@ def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
 Model = Annotated[
     str,
     typer.Option(
-        help="`demo`, a directory in Hugging Face layout, or a hub name.", rich_help_panel=_WHAT
+        metavar="NAME",
+        help="`demo`, a directory in Hugging Face layout, or a hub name.",
+        rich_help_panel=WHAT,
     ),
 ]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAME=VALUE",
         help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
         "revision=main; may be given several times.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.", rich_help_panel=_MODEL)]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="E.g. cpu or cuda:0.", rich_help_panel=MODEL)
+]
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto (as the checkpoint says), float32, bfloat16 or float16.", rich_help_panel=_MODEL
+        metavar="NAME",
+        help="auto (as the checkpoint says), float32, bfloat16 or float16.",
+        rich_help_panel=MODEL,
     ),
 ]
 DatasetName = Annotated[
     str,
     typer.Option(
+        metavar="NAME",
         help="A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with the data set's files. Default: downloaded once.", rich_help_panel=_DATA
+        metavar="PATH",
+        help="Folder with the data set's files. Default: downloaded once.",
+        rich_help_panel=DATA,
     ),
 ]
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAME=VALUE",
         help="Option of the data set as name=value, e.g. seed=1; may be given several times.",
-        rich_help_panel=_DATA,
+        rich_help_panel=DATA,
     ),
 ]
 Split = Annotated[
-    str | None, typer.Option(help="Split of the data set, e.g. test.", rich_help_panel=_DATA)
+    str | None,
+    typer.Option(metavar="NAME", help="Split of the data set, e.g. test.", rich_help_panel=DATA),
 ]
 SkipMismatched = Annotated[
     bool,
     typer.Option(
-        help="Drop examples whose counterfactual has another length.", rich_help_panel=_DATA
+        "--skip-mismatched",
+        help="Drop examples whose counterfactual has another length.",
+        rich_help_panel=DATA,
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Use only the first N examples.", rich_help_panel=_DATA)
+    int | None,
+    typer.Option(min=1, metavar="N", help="Use only the first N examples.", rich_help_panel=DATA),
 ]
 Components = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, "
         "attention-blocks, queries, keys, values, residual, residual-before, residual-between, "
         "or several joined by +. Default: what the data set is usually traced with.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 MetricName = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy, kl, "
         "jensen-shannon, entropy-change, set-logit-difference, set-probability-difference, "
         "rank-change, first-choice-change. Default: by the data set.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 Also = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAME",
         help="A further metric that every result is measured by; may be given several times.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 Layers = Annotated[
     str | None,
-    typer.Option(help="Layers to study, e.g. 0-5,8. Default: all.", rich_help_panel=_WHAT),
+    typer.Option(
+        metavar="TEXT", help="Layers to study, e.g. 0-5,8. Default: all.", rich_help_panel=WHAT
+    ),
 ]
 PositionScope = Annotated[
     str | None,
     typer.Option(
-        help="prompt, last, all, or prompt positions such as 0,3,-1.", rich_help_panel=_WHAT
+        metavar="TEXT",
+        help="prompt, last, all, or prompt positions such as 0,3,-1.",
+        rich_help_panel=WHAT,
     ),
 ]
 ByOption = Annotated[
     str | None,
     typer.Option(
+        metavar="TEXT",
         help="What is told apart besides: span (named parts of the prompts) or position.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 Windows = Annotated[
     int,
     typer.Option(
-        min=1, help="Consecutive layers in which a component acts at once.", rich_help_panel=_WHAT
+        min=1,
+        metavar="N",
+        help="Consecutive layers in which a component acts at once.",
+        rich_help_panel=WHAT,
     ),
 ]
 SourceOption = Annotated[
     str,
     typer.Option(
+        metavar="NAME",
         help="Where the values come from that are put in: counterfactual, noise, zero, mean, "
         "mean-positional or resample.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 DirectionOption = Annotated[
     str,
     typer.Option(
+        metavar="NAME",
         help="noising: counterfactual values into the clean run. denoising: clean values back.",
-        rich_help_panel=_WHAT,
+        rich_help_panel=WHAT,
     ),
 ]
 MeanOfTokens = Annotated[
     str,
     typer.Option(
-        help="Mean over continuation tokens: geometric or arithmetic.", rich_help_panel=_WHAT
+        metavar="NAME",
+        help="Mean over continuation tokens: geometric or arithmetic.",
+        rich_help_panel=WHAT,
     ),
 ]
 # Named here too: PyTorch is not imported for a page of help.
 _Objective = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
 _OBJECTIVE = typer.Option(
-    help="What is maximised over the examples; mean effects are reported all the same. auto: the "
-    "mean, by the search or by single effects, whichever holds on the other half.",
+    metavar="NAME",
+    help="What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median "
+    "or auto; mean effects are reported all the same. auto: the mean, by the search or by single "
+    "effects, whichever holds on the other half.",
     rich_help_panel=HOW,
 )
 ObjectiveChoice = Annotated[_Objective, _OBJECTIVE]
@@ -230,17 +260,23 @@ FrontObjective = Annotated[_Objective | None, _OBJECTIVE]
 KeepAtMost = Annotated[
     float | None,
     typer.Option(
+        metavar="X",
         help="Search only sets whose effect by the kept metric is at most this.",
         rich_help_panel=HOW,
     ),
 ]
 KeepMetric = Annotated[
     str | None,
-    typer.Option(help="The metric that is to stay within it. Default: kl.", rich_help_panel=HOW),
+    typer.Option(
+        metavar="NAME",
+        help="The metric that is to stay within it. Default: kl.",
+        rich_help_panel=HOW,
+    ),
 ]
 KeepDataset = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
         rich_help_panel=HOW,
     ),
@@ -248,57 +284,65 @@ KeepDataset = Annotated[
 MaxBatchSize = Annotated[
     int,
     typer.Option(
-        min=1, help="Examples per pass; bounds memory, changes no result.", rich_help_panel=LIMITS
+        min=1,
+        metavar="N",
+        help="Examples per pass; bounds memory, changes no result.",
+        rich_help_panel=LIMITS,
     ),
 ]
 MaxMemory = Annotated[
     int | None,
     typer.Option(
         min=0,
+        metavar="N",
         help="MiB that counterfactual activations may take on the device.",
         rich_help_panel=LIMITS,
     ),
 ]
-_WHERE = "Where it runs"
 Jobs = Annotated[
     int | None,
     typer.Option(
         min=1,
+        metavar="N",
         help="Number of runs at a time, each on a CUDA device of its own if there are several. "
         "Default: 1, or as many as the executor has workers.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 Part = Annotated[
     str | None,
     typer.Option(
+        metavar="TEXT",
         help="Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
         "For arrays of jobs and several shells.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 ExecutorAddress = Annotated[
     str | None,
     typer.Option(
         "--executor",
+        metavar="TEXT",
         help="dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
         "Default: this machine.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 ExecutorOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAME=VALUE",
         help="Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu; "
         "may be given several times.",
-        rich_help_panel=_WHERE,
+        rich_help_panel=WHERE,
     ),
 ]
 HeldOut = Annotated[
     float | None,
     typer.Option(
+        metavar="X",
         help="Share of the examples that no method sees, e.g. 0.2, to measure on.",
-        rich_help_panel=_DATA,
+        rich_help_panel=DATA,
     ),
 ]
 

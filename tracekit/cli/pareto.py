@@ -65,26 +65,35 @@ def pareto(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Largest size: a count (6) or a share (0.2). Default: all.", rich_help_panel=HOW
+            metavar="SIZE",
+            help="Largest size: a count (6) or a share (0.2). Default: all.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     max_passes: Annotated[
         int | None,
-        typer.Option(min=1, help="Passes over the data at most.", rich_help_panel=LIMITS),
+        typer.Option(
+            min=1, metavar="N", help="Passes over the data at most.", rich_help_panel=LIMITS
+        ),
     ] = None,
     max_seconds: Annotated[
         float | None,
-        typer.Option(help="Wall time at most; the best so far is kept.", rich_help_panel=LIMITS),
+        typer.Option(
+            metavar="X", help="Wall time at most; the best so far is kept.", rich_help_panel=LIMITS
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="File to keep measurements in, and to go on from.", rich_help_panel=LIMITS
+            metavar="PATH",
+            help="File to keep measurements in, and to go on from.",
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME=VALUE",
             help="Option of the local search as name=value, e.g. soft_steps=40; may be given "
             "several times.",
             rich_help_panel=HOW,

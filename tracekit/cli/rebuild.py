@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.options import (
+    WHAT,
     ByOption,
     DataDir,
     DataOption,
@@ -52,16 +53,20 @@ ModelOfRun = Annotated[
     str | None,
     typer.Option(
         "--model",
+        metavar="NAME",
         help="The model of the run: `demo`, a directory in Hugging Face layout, or a hub name. "
         "Default: the name that the run has.",
+        rich_help_panel=WHAT,
     ),
 ]
 DatasetOfRun = Annotated[
     str | None,
     typer.Option(
         "--dataset",
+        metavar="NAME",
         help="The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: the "
         "name that the run has.",
+        rich_help_panel=WHAT,
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekit.cli.app import app
+from tracekit.cli.options import OUTPUT
 from tracekit.cli.output import check_file, console
 
 if TYPE_CHECKING:
@@ -24,7 +25,14 @@ def report(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The HTML file that is written.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="The HTML file that is written.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = Path("report.html"),
 ) -> None:
     """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""

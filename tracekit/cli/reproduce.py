@@ -13,6 +13,10 @@ from rich.text import Text
 from tracekit._markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    DATA,
+    HOW,
+    OUTPUT,
+    WHAT,
     Device,
     Dtype,
     ExecutorAddress,
@@ -41,53 +45,90 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="Names of tables and figures, or `all`; --list lists them."),
     ] = None,
-    list_experiments: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    list_experiments: Annotated[
+        bool, typer.Option("--list", help="List what there is.", rich_help_panel=OUTPUT)
+    ] = False,
     model: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; "
-            "may be given several times. Default: those of the paper."
+            "may be given several times. Default: those of the paper.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="May be given several times. Default: those of the paper; with the embedded "
-            "model the ones that stand in for them."
+            "model the ones that stand in for them.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods, joined by commas. Default: those of the paper."),
+        typer.Option(
+            metavar="NAME",
+            help="Methods, joined by commas. Default: those of the paper.",
+            rich_help_panel=HOW,
+        ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; runs in it are not repeated.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Folder; runs in it are not repeated.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = Path("reproduction"),
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder with data files, or with a folder per data set."),
+        typer.Option(
+            metavar="PATH",
+            help="Folder with data files, or with a folder per data set.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     jobs: Jobs = None,
     part: Part = None,
     executor: ExecutorAddress = None,
     executor_option: ExecutorOption = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first N examples of each data set.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Use only the first N examples of each data set.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     data_option: Annotated[
         list[str] | None,
         typer.Option(
-            help="Option of the data sets that have it, as name=value; may be given several times."
+            metavar="NAME=VALUE",
+            help="Option of the data sets that have it, as name=value; may be given several times.",
+            rich_help_panel=DATA,
         ),
     ] = None,
     model_option: ModelOption = None,
     draws: Annotated[
         int | None,
-        typer.Option(min=1, help="Random sets per budget. Default: 1000, 100 with `demo`."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Random sets per budget. Default: 1000, 100 with `demo`.",
+            rich_help_panel=HOW,
+        ),
     ] = None,
     held_out: Annotated[
         bool,
-        typer.Option(help="Also run the tables' methods without a fifth of the examples."),
+        typer.Option(
+            help="Also run the tables' methods without a fifth of the examples.",
+            rich_help_panel=HOW,
+        ),
     ] = True,
     device: Device = None,
     dtype: Dtype = "float32",

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
+from tracekit.cli.options import OUTPUT
 from tracekit.cli.output import console, print_table
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ _MOST_LABELS = 40
 def show(
     run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")],
     all_components: Annotated[
-        bool, typer.Option("--all", help="List every selected component, however many.")
+        bool,
+        typer.Option(
+            "--all", help="List every selected component, however many.", rich_help_panel=OUTPUT
+        ),
     ] = False,
 ) -> None:
     """Prints a saved run, or all runs below a folder."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, Quiet, Seed
+from tracekit.cli.options import HOW, OUTPUT, WHAT, Quiet, Seed
 from tracekit.cli.output import check_folder, console, write_figures
 from tracekit.cli.parsing import parse_options
 from tracekit.cli.rebuild import (
@@ -37,13 +37,16 @@ def side_effects(
     other: Annotated[
         list[str],
         typer.Option(
+            metavar="NAME=VALUE",
             help="Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl); may be given several "
-            "times."
+            "times.",
+            rich_help_panel=WHAT,
         ),
     ],
     other_metric: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME=VALUE",
             help="Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run.",
             rich_help_panel=HOW,
         ),
@@ -51,11 +54,15 @@ def side_effects(
     other_limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Use only the first N examples of each other data.", rich_help_panel=HOW
+            min=1,
+            metavar="N",
+            help="Use only the first N examples of each other data.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=0, help="Random sets to compare with.", rich_help_panel=HOW)
+        int,
+        typer.Option(min=0, metavar="N", help="Random sets to compare with.", rich_help_panel=HOW),
     ] = 20,
     model: ModelOfRun = None,
     dataset: DatasetOfRun = None,
@@ -63,7 +70,13 @@ def side_effects(
     data_option: DataOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for the table and the figure."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Folder for the table and the figure.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     by: ByOption = None,
     split: Split = None,

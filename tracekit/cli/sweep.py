@@ -11,6 +11,8 @@ from rich.table import Table
 from tracekit._markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    LIMITS,
+    OUTPUT,
     Device,
     ExecutorAddress,
     ExecutorOption,
@@ -39,7 +41,11 @@ def sweep(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder; runs in it are not repeated. Default: the file's."
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Folder; runs in it are not repeated. Default: the file's.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     jobs: Jobs = None,
@@ -49,7 +55,12 @@ def sweep(
     device: Device = None,
     max_batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Examples per pass; bounds memory, changes no result."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Examples per pass; bounds memory, changes no result.",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -69,16 +69,21 @@ def trace(
     budget: Annotated[
         list[str] | None,
         typer.Option(
-            help="A count (6) or a share (0.2); may be given several times.", rich_help_panel=HOW
+            metavar="SIZE",
+            help="A count (6) or a share (0.2); may be given several times.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     target_effect: Annotated[
         float | None,
-        typer.Option(help="Instead of a budget: the effect to reach.", rich_help_panel=HOW),
+        typer.Option(
+            metavar="X", help="Instead of a budget: the effect to reach.", rich_help_panel=HOW
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="pgb-ct, local-search, dcm, top-k, greedy, random, exhaustive, mask-ig, "
             "attribution; may be given several times. Default: pgb-ct.",
             rich_help_panel=HOW,
@@ -87,6 +92,7 @@ def trace(
     option: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME=VALUE",
             help="Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200; "
             "may be given several times.",
             rich_help_panel=HOW,

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import DataDir, Device, Dtype, MaxBatchSize, ModelOption, Quiet
+from tracekit.cli.options import WHAT, DataDir, Device, Dtype, MaxBatchSize, ModelOption, Quiet
 from tracekit.cli.output import console, load, progress_is_shown
 from tracekit.cli.parsing import parse_loading
 from tracekit.errors import DisagreementError
@@ -18,17 +18,26 @@ from tracekit.errors import DisagreementError
 @app.command()
 def validate(
     model: Annotated[str, typer.Argument(help="A hub name or a directory.")],
-    dataset: Annotated[str, typer.Option(help="winobias or winogender.")] = "winogender",
+    dataset: Annotated[
+        str, typer.Option(metavar="NAME", help="winobias or winogender.", rich_help_panel=WHAT)
+    ] = "winogender",
     table_of: Annotated[
         str | None,
         typer.Option(
             "--as",
+            metavar="NAME",
             help="Model to compare with: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl. "
             "Default: its name.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     table: Annotated[
-        Path | None, typer.Option(help="A table of your own (JSON), instead of the published one.")
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A table of your own (JSON), instead of the published one.",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     data_dir: DataDir = None,
     model_option: ModelOption = None,
