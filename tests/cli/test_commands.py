@@ -11,12 +11,13 @@ import sys
 import pandas as pd
 import pytest
 import typer
+from rich.table import Table
 
 import tracekit as tk
 from tests import tiny
 from tracekit import cli
 from tracekit.cli.app import PANELS
-from tracekit.cli.output import console, error_console
+from tracekit.cli.output import console, error_console, print_rows
 from tracekit.cli.parsing import parse_layers
 from tracekit.errors import ConfigError
 from tracekit.figures.page import Section, write_page
@@ -712,6 +713,44 @@ def test_help_breaks_no_word_at_80_columns(help_of, name):
         assert None not in values
         expected |= {value for value in values if value}
     assert expected <= shown
+
+
+@pytest.mark.parametrize("width", [80, 60, 120])
+def test_tables_break_no_word(monkeypatch, capsys, width):
+    monkeypatch.setattr(console, "width", width)
+    table = Table("the name", "a longer text", "number", title="Some runs")
+    for each in "attention-patterns", "mlp-neurons":
+        table.add_column(f"{each} of all", justify="right")
+    rows = [
+        ("gpt2-small", "said in several words with one-that-is-longer", "0.123", "17", "-0.5 to 3"),
+        ("llama", "few words", "10", "1000.5", "-12.25 to 12.25"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    print_rows(table)
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= width
+    shown = re.sub("[^\\w\\s.%-]", " ", out).split()
+    headers = [word for column in table.columns for word in str(column.header).split()]
+    assert {*headers, *(word for row in rows for cell in row for word in cell.split())} <= set(
+        shown
+    )
+    # In parts where there is no room, each with the name of a row.
+    parts = out.count("┏")
+    assert parts == {80: 1, 60: 2, 120: 1}[width]
+    assert shown.count("gpt2-small") == shown.count("llama") == parts
+    assert out.count("Some runs") == parts
+
+
+def test_a_word_wider_than_the_terminal_is_folded(monkeypatch, capsys):
+    monkeypatch.setattr(console, "width", 40)
+    table = Table("mask", "effect")
+    table.add_row("a" * 50, "0.123")
+    print_rows(table)
+    out = capsys.readouterr().out
+    assert out.count("a") == 50 + 1
+    assert "0.123" in out
 
 
 def test_commands_stand_in_the_order_of_use(help_of):

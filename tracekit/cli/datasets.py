@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.output import console
+from tracekit.cli.output import print_rows
 
 
 @app.command()
@@ -16,4 +16,4 @@ def datasets() -> None:
     table = Table("data set", "usually traced with", "about")
     for name, dataset in DATASETS.items():
         table.add_row(name, f"{dataset.components}, {dataset.metric}", dataset.about)
-    console.print(table)
+    print_rows(table)

@@ -15,6 +15,7 @@ from tracekit.cli.output import (
     check_folder,
     console,
     load,
+    print_rows,
     print_tracer,
     progress_is_shown,
     save,
@@ -160,7 +161,7 @@ def _print_methods(traced: _Traced) -> None:
             for column, cell in enumerate(cells)
         ]
         table.add_row(*texts)
-    console.print(table)
+    print_rows(table)
     console.print(
         f"{_ABOUT} All {len(traced.tracer.registry)} heads: {traced.tracer.full_effect:.3f}.",
         style="dim",

@@ -33,7 +33,7 @@ from tracekit.cli.options import (
     Windows,
     build_tracer,
 )
-from tracekit.cli.output import check_file, console, print_tracer
+from tracekit.cli.output import check_file, print_rows, print_tracer
 from tracekit.cli.parsing import read_masks
 
 
@@ -134,7 +134,7 @@ def evaluate(
             {"mask": name, "example": number, "effect": effect, **further.loc[number].to_dict()}
             for number, effect in enumerate(effects.tolist())
         ]
-    console.print(table)
+    print_rows(table)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(rows), output)

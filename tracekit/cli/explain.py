@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, LIMITS, OUTPUT, Quiet, Seed
-from tracekit.cli.output import check_folder, console, write_figures
+from tracekit.cli.output import check_folder, console, print_rows, write_figures
 from tracekit.cli.rebuild import (
     ByOption,
     DataDir,
@@ -136,7 +136,7 @@ def _print(why: Explanation, run: Path) -> None:
         column.justify = "right"
     for row in frame.itertuples(index=False):
         table.add_row(*map(str, row))
-    console.print(table)
+    print_rows(table)
     console.print(
         "Alone: nothing else is patched. Last: what leaving it out costs. Value: the Shapley "
         "value. Brackets: 95 % intervals over examples.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.output import console
+from tracekit.cli.output import console, print_rows
 
 _PAPER_KINDS = ("attention-patterns", "head-outputs", "mlp-outputs", "mlp-blocks")
 """Kinds that the paper traces."""
@@ -25,7 +25,7 @@ def models() -> None:
     for model in PAPER_MODELS.values():
         counts = (model.count(kind) for kind in _PAPER_KINDS)
         table.add_row(model.title, model.hub, *map(str, counts))
-    console.print(table)
+    print_rows(table)
     table = Table("architecture", "can be traced by")
     refusals = []
     for architecture in ARCHITECTURES:
@@ -33,6 +33,6 @@ def models() -> None:
         refused = [kind for kind, refusal in refusal_by_kind.items() if refusal is not None]
         table.add_row(architecture, f"all but {', '.join(refused)}" if refused else "every kind")
         refusals += [refusal for refusal in refusal_by_kind.values() if refusal is not None]
-    console.print(table)
+    print_rows(table)
     for refusal in refusals:
         console.print(refusal, style="dim", highlight=False)

@@ -10,8 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tracekit._markup import printable
@@ -142,6 +143,67 @@ def print_tracer(tracer: Tracer) -> None:
         )
 
 
+def print_rows(table: Table, n_names: int = 1) -> None:
+    """Prints a table so that no word is broken.
+
+    A table that is too wide for the terminal is printed in parts, one below the other, each with
+    the columns that name a row. Only a word that is wider than the terminal is folded.
+
+    Args:
+        table: The table, with a header.
+        n_names: How many of its first columns name a row.
+    """
+    widths = [_least_width(column) for column in table.columns]
+    parts, part = [], list(range(n_names))
+    for number in range(n_names, len(widths)):
+        # Two spaces and a line for each column, and a line at the end.
+        width = sum(widths[each] + 3 for each in (*part, number)) + 1
+        if width > console.width and len(part) > n_names:
+            parts.append(part)
+            part = list(range(n_names))
+        part.append(number)
+    for columns in (*parts, part):
+        console.print(_part_of(table, columns, [widths[each] for each in columns]))
+
+
+def _least_width(column: Column) -> int:
+    """Width of the longest word of a column."""
+    return _longest(column, " ")
+
+
+def _longest(column: Column, separator: str) -> int:
+    lines = [line for text in (column.header, *column.cells) for line in str(text).split("\n")]
+    pieces = [piece for line in lines for piece in printable(line).split(separator)]
+    return max(map(cell_len, pieces), default=0)
+
+
+def _part_of(table: Table, columns: Sequence[int], least: Sequence[int]) -> Table:
+    """Some columns of a table, none of them narrower than its longest word."""
+    part = Table(title=table.title, title_justify=table.title_justify)
+    chosen = [table.columns[number] for number in columns]
+    widths: list[int | None] = [None] * len(chosen)
+    room = console.width - sum(width + 3 for width in least) - 1
+    if room >= 0:
+        # Not left to rich, which narrows the widest columns first, whatever words they hold.
+        widths = list(_widened(least, [_longest(column, "\n") for column in chosen], room))
+    for column, width in zip(chosen, widths, strict=True):
+        part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+    for row in zip(*(column.cells for column in chosen), strict=True):
+        part.add_row(*row)
+    return part
+
+
+def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """Widths between the least and the most, the room going where most is missing."""
+    widths = list(least)
+    for _ in range(room):
+        missing = [wanted - width for wanted, width in zip(most, widths, strict=True)]
+        if max(missing) <= 0:
+            break
+        widths[missing.index(max(missing))] += 1
+    return widths
+
+
 def print_table(results: Sequence[TraceResult]) -> None:
     """Prints a row per result; the best effect of each comparable group is bold."""
 
@@ -185,7 +247,7 @@ def print_table(results: Sequence[TraceResult]) -> None:
             f"{result.cost.forward_equivalents:.0f}",
             f"{result.seconds:.1f}",
         )
-    console.print(table)
+    print_rows(table, n_names=len(table.columns) - len(names) + 2)
     console.print(
         "Effect: mean over the examples that the set was selected on. Spread: of the mean, when "
         "they are resampled. Passes: forward and backward, over all data; the budgets of one run "

@@ -46,7 +46,7 @@ from tracekit.cli.options import (
     build_keep,
     build_tracer,
 )
-from tracekit.cli.output import check_folder, console, print_tracer, write_figures
+from tracekit.cli.output import check_folder, console, print_rows, print_tracer, write_figures
 from tracekit.cli.parsing import parse_budget, parse_options
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _print_front(front: ParetoFront) -> None:
             row.method,
             *(f"{value:.4g}" for value in further),
         )
-    console.print(table)
+    print_rows(table)
     console.print(
         "Held out: selected on one half of the examples, measured on the other. Random: as many "
         "components of every kind in every layer. Stability: Jaccard similarity of the sets that "

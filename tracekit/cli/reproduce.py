@@ -28,7 +28,7 @@ from tracekit.cli.options import (
     Quiet,
     Seed,
 )
-from tracekit.cli.output import check_folder, console, progress_is_shown
+from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
 from tracekit.errors import UnknownMethodError
 
@@ -227,7 +227,7 @@ def _print_experiments() -> None:
     for experiment in EXPERIMENTS.values():
         models, datasets = ", ".join(experiment.models), ", ".join(experiment.datasets)
         table.add_row(experiment.name, experiment.about, models, datasets)
-    console.print(table)
+    print_rows(table)
 
 
 def _print_report(reproduction: Reproduction) -> None:
@@ -252,7 +252,7 @@ def _print_report(reproduction: Reproduction) -> None:
             table.add_column(str(column), overflow="fold")
         for row in frame.itertuples(index=False):
             table.add_row(*map(_format_cell, row))
-        console.print(table)
+        print_rows(table)
     for note in report.notes:
         console.print(note, style="dim", highlight=False)
 

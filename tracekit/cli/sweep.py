@@ -20,7 +20,7 @@ from tracekit.cli.options import (
     Part,
     Quiet,
 )
-from tracekit.cli.output import check_folder, console, progress_is_shown
+from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _print(swept: Runs, folder: Path, counts: dict[str, int], *, has_table: bool
             table.add_column(name, overflow="fold")
         for row in frame[names].itertuples(index=False):
             table.add_row(*map(_cell, row))
-        console.print(table)
+        print_rows(table, n_names=names.index("effect"))
     ran = f"Ran {counts['ran']} of {sum(counts.values())}"
     ran += f", {counts['failed']} failed" if counts["failed"] else ""
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
