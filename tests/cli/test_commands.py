@@ -664,8 +664,10 @@ def test_sources_and_directions(command, tmp_path):
     assert (result.source, result.direction) == ("counterfactual", "denoising")
     code, out, err = command("show", tmp_path)
     assert code == 0, err
-    assert "source mean" in out
-    assert "denoising" in out
+    # What was traced stands in the third column, on several lines.
+    traced = " ".join(line.split("│")[3] for line in out.splitlines() if line.startswith("│"))
+    assert "source mean" in " ".join(traced.split())
+    assert "denoising" in traced
     code, _, err = command(*base, "--source", "zero", "--direction", "denoising", *rest, tmp_path)
     assert code == 1
     assert "cannot be reversed" in err
