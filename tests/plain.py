@@ -54,6 +54,7 @@ KINDS = (
     "queries",
     "residual",
     "residual-before",
+    "residual-between",
     "values",
 )
 """Kinds of component that the reference knows."""
@@ -74,7 +75,12 @@ class Plain:
             "mlp-outputs": ("mlp", False),
             "residual": ("block", False),
             "residual-before": ("block", True),
+            "residual-between": ("attention", False),
         }.get(kind, ("fused" if "fused" in parts else kind, False))
+        self.between = kind == "residual-between"
+        self.blocks = [
+            named[parts["block"].format(layer)] for layer in range(config.num_hidden_layers)
+        ]
         self.first_block = named[parts["block"].format(0)]
         layers = range(config.num_hidden_layers)
         self.modules = [named[parts[part].format(layer)] for layer in layers]
@@ -97,9 +103,21 @@ class Plain:
     def hooked(self, change):
         """`change(layer, value)` is seen or replaces the activation, if it returns something."""
 
+        entered = {}
+
+        def enters(layer):
+            def hook(module, args, kwargs):
+                entered[layer] = (args[0] if args else kwargs["hidden_states"]).clone()
+
+            return hook
+
         def after(layer):
             def hook(module, given, out):
-                value = change(layer, out[0] if isinstance(out, tuple) else out)
+                value = out[0] if isinstance(out, tuple) else out
+                # Between attention and MLP, the stream is what entered and what attention adds.
+                before = entered[layer] if self.between else 0
+                value = change(layer, value + before)
+                value = None if value is None else value - before
                 return (value, *out[1:]) if isinstance(out, tuple) and value is not None else value
 
             return hook
@@ -116,6 +134,9 @@ class Plain:
             return hook
 
         with ExitStack() as stack:
+            for layer, block in enumerate(self.blocks if self.between else ()):
+                handle = block.register_forward_pre_hook(enters(layer), with_kwargs=True)
+                stack.callback(handle.remove)
             for layer, module in enumerate(self.modules):
                 handle = (
                     module.register_forward_pre_hook(ahead(layer), with_kwargs=True)

@@ -21,13 +21,9 @@ NAMES = {
     "mlp_out": ("mlp-blocks", "position"),
     "attn_out": ("attention-blocks", "position"),
     "resid_pre": ("residual-before", "position"),
+    "resid_mid": ("residual-between", "position"),
 }
 """Function of TransformerLens -> kind and `by`."""
-_NOT_THE_STREAM = pytest.mark.xfail(
-    strict=True,
-    reason="A bridge's hook_resid_mid is the input of the second layer norm: what a hook returns "
-    "there reaches the MLP, and the stream past it keeps its clean value.",
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +53,7 @@ def model():
 
 @pytest.mark.parametrize(
     ("name", "kind", "by"),
-    [
-        *(pytest.param(name, *kind_and_by, id=name) for name, kind_and_by in NAMES.items()),
-        pytest.param(
-            "resid_mid", "residual-between", "position", id="resid_mid", marks=_NOT_THE_STREAM
-        ),
-    ],
+    [pytest.param(name, *kind_and_by, id=name) for name, kind_and_by in NAMES.items()],
 )
 def test_the_kind_gives_the_numbers_of_the_function(model, pairs, name, kind, by):
     clean = torch.tensor([pair.prompt_ids for pair in pairs])

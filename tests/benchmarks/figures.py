@@ -14,6 +14,8 @@ import torch
 
 import tracekit as tk
 from tests.benchmarks.setting import Model, Padded, medians, peak_bytes, some
+from tracekit.anatomy.set_game import SetGame
+from tracekit.anatomy.shapley import sampled_values
 from tracekit.engine.precision import Precision
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
@@ -158,6 +160,28 @@ def searches(plan: Plan) -> Iterator[Figure]:
         task = {name: lambda s=sets: engine.set_effects(s).mean(1)}
         took = medians(task, plan.device, 1, warm_up=False)[name]
         yield Figure(f"{name}, {len(sets)} sets", took / len(sets) / plain, bound, "plain forwards")
+
+
+def values(plan: Plan) -> Iterator[Figure]:
+    """What `explain` measures: all subsets of ten heads; drawn orders of forty components."""
+    model = plan.model()
+    pairs = model.pairs("winobias")
+    examples = some(pairs, 8)
+    padded = Padded.of(pairs, examples, plan.device)
+    heads = range(0, 140, 14)
+    game = SetGame(model.engine(pairs.subset(examples)), heads)
+    plain = medians({"plain": lambda: padded.plain(model.bare)}, plan.device, plan.repeats)["plain"]
+    _ = game.engine.clean
+    took = medians({"all": lambda: game.every_effect()}, plan.device, 1, warm_up=False)["all"]
+    yield Figure("all 1024 subsets of ten heads", took / 1024 / plain, 0.35, "plain forwards")
+    demo = tk.load_model("demo", device=plan.device)
+    for name in ("demo-facts", "demo-bias"):
+        tracer = tk.Tracer(demo, tk.load_dataset(name, demo)[:32], "mlp-outputs")
+        strongest = tracer.engine.predict_changes(()).gradient.argsort(descending=True)[:40]
+        drawn = sampled_values(SetGame(tracer.engine, strongest.tolist()), max_sets=2000, seed=0)
+        error = drawn.sampling_error.max() / drawn.per_example.mean(1).abs().max()
+        text = f"{name}, values of 40 MLP outputs by 2000 subsets: largest sampling error"
+        yield Figure(text, error.item(), 0.05, "largest value")
 
 
 def epoch(plan: Plan) -> Iterator[Figure]:
@@ -336,6 +360,7 @@ FIGURES = {
     "step": step,
     "precision": precision,
     "searches": searches,
+    "values": values,
     "epoch": epoch,
     "share": share,
     "memory": memory,

@@ -11,6 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.checks.hooks import check_engine, check_sites
 from tracekit.components import KINDS
+from tracekit.engine import patching
 from tracekit.errors import HookPointError, IdentityCheckError, UnsupportedModelError
 from tracekit.models import hooked
 
@@ -172,3 +173,14 @@ def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
     for index in range(96):
         registry = tk.ComponentRegistry.build(opt.cfg, "mlp-neurons", layers=[0], indices=[index])
         check_sites(opt, registry)
+
+
+def test_a_mask_that_passes_the_stream_by_is_refused(monkeypatch):
+    """As a bridge does it where what a hook returns reaches the MLP only."""
+    model = tk.load_model(tiny.hf_model("llama"))
+    registry = tk.ComponentRegistry.build(model.cfg, "residual-between")
+    check_sites(model, registry)
+    monkeypatch.setattr(patching, "_STREAM_PASSES_BY", "nowhere")
+    text = "hook_resid_mid is a copy of the residual stream, which goes past it. Use residual"
+    with pytest.raises(HookPointError, match=text):
+        check_sites(model, registry)

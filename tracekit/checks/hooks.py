@@ -60,6 +60,7 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         activations = _observe(model, registry, tokens)
         _check_mask_acts(model, registry, tokens, activations)
         _check_added(model, registry, tokens)
+        _check_between(model, registry, tokens, activations)
         _check_padding(model, tokens)
 
 
@@ -209,6 +210,36 @@ def _check_mask_acts(
     for site in registry.sites:
         if not gradient[site.start : site.stop].abs().max() > 0:
             raise _refusal(model, site, "ignores what a hook returns")
+
+
+def _check_between(
+    model: HookedModel,
+    registry: ComponentRegistry,
+    tokens: Tensor,
+    activations: dict[str, Tensor],
+) -> None:
+    """What a mask makes of the stream between attention and MLP must be what the MLP adds to."""
+    sites = [site for site in registry.sites if site.kind.hook == "hook_resid_mid"]
+    names = {
+        name: f"blocks.{site.layer}.{name}"
+        for site in sites[-1:]
+        for name in ("hook_mlp_out", "hook_resid_post")
+    }
+    if not sites or not set(names.values()) <= set(model.hook_dict):
+        return
+    patch = MaskedPatch(
+        registry=registry,
+        counterfactual={name: value.flip(0) for name, value in activations.items()},
+        positions=torch.ones_like(tokens, dtype=torch.bool),
+    )
+    hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names.values()])
+    with torch.no_grad():
+        full = torch.ones(len(registry), device=tokens.device)
+        # Recorded after it was mixed: hooks at one point act in their order.
+        model.run_with_hooks(tokens, fwd_hooks=[*patch.hooks(full), *hooks])
+    between, added, after = (each[0].float() for each in recorded.values())
+    if not (after - added - between).abs().max() <= 0.01 * after.abs().max():
+        raise _refusal(model, sites[-1], "is a copy of the residual stream, which goes past it")
 
 
 def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:

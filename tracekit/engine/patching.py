@@ -20,6 +20,10 @@ from tracekit.components import ComponentRegistry, Kind, Site
 from tracekit.kinds import FeatureMap
 from tracekit.models.hooked import Hook, to_device
 
+_STREAM_PASSES_BY = ".hook_resid_mid"
+"""Hook point of the residual stream that a `TransformerBridge` has at the entry of the second norm:
+what a hook returns there reaches the MLP only. `checks` proves that a mask reaches the stream."""
+
 Activations = Mapping[str, Tensor]
 """Hook point -> activation; the first axis is the row, and the position (for attention patterns
 the query) is axis 1 (2), as in `Kind`."""
@@ -71,6 +75,12 @@ class MaskedPatch:
         is_patched = _along_positions(self.positions[:, :n_positions], kind, source.ndim)
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
+            if name.endswith(_STREAM_PASSES_BY):
+                # The model goes on with this very tensor, and the norm with what is returned.
+                return activation.copy_(mixed_into(activation.clone()))
+            return mixed_into(activation)
+
+        def mixed_into(activation: Tensor) -> Tensor:
             start = _first_positions(activation, kind, n_positions)
             # In float32, or in the activation's own type where that is wider.
             dtype = torch.promote_types(activation.dtype, torch.float32)
