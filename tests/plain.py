@@ -78,6 +78,7 @@ class Plain:
             "residual-between": ("attention", False),
         }.get(kind, ("fused" if "fused" in parts else kind, False))
         self.between = kind == "residual-between"
+        self.multiplier = getattr(config, "residual_multiplier", 1.0)
         self.blocks = [
             named[parts["block"].format(layer)] for layer in range(config.num_hidden_layers)
         ]
@@ -116,8 +117,9 @@ class Plain:
                 value = out[0] if isinstance(out, tuple) else out
                 # Between attention and MLP, the stream is what entered and what attention adds.
                 before = entered[layer] if self.between else 0
-                value = change(layer, value + before)
-                value = None if value is None else value - before
+                times = self.multiplier if self.between else 1
+                value = change(layer, before + times * value)
+                value = None if value is None else (value - before) / times
                 return (value, *out[1:]) if isinstance(out, tuple) and value is not None else value
 
             return hook

@@ -4,7 +4,7 @@ Every pair of components is measured, the 20 with the largest absolute interacti
 `Tracer.strongest_pairs(20)` is asked for as many. Printed are how many of the 20 it has, the share
 of their absolute interaction that its 20 have, and its passes beside those of all pairs.
 
-- `demo`: heads, and the MLP outputs of one layer, on the demo tasks.
+- `demo`: heads, and 80 MLP outputs, on the demo tasks.
 - `strong`, `mild`: 64 heads of random GPT-2s (see `tests.benchmarks.solvers`).
 """
 
@@ -16,7 +16,6 @@ from typing import Annotated
 import torch
 import typer
 
-import tracekit as tk
 from tests.benchmarks.solvers import SCALES, cases, random_engine, with_kind
 from tracekit.engine.engine import Engine
 from tracekit.results.strongest_pairs import strongest_pairs
@@ -24,12 +23,11 @@ from tracekit.results.strongest_pairs import strongest_pairs
 COUNT = 20
 
 
-def recall(name: str, engine: Engine, n_looked_at: int) -> None:
+def recall(name: str, engine: Engine, n_looked_at: int, everyone: range) -> None:
     """Prints a line of the table."""
-    everyone = range(engine.n_components)
     pairs = list(combinations(everyone, 2))
     effects = engine.set_effects([*((i,) for i in everyone), *pairs], "all pairs").double().mean(1)
-    i_and_j = torch.tensor(pairs).T
+    i_and_j = torch.tensor(list(combinations(range(len(everyone)), 2))).T
     size = (effects[len(everyone) :] - effects[i_and_j[0]] - effects[i_and_j[1]]).abs()
     label = engine.registry.label
     strongest = {
@@ -58,15 +56,15 @@ def main(
     torch.set_num_threads(2)
     for each in family or ["demo", *SCALES]:
         if each == "demo":
-            for name, engine in cases("demo", range(0)):
-                recall(f"{name}, heads", engine, looked_at)
-                whole = with_kind(engine, "mlp-outputs")
-                layer = tk.ComponentRegistry.build(engine.model.cfg, "mlp-outputs", layers=[1])
-                of_layer = Engine(whole.model, whole.pairs, layer, whole.metric, whole.config)
-                recall(f"{name}, MLP outputs of a layer", of_layer, looked_at)
+            for name, whole in cases("demo", range(0)):
+                engine = whole.with_pairs(whole.pairs[:32])
+                recall(f"{name}, heads", engine, looked_at, range(engine.n_components))
+                outputs = with_kind(engine, "mlp-outputs")
+                recall(f"{name}, 80 MLP outputs", outputs, looked_at, range(0, 480, 6))
             continue
         for seed in range(first_seed, first_seed + seeds):
-            recall(f"{each} {seed}", random_engine(seed, SCALES[each], pairs=32), looked_at)
+            engine = random_engine(seed, SCALES[each], pairs=32)
+            recall(f"{each} {seed}", engine, looked_at, range(engine.n_components))
 
 
 if __name__ == "__main__":

@@ -232,13 +232,19 @@ def _check_between(
         counterfactual={name: value.flip(0) for name, value in activations.items()},
         positions=torch.ones_like(tokens, dtype=torch.bool),
     )
-    hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names.values()])
-    with torch.no_grad():
-        full = torch.ones(len(registry), device=tokens.device)
-        # Recorded after it was mixed: hooks at one point act in their order.
-        model.run_with_hooks(tokens, fwd_hooks=[*patch.hooks(full), *hooks])
-    between, added, after = (each[0].float() for each in recorded.values())
-    if not (after - added - between).abs().max() <= 0.01 * after.abs().max():
+    full = torch.ones(len(registry), device=tokens.device)
+    seen = []
+    for changes in ([], patch.hooks(full)):
+        hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names.values()])
+        with torch.no_grad():
+            # Recorded after it was mixed: hooks at one point act in their order.
+            model.run_with_hooks(tokens, fwd_hooks=[*changes, *hooks])
+        seen.append([each[0].float() for each in recorded.values()])
+    (between, added, after), (mixed, added_then, after_then) = seen
+    # Some models (Granite) multiply what a layer adds.
+    factor = ((after - between) * added).sum() / added.square().sum()
+    scale = 0.01 * after_then.abs().max()
+    if not (after_then - factor * added_then - mixed).abs().max() <= scale:
         raise _refusal(model, sites[-1], "is a copy of the residual stream, which goes past it")
 
 
