@@ -16,6 +16,7 @@ import tracekit as tk
 from tests.benchmarks.setting import Model, Padded, medians, peak_bytes, some
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import sampled_values
+from tracekit.data.registry import DATASETS
 from tracekit.engine.precision import Precision
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
@@ -176,7 +177,8 @@ def values(plan: Plan) -> Iterator[Figure]:
     yield Figure("all 1024 subsets of ten heads", took / 1024 / plain, 0.35, "plain forwards")
     demo = tk.load_model("demo", device=plan.device)
     for name in ("demo-facts", "demo-bias"):
-        tracer = tk.Tracer(demo, tk.load_dataset(name, demo)[:32], "mlp-outputs")
+        pairs, metric = tk.load_dataset(name, demo)[:32], DATASETS[name].metric
+        tracer = tk.Tracer(demo, pairs, "mlp-outputs", metric)
         strongest = tracer.engine.predict_changes(()).gradient.argsort(descending=True)[:40]
         drawn = sampled_values(SetGame(tracer.engine, strongest.tolist()), max_sets=2000, seed=0)
         error = drawn.sampling_error.max() / drawn.per_example.mean(1).abs().max()
