@@ -1,15 +1,19 @@
-"""Executes every notebook in this folder, in order, each in a fresh kernel.
+"""Executes every notebook in this folder, each in a fresh kernel.
 
 `python notebooks/execute.py` checks: it fails on the first error and changes nothing.
-`python notebooks/execute.py --write` also stores the outputs.
+`python notebooks/execute.py --write` also stores the outputs. `--jobs 2` executes two at a time;
+names of notebooks execute only these.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -17,10 +21,22 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent
+WIDGET = "application/vnd.jupyter.widget-view+json"
+_ONE_BROWSER = """
+import kaleido, warnings
+kaleido.start_sync_server(silence_warnings=True)
+warnings.filterwarnings("ignore", message="The kopts argument is ignored")
+"""
+"""Figures of a notebook share a browser: starting one takes longer than drawing."""
 
 
-def execute(path: Path, *, write: bool, timeout: int) -> None:
-    """Executes one notebook in a temporary working directory."""
+def execute(path: Path, *, write: bool, timeout: int) -> float:
+    """Executes one notebook in a temporary working directory.
+
+    Returns:
+        Seconds.
+    """
+    start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
@@ -29,39 +45,75 @@ def execute(path: Path, *, write: bool, timeout: int) -> None:
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
             record_timing=False,
+            store_widget_state=False,
         )
-        client.execute()
+        with client.setup_kernel():
+            assert client.kc is not None
+            client.kc.execute(_ONE_BROWSER, silent=True, store_history=False)
+            for number, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, number)
     if write:
-        _drop_stderr(notebook)
+        _make_storable(notebook)
         nbformat.validate(notebook)
         nbformat.write(notebook, path)
+    return time.perf_counter() - start
 
 
-def _drop_stderr(notebook: nbformat.NotebookNode) -> None:
-    """Removes progress bars and warnings, which name places on the machine that ran it."""
+def _make_storable(notebook: nbformat.NotebookNode) -> None:
+    """Removes what means something only where the notebook ran.
+
+    That is standard error (warnings name files of the machine), progress bars, and widgets, which
+    need a kernel: their pictures stay.
+    """
+    notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+        for output in cell.outputs:
+            output.get("data", {}).pop(WIDGET, None)
+        cell.outputs = [each for each in cell.outputs if not _is_bar(each)]
 
 
-def main() -> int:
-    """Executes all notebooks; returns the exit code."""
+def _is_bar(output: nbformat.NotebookNode) -> bool:
+    """Whether an output is the text of a progress bar, which tqdm's widget leaves."""
+    text = output.get("data", {}).get("text/plain", "")
+    return output.output_type == "display_data" and "%|" in text.replace(" ", "")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Executes notebooks; returns the exit code."""
     parser = argparse.ArgumentParser(description="Executes every notebook in this folder.")
+    parser.add_argument("names", nargs="*", help="names of notebooks, such as quickstart")
     parser.add_argument("--write", action="store_true", help="store the outputs")
     parser.add_argument("--timeout", type=int, default=300, help="seconds per cell")
-    arguments = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=1, help="notebooks at a time")
+    arguments = parser.parse_args(given)
     paths = sorted(FOLDER.glob("*.ipynb"))
-    if not paths:
-        sys.stderr.write(f"There is no notebook in {FOLDER}.\n")
+    names = [Path(name).stem for name in arguments.names]
+    unknown = sorted(set(names) - {path.stem for path in paths})
+    if unknown or not paths:
+        sys.stderr.write(f"There is no notebook {' '.join(unknown)} in {FOLDER}.\n")
         return 1
-    for path in paths:
-        start = time.perf_counter()
-        try:
-            execute(path, write=arguments.write, timeout=arguments.timeout)
-        except CellExecutionError as error:
-            sys.stderr.write(f"{path.name}: {error}\n")
-            return 1
-        sys.stdout.write(f"{path.name}: {time.perf_counter() - start:.0f} s\n")
+    paths = [path for path in paths if not names or path.stem in names]
+    # Several kernels would take each other's cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    start = time.perf_counter()
+    with ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+        running = {
+            path: pool.submit(execute, path, write=arguments.write, timeout=arguments.timeout)
+            for path in paths
+        }
+        for path, future in running.items():
+            try:
+                seconds = future.result()
+            except CellExecutionError as error:
+                sys.stderr.write(f"{path.name}: {error}\n")
+                pool.shutdown(cancel_futures=True)
+                return 1
+            sys.stdout.write(f"{path.name}: {seconds:.0f} s\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"All {len(paths)}: {time.perf_counter() - start:.0f} s\n")
     return 0
 
 

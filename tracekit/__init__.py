@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tracekit.engine import Mean as Mean
     from tracekit.engine import Noise as Noise
     from tracekit.errors import TracekitError as TracekitError
+    from tracekit.estimate import Estimate as Estimate
     from tracekit.figures import report as report
     from tracekit.kinds import Kind as Kind
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
@@ -101,6 +102,7 @@ _NAMES = {
         "Noise",
     ),
     "errors": ("TracekitError",),
+    "estimate": ("Estimate",),
     "figures": ("report",),
     "kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),

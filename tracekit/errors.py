@@ -327,6 +327,10 @@ class SpaceTooLargeError(TracekitError, ValueError):
     """Exhaustive search over more subsets than allowed."""
 
 
+class EstimateError(TracekitError, ValueError):
+    """What a search will take was asked for, and it does not say."""
+
+
 class TargetNotReachedError(TracekitError, ValueError):
     """No set that the search saw reaches the wanted effect."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from tracekit import checks, doubts
+from tracekit import _progress, checks, doubts
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.keeping import Keep, KeepingEngine, measured_history, nothing_kept
@@ -32,6 +33,7 @@ from tracekit.errors import (
     NothingMeasuredError,
     SearchStoppedWarning,
 )
+from tracekit.estimate import Question, most_passes
 from tracekit.metrics import Metric
 from tracekit.models import model_name
 from tracekit.results.mib import model_sizes
@@ -224,6 +226,37 @@ class SearchRun:
         kept = engine.report(mask.nonzero()[:, 0].tolist())
         return kept if abs(kept["effect"]) <= kept["at_most"] else None
 
+    # ---- what it takes --------------------------------------------------------------------
+
+    def question(self, *, statistics: bool | None = None) -> Question:
+        """The run as far as it decides how much is measured.
+
+        Args:
+            statistics: Of a front, whether they are taken; None: this is no front.
+        """
+        traced = self.traced
+        return Question(
+            search=self.search,
+            goal=self.goal,
+            objective=self.objective,
+            n_components=traced.engine.n_components,
+            n_examples=traced.engine.n_examples,
+            n_kept=None if self.keeping is None else self.keeping[1].n_examples,
+            n_also=len(traced.also),
+            n_held_out=0 if traced.held_out is None else traced.held_out.n_examples,
+            statistics=statistics,
+        )
+
+    def _progress_of(self, question: Question) -> AbstractContextManager[Any]:
+        """The one progress bar of the run."""
+        engine = self.traced.engine
+        return _progress.run(
+            self.search.name,
+            most_passes(question),
+            engine.n_examples,
+            shown=engine.config.progress,
+        )
+
     # ---- budgets and targets --------------------------------------------------------------
 
     def results(self) -> list[TraceResult]:
@@ -233,7 +266,12 @@ class SearchRun:
             BudgetError: A target, or no goal, with an objective that needs budgets.
             NothingKeptError: No set that was tried stays within the bound.
         """
-        goal, search, seed = self.goal, self.search, self.seed
+        self._check_goal()
+        with self._progress_of(self.question()):
+            return self._results()
+
+    def _check_goal(self) -> None:
+        goal = self.goal
         if self._maximised is not None and goal.target is not None:
             raise BudgetError(
                 "A target_effect is a mean effect, and the search maximises something else. Give "
@@ -243,6 +281,9 @@ class SearchRun:
             raise BudgetError(
                 "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
             )
+
+    def _results(self) -> list[TraceResult]:
+        goal, search, seed = self.goal, self.search, self.seed
         engine, to_search = self.searched(), goal
         if self.keeping is not None and getattr(search, "records_every_size", False):
             # Its sets grow until they leave the bounds.
@@ -305,6 +346,10 @@ class SearchRun:
             NothingMeasuredError: A limit was reached before any set was measured.
             NothingKeptError: No set that was measured stays within the bound.
         """
+        with self._progress_of(self.question(statistics=statistics)):
+            return self._front(statistics=statistics)
+
+    def _front(self, *, statistics: bool) -> ParetoFront:
         search, engine = cast(LocalSearch, self.search), self.searched()
         state, spent = self.traced.accounted(
             engine, lambda: search.run(engine, self.goal, self.seed)

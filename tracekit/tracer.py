@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import (
@@ -21,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks, doubts, masks
+from tracekit import _progress, checks, doubts, masks
 from tracekit._markup import printable
 from tracekit._options import check_seed, renamed_arguments, shortened
 from tracekit.anatomy import (
@@ -55,6 +56,7 @@ from tracekit.errors import (
     SideEffectsError,
     SpanError,
 )
+from tracekit.estimate import Estimate, estimate
 from tracekit.kinds import Kind, KindName
 from tracekit.metrics import (
     ContinuationMean,
@@ -66,6 +68,7 @@ from tracekit.metrics import (
 )
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, load_model, model_name
+from tracekit.ranks import Ranks
 from tracekit.results.faithfulness import (
     MIB_SHARES,
     Faithfulness,
@@ -157,7 +160,7 @@ class Tracer:
         continuation_mean: ContinuationMean = "geometric",
         max_batch_size: int = 64,
         max_memory: int | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         held_out: PromptPairs | None = None,
         also: Sequence[MetricName | str | Metric] = (),
         capabilities: Capabilities | None = None,
@@ -191,7 +194,8 @@ class Tracer:
             max_batch_size: Examples per pass; bounds memory, changes no result.
             max_memory: Bytes that the activations of the counterfactual run may take on the
                 model's device; see `EngineConfig`. Changes no result.
-            progress: Whether to show progress bars.
+            progress: Whether every run shows one progress bar, with the time that is left. None: in
+                notebooks and terminals.
             held_out: Examples that no search sees; every result says what its selection does on
                 them (`TraceResult.held_out_effect`). `pairs.split` makes some.
             also: Further metrics; every result says what its selection does by each of them
@@ -226,7 +230,7 @@ class Tracer:
             continuation_mean=continuation_mean,
             max_batch_size=max_batch_size,
             max_memory=max_memory,
-            progress=progress,
+            progress=_is_shown(progress),
             capabilities=capabilities,
         )
         to_pairs = resolve_source(
@@ -406,7 +410,9 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        results = self._search_run(search, goal, objective, keep, seed).results()
+        run = self._run_of(search, goal, objective, keep, seed)
+        self._look_once()
+        results = run.results()
         self.results += results
         doubts.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
@@ -452,15 +458,99 @@ class Tracer:
             CheckpointError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
+        run = self._pareto_run(max_budget, objective, keep, statistics, seed, options)
+        self._look_once()
+        return run.front(statistics=statistics)
+
+    def estimate(
+        self,
+        method: MethodName | str | type | Search = "pgb-ct",
+        *,
+        budget: int | float | None = None,
+        budgets: Sequence[int | float] | None = None,
+        target_effect: float | None = None,
+        objective: ObjectiveName | Objective = "mean",
+        keep: Keep | None = None,
+        **options: Any,
+    ) -> Estimate:
+        """What `run` with these arguments will take: passes, time and memory.
+
+        Runs nothing but one timed probe, of a few sets and, for methods that learn, a gradient.
+
+        ```python
+        print(tracer.estimate("pgb-ct", budget=6))
+        print(tracer.estimate("greedy", budgets=[2, 4, 6]).seconds)
+        ```
+
+        Args:
+            method: As in `run`.
+            budget: As in `run`.
+            budgets: As in `run`.
+            target_effect: As in `run`.
+            objective: As in `run`.
+            keep: As in `run`.
+            **options: As in `run`.
+
+        Raises:
+            EstimateError: A search of one's own that does not say how many passes it takes.
+            UnknownMethodError, UnknownOptionError, ConfigError: About the search.
+            BudgetError: About the budget.
+        """
+        search = make(method, options)
+        goal = Goal.make(
+            len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
+        )
+        if getattr(search, "lambda1", None) is None:
+            goal.require(search.name)
+        checks.check_unchanged(self.engine)
+        run = self._run_of(search, goal, objective, keep, 0)
+        return estimate(run.question(), self.engine)
+
+    def estimate_pareto(
+        self,
+        *,
+        max_budget: int | float | None = None,
+        objective: ObjectiveName | Objective | None = None,
+        keep: Keep | None = None,
+        statistics: bool = True,
+        **options: Any,
+    ) -> Estimate:
+        """What `pareto` with these arguments will take at most; see `estimate`.
+
+        `passes` are those of the front; `example_passes` and `seconds` hold the statistics too.
+
+        Args:
+            max_budget: As in `pareto`.
+            objective: As in `pareto`.
+            keep: As in `pareto`.
+            statistics: As in `pareto`.
+            **options: As in `pareto`.
+
+        Raises:
+            UnknownOptionError, ConfigError: About the options.
+            BudgetError: About `max_budget`.
+        """
+        checks.check_unchanged(self.engine)
+        run = self._pareto_run(max_budget, objective, keep, statistics, 0, options)
+        return estimate(run.question(statistics=statistics), self.engine)
+
+    def _pareto_run(
+        self,
+        max_budget: int | float | None,
+        objective: ObjectiveName | Objective | None,
+        keep: Keep | None,
+        statistics: bool,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> SearchRun:
         search = make(LocalSearch, options)
         goal = Goal.make(len(self.registry), budget=1.0 if max_budget is None else max_budget)
         if objective is None:
             has_halves = statistics and self.engine.n_examples >= FEWEST_EXAMPLES
             objective = "auto" if has_halves and keep is None else "mean"
-        run = self._search_run(search, goal, objective, keep, seed)
-        return run.front(statistics=statistics)
+        return self._run_of(search, goal, objective, keep, seed)
 
-    def _search_run(
+    def _run_of(
         self,
         search: Search,
         goal: Goal,
@@ -468,7 +558,7 @@ class Tracer:
         keep: Keep | None,
         seed: int,
     ) -> SearchRun:
-        run = SearchRun(
+        return SearchRun(
             traced=self._traced(),
             search=search,
             goal=goal,
@@ -476,10 +566,17 @@ class Tracer:
             keeping=None if keep is None else (keep, self._engine_that_keeps(keep)),
             seed=seed,
         )
+
+    def _look_once(self) -> None:
+        """Warns, before the first search, of effects that say little."""
         if not self._has_looked:
             self._has_looked = True
             doubts.warn_of_effects(self.engine)
-        return run
+
+    def _bar(self, label: str) -> AbstractContextManager[Any]:
+        """The one progress bar of work whose passes are not known before."""
+        engine = self.engine
+        return _progress.run(label, None, engine.n_examples, shown=engine.config.progress)
 
     def _traced(self) -> Traced:
         return Traced(
@@ -710,16 +807,17 @@ class Tracer:
         metric = self.engine.metric
         if look_outside:
             require_gradient(metric, "explain(look_outside=True)")
-        return explain_set(
-            self.engine,
-            self._members(members),
-            max_sets=max_sets,
-            tolerance=tolerance,
-            look_outside=metric.differentiable if look_outside is None else look_outside,
-            seed=seed,
-            model=model_name(self.model),
-            source=self.source,
-        )
+        with self._bar("explain"):
+            return explain_set(
+                self.engine,
+                self._members(members),
+                max_sets=max_sets,
+                tolerance=tolerance,
+                look_outside=metric.differentiable if look_outside is None else look_outside,
+                seed=seed,
+                model=model_name(self.model),
+                source=self.source,
+            )
 
     def as_game(self, members: Any) -> SetGame:
         """The effect of every subset of a set, as libraries for cooperative games take it.
@@ -774,15 +872,16 @@ class Tracer:
         check_seed(seed)
         checks.check_unchanged(self.engine)
         engines = self._engines_of(others)
-        return measure_side_effects(
-            self.engine,
-            engines,
-            self._members(members),
-            draws=draws,
-            seed=seed,
-            model=model_name(self.model),
-            source=self.source,
-        )
+        with self._bar("side effects"):
+            return measure_side_effects(
+                self.engine,
+                engines,
+                self._members(members),
+                draws=draws,
+                seed=seed,
+                model=model_name(self.model),
+                source=self.source,
+            )
 
     def _engines_of(self, others: Mapping[str, Any]) -> dict[str, Engine]:
         """Engines that ask this tracer's question of other data, or by other metrics."""
@@ -1114,6 +1213,11 @@ class Tracer:
         if not self.results:
             raise NoResultError("There is no result to draw yet. Call run() first.")
         return self.results
+
+
+def _is_shown(progress: bool | None) -> bool:
+    # Of several processes that share a trace, one is watched.
+    return (_progress.is_wanted() if progress is None else progress) and Ranks.joined().is_first
 
 
 def _check_split(

@@ -58,6 +58,29 @@ def test_trace_writes_figures_and_results(command, tmp_path):
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
 
+class TestDryRun:
+    def test_says_how_long_and_writes_nothing(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        code, out, err = command(
+            *("trace", "--limit", 4, "--budget", 2, "--layers", "0", "--dry-run"),
+            *("--method", "top-k", "--method", "pgb-ct", "--save-config", "run.toml"),
+        )
+        assert code == 0, err
+        assert "top-k: 9 passes, about " in out
+        assert "pgb-ct: up to 250 passes, about " in out
+        assert re.search(r"In all about .*; \d+ MiB of memory. Nothing was run or written.", out)
+        assert not any(tmp_path.iterdir())
+
+    def test_of_a_front(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        code, out, err = command(
+            "pareto", "--limit", 4, "--budget", 2, "--layers", "0", "--max-passes", 30, "--dry-run"
+        )
+        assert code == 0, err
+        assert "local-search: up to 30 passes, about " in out
+        assert not any(tmp_path.iterdir())
+
+
 class TestOptionsFromAFile:
     FILE = """
         dataset = "demo-bias"

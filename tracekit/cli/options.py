@@ -58,7 +58,7 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
     return path
 
 
-_OF_THE_FILE = ("config", "save_config_to")
+_OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 Config = Annotated[
     Path | None,
@@ -68,6 +68,14 @@ Config = Annotated[
         callback=_read_config,
         is_eager=True,
         rich_help_panel=OUTPUT,
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print how long it will take, from one timed probe; run and write nothing.",
+        rich_help_panel=LIMITS,
     ),
 ]
 SaveConfig = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,6 +20,7 @@ from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
     from tracekit.data.prompts import PromptPairs
+    from tracekit.estimate import Estimate
     from tracekit.results.result import TraceCurve, TraceResult
     from tracekit.tracer import Tracer
 
@@ -202,6 +203,21 @@ def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
             break
         widths[missing.index(max(missing))] += 1
     return widths
+
+
+def print_estimates(estimates: Iterable[Estimate]) -> None:
+    """Prints what runs will take, a line each, and all of them together."""
+    from tracekit.estimate import duration
+
+    listed = list(estimates)
+    for each in listed:
+        console.print(f"{each.method}: {each.total}", highlight=False)
+    memory = max((each.memory for each in listed if each.memory is not None), default=None)
+    held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
+    seconds = sum(each.seconds for each in listed)
+    console.print(
+        f"In all about {duration(seconds)}{held}. Nothing was run or written.", highlight=False
+    )
 
 
 def print_table(results: Sequence[TraceResult]) -> None:

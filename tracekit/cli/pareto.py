@@ -21,6 +21,7 @@ from tracekit.cli.options import (
     DatasetName,
     Device,
     DirectionOption,
+    DryRun,
     Dtype,
     FrontObjective,
     HeldOut,
@@ -46,7 +47,14 @@ from tracekit.cli.options import (
     build_keep,
     build_tracer,
 )
-from tracekit.cli.output import check_folder, console, print_rows, print_tracer, write_figures
+from tracekit.cli.output import (
+    check_folder,
+    console,
+    print_estimates,
+    print_rows,
+    print_tracer,
+    write_figures,
+)
 from tracekit.cli.parsing import parse_budget, parse_options
 
 if TYPE_CHECKING:
@@ -121,6 +129,7 @@ def pareto(
     keep_dataset: KeepDataset = None,
     output: Output = Path("run"),
     seed: Seed = 0,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
@@ -164,6 +173,11 @@ def pareto(
     )
     keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
     print_tracer(tracer)
+    if dry_run:
+        print_estimates(
+            [tracer.estimate_pareto(keep=keep, objective=objective, max_budget=largest, **options)]
+        )
+        return
     with warnings.catch_warnings():
         # `_print_front` says it with the name of the option.
         warnings.simplefilter("ignore", SearchStoppedWarning)

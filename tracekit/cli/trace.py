@@ -19,6 +19,7 @@ from tracekit.cli.options import (
     DatasetName,
     Device,
     DirectionOption,
+    DryRun,
     Dtype,
     HeldOut,
     KeepAtMost,
@@ -49,6 +50,7 @@ from tracekit.cli.options import (
 from tracekit.cli.output import (
     check_folder,
     console,
+    print_estimates,
     print_table,
     print_tracer,
     save,
@@ -122,6 +124,7 @@ def trace(
     config: Config = None,
     save_config_to: SaveConfig = None,
     seed: Seed = 0,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Traces any model on any data set, and writes figures and results."""
@@ -134,7 +137,8 @@ def trace(
     by_method = parse_options(option or [], methods)
     goals = {name: goal(budget, target_effect, by_method[name]) for name in methods}
     searches = {name: make(name, by_method[name]) for name in methods}
-    save_config(save_config_to, options)
+    if not dry_run:
+        save_config(save_config_to, options)
     tracer = build_tracer(
         model=model,
         dataset=dataset,
@@ -164,6 +168,12 @@ def trace(
     )
     keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
     print_tracer(tracer)
+    if dry_run:
+        print_estimates(
+            tracer.estimate(searches[name], keep=keep, objective=objective, **goals[name])
+            for name in methods
+        )
+        return
     for name in methods:
         save(
             tracer.run(searches[name], seed=seed, keep=keep, objective=objective, **goals[name]),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from tracekit import _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
@@ -26,6 +26,8 @@ from tracekit.models.hooked import frozen, to_device
 if TYPE_CHECKING:
     from tracekit.engine.engine import Engine
 
+_FEWEST_SHOWN = 3
+"""Sets below which there is no progress bar for them alone."""
 _FEW_EXAMPLES = 8
 """Examples for each rank below which candidate sets are shared out instead."""
 
@@ -46,18 +48,23 @@ def set_effects(
         n_layers = int(engine.model.cfg.n_layers)
         tree = build_prefix_tree(own_sets, engine.layers_of_components, n_layers)
     effects_of_own = torch.zeros(len(own), engine.n_examples, device=engine.device)
-    progress_bar = tqdm(
-        total=len(own) * len(batches),
-        desc=label,
-        leave=False,
-        disable=not engine.config.progress or len(sets) < 3,
+    n_examples = engine.n_examples if examples is None else len(examples)
+    n_in_all = len(sets) * n_examples
+    n_own = len(own) * sum(len(batch.examples) for batch in batches)
+    shown = _progress.run(
+        label,
+        n_in_all / engine.n_examples,
+        engine.n_examples,
+        shown=engine.config.progress and len(sets) >= _FEWEST_SHOWN,
     )
-    with frozen(engine.model), torch.no_grad(), progress_bar:
+    with frozen(engine.model), torch.no_grad(), shown:
         for batch in batches:
             source = engine.counterfactual_cache.activations_for(batch)
-            _Descent(engine, own_sets, batch, source, effects_of_own, progress_bar).run(tree, None)
-    n_examples = engine.n_examples if examples is None else len(examples)
-    engine.count_forward(len(sets) * n_examples / engine.n_examples)
+            descent = _Descent(
+                engine, own_sets, batch, source, effects_of_own, n_in_all / max(1, n_own)
+            )
+            descent.run(tree, None)
+        engine.count_forward(n_in_all / engine.n_examples, reported=n_own > 0)
     effects = torch.zeros(len(sets), engine.n_examples)
     effects[own] = effects_of_own.cpu()
     (effects,) = engine.ranks.add(effects)
@@ -98,7 +105,8 @@ class _Descent:
     """Counterfactual activations of the batch."""
     effects: Float[Tensor, "set example"]
     """Filled in."""
-    progress_bar: Any
+    examples_for_each: float
+    """Examples that all ranks run while this one runs one."""
 
     def run(self, node: PrefixNode, residual: ResidualStream | None) -> None:
         """Fills in the effects of all sets below a node; `residual` enters its block."""
@@ -131,7 +139,7 @@ class _Descent:
             )
             rows = to_device(torch.tensor(numbers), self.engine.device)
             self.effects[rows[:, None], self.batch.examples] = values
-            self.progress_bar.update(len(numbers))
+            self.engine.report(len(numbers) * len(self.batch.examples) * self.examples_for_each)
 
     def _layers(self, members: ComponentSet) -> set[int]:
         return {self.engine.layers_of_components[index] for index in members}

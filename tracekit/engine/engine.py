@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from tracekit import _progress
 from tracekit import masks as masks_module
 from tracekit._options import is_whole
 from tracekit.components import ComponentRegistry, ComponentSet
@@ -702,12 +702,26 @@ class Engine:
 
     # ---- accounts and refusals ------------------------------------------------------------
 
-    def count_forward(self, passes: float, *, backward: bool = False) -> None:
-        """Counts passes over the data set as work."""
+    def count_forward(
+        self, passes: float, *, backward: bool = False, reported: bool = False
+    ) -> None:
+        """Counts passes over the data set as work.
+
+        Args:
+            passes: How many.
+            backward: Whether each has a backward pass too.
+            reported: Whether the progress bar was told already.
+        """
         # In examples, which are whole numbers: sums of shares would round.
         n_examples = round(passes * self.n_examples)
         self._n_forward += n_examples
         self._n_backward += n_examples if backward else 0
+        if not reported:
+            self.report(2 * n_examples if backward else n_examples)
+
+    def report(self, n_examples: float) -> None:
+        """Reports to the progress bar that so many examples were run, by this rank for all."""
+        _progress.current().advance(n_examples)
 
     def check_metric(self, metric: Metric) -> None:
         """Refuses a metric that these examples have no continuations for.
@@ -749,8 +763,7 @@ class Engine:
         )
 
     def _progress_bar(self, items: Any, label: str) -> Any:
-        hidden = not self.config.progress or len(items) < 3
-        return tqdm(items, desc=label, leave=False, disable=hidden)
+        return _progress.steps(items, label, shown=self.config.progress)
 
 
 def _check_continuations(pairs: PromptPairs, metric: Metric) -> None:

@@ -28,7 +28,8 @@ from tracekit.search.local.plan import log_spaced_sizes
 
 _AT_MOST = 12
 """Sizes at which statistics are taken."""
-_DRAWS = 5
+MOST_CONTROLS = 5
+"""Random sets of each size, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def _control_effects(
     engine: Engine, members: ComponentSet, generator: torch.Generator, label: str
 ) -> Float[Tensor, " draw"]:
     """Mean effects of random controls of a set; none if there is no other such set."""
-    controls = control_sets(engine.registry, members, _DRAWS, generator)
+    controls = control_sets(engine.registry, members, MOST_CONTROLS, generator)
     return engine.set_effects(controls, label).mean(1) if controls else torch.zeros(0)
 
 

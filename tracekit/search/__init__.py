@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_type_hints
 
 from tracekit._options import check_numbers, convert
 from tracekit.errors import UnknownMethodError, UnknownOptionError
-from tracekit.search.base import Goal, Search, Selection
+from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
 from tracekit.search.baselines.exhaustive import Exhaustive
 from tracekit.search.baselines.greedy import Greedy
@@ -63,6 +63,7 @@ __all__ = [
     "LocalSearch",
     "MaskIG",
     "MethodName",
+    "Planned",
     "Random",
     "Search",
     "Selection",

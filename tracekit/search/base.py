@@ -131,13 +131,24 @@ class Selection:
         return self.effects.mean().item()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a search will take, said before it begins."""
+
+    cost: Cost
+    """Passes over the data at most; of gradients, both ways are counted."""
+    is_exact: bool = False
+    """Whether it takes exactly these."""
+
+
 @runtime_checkable
 class Search(Protocol):
     """A search method: an immutable value that holds its options.
 
     Besides, a search may have the class variables `title`, what figures and tables call it
     (default: its name), and `records_every_size`, whether its history holds an effect (`effect`)
-    for each of several sizes (`n_selected`; default: no).
+    for each of several sizes (`n_selected`; default: no). With a method `planned(n_components,
+    goal)`, which returns `Planned`, it can be estimated and has a progress bar with an end.
     """
 
     name: ClassVar[str]
@@ -246,6 +257,23 @@ def best_within(selections: Sequence[Selection], budget: int) -> Selection:
     fitting = [each for each in selections if int(each.mask.sum()) <= budget]
     best = max(fitting, key=lambda each: each.effects.mean().item())
     return replace(best, budget=budget)
+
+
+def tries_of_sizes(n_components: int) -> int:
+    """Sizes that `smallest_size` tries at most."""
+    return 2 * n_components.bit_length() + 1
+
+
+def planned_for(search: Search, n_components: int, goal: Goal) -> Planned | None:
+    """What a search will take; None if it does not say.
+
+    Args:
+        search: The search.
+        n_components: Number of components.
+        goal: What is asked for.
+    """
+    planned = getattr(search, "planned", None)
+    return None if planned is None else planned(n_components, goal)
 
 
 def not_reached(target: float, best: float) -> TargetNotReachedError:

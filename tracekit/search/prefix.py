@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.masks import Mask, ranking
-from tracekit.search.base import Goal, Record, Selection, not_reached, smallest_size
+from tracekit.search.base import (
+    Goal,
+    Planned,
+    Record,
+    Selection,
+    not_reached,
+    smallest_size,
+    tries_of_sizes,
+)
 
 _SCANNED = 512
 """Up to this many components every prefix is measured if no doubled size reaches a target."""
@@ -46,6 +55,28 @@ def best_prefixes(engine: Engine, goal: Goal, component_scores: Mask) -> list[Se
             )
         )
     return selections
+
+
+def planned_prefixes(
+    n_components: int, goal: Goal, ranking_cost: Cost, *, is_exact: bool
+) -> Planned:
+    """What ranking components and `best_prefixes` take.
+
+    Args:
+        n_components: Number of components.
+        goal: What is asked for.
+        ranking_cost: Of the ranking.
+        is_exact: Whether that is exact.
+    """
+    if goal.target is None:
+        return Planned(cost=ranking_cost + Cost(len(goal.budgets)), is_exact=is_exact)
+    return Planned(cost=ranking_cost + Cost(most_prefixes(n_components)))
+
+
+def most_prefixes(n_components: int) -> int:
+    """Prefixes that `smallest_prefix` measures at most."""
+    scanned = n_components + n_components.bit_length() + 2 if n_components <= _SCANNED else 0
+    return max(scanned, tries_of_sizes(n_components))
 
 
 def smallest_prefix(

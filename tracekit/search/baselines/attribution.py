@@ -14,11 +14,12 @@ from typing import ClassVar
 
 import torch
 
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, NonFiniteMetricError, NotDifferentiableError
 from tracekit.masks import Mask
-from tracekit.search.base import Goal, Selection, require_gradient
-from tracekit.search.prefix import best_prefixes
+from tracekit.search.base import Goal, Planned, Selection, require_gradient
+from tracekit.search.prefix import best_prefixes, planned_prefixes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,10 @@ class Attribution:
     name: ClassVar[str] = "attribution"
     title: ClassVar[str] = "attribution patching"
     records_every_size: ClassVar[bool] = True
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """Two passes, and one for each budget."""
+        return planned_prefixes(n_components, goal, Cost(1, 1), is_exact=True)
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget.
@@ -58,6 +63,11 @@ class MaskIG:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}. It must be at least 1.")
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """Two passes for each point of the line, and one for each budget."""
+        points = self.steps + 1
+        return planned_prefixes(n_components, goal, Cost(points, points), is_exact=True)
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget.

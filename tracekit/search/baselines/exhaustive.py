@@ -8,9 +8,10 @@ from math import comb
 from typing import ClassVar
 
 from tracekit.components import ComponentSet
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import SpaceTooLargeError
-from tracekit.search.base import Goal, Record, Selection, not_reached
+from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,13 @@ class Exhaustive:
     records_every_size: ClassVar[bool] = True
     max_sets: int = 20_000
     """Refuses larger spaces."""
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """A pass for each set, and one for each answer."""
+        if goal.target is not None:
+            return Planned(cost=Cost(min(2**n_components, self.max_sets) + 1))
+        count = sum(comb(n_components, size) for size in range(1, goal.budgets[-1] + 1))
+        return Planned(cost=Cost(count + len(goal.budgets)), is_exact=True)
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """The best set within each budget; for a target, the best of the smallest size."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tqdm.auto import tqdm
-
+from tracekit import _progress
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.search.base import Goal, Record, Selection, not_reached
+from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
 from tracekit.search.racing import Portions, means_of_race, raced_effects
 
 
@@ -27,6 +27,14 @@ class Greedy:
     """Whether candidates that are clearly behind the best one are measured on a part of the
     examples only (see `racing.py`)."""
 
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """A pass for each component that is left, at every size."""
+        last = goal.budgets[-1] if goal.budgets else n_components
+        candidates = sum(n_components - size for size in range(last))
+        n_answers = max(1, len(goal.budgets))
+        is_exact = goal.target is None and not self.race
+        return Planned(cost=Cost(candidates + n_answers), is_exact=is_exact)
+
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Adds components until the largest budget, or until the target is reached."""
         goal.require(self.name)
@@ -35,13 +43,14 @@ class Greedy:
         members: list[int] = []
         history: list[Record] = []
         selections = []
-        for _ in tqdm(range(last), desc="greedy", leave=False, disable=not engine.config.progress):
+        for _ in range(last):
             candidates = sorted(set(range(engine.n_components)) - set(members))
             sets = [(*members, i) for i in candidates]
             means = means_of_race(raced_effects(engine, sets, portions, "candidates"))
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()
+            _progress.current().note(size=len(members), effect=f"{effect:.3g}")
             history.append(
                 {
                     "n_selected": len(members),

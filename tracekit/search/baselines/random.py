@@ -7,9 +7,18 @@ from typing import ClassVar
 
 import torch
 
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.search.base import Goal, Record, Selection, not_reached, smallest_size
+from tracekit.search.base import (
+    Goal,
+    Planned,
+    Record,
+    Selection,
+    not_reached,
+    smallest_size,
+    tries_of_sizes,
+)
 from tracekit.search.racing import Portions, means_of_race, raced_effects
 
 
@@ -29,6 +38,13 @@ class Random:
     def __post_init__(self) -> None:
         if self.draws < 1:
             raise ConfigError(f"draws is {self.draws}. It must be at least 1.")
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """A pass for each draw, and one for each answer."""
+        if goal.target is not None:
+            return Planned(cost=Cost(tries_of_sizes(n_components) * (self.draws + 1)))
+        draws = sum(1 if size == n_components else self.draws for size in goal.budgets)
+        return Planned(cost=Cost(draws + len(goal.budgets)), is_exact=not self.race)
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Draws and measures; for a target, looks for the smallest size at which a draw reaches it.

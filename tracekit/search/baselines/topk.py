@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.search.base import Goal, Selection
-from tracekit.search.prefix import best_prefixes
+from tracekit.search.base import Goal, Planned, Selection
+from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.racing import Portions, means_of_race, raced_effects
 
 
@@ -24,6 +25,11 @@ class TopK:
     race: bool = False
     """Whether components that are clearly behind the k-th are measured on a part of the examples
     only (see `racing.py`). With a target, k is not known and all are measured on all."""
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """A pass for each component, and one for each budget."""
+        cost = Cost(n_components)
+        return planned_prefixes(n_components, goal, cost, is_exact=not self.race)
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Measures every component alone, then the union of the best at each budget."""

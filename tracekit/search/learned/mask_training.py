@@ -18,16 +18,15 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from tracekit import masks
+from tracekit import _progress, masks
 from tracekit.components import kind_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.precision import Precision, check_precision
 from tracekit.errors import ConfigError
 from tracekit.masks import BinaryMask, Mask
-from tracekit.search.base import Goal, Selection, require_gradient
+from tracekit.search.base import Goal, Planned, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
     TrainingRun,
     best_within_budgets,
@@ -37,6 +36,7 @@ from tracekit.search.learned.lambda_search import (
     smallest_reaching,
 )
 from tracekit.search.learned.reward import ObjectiveName, RewardGradient, make_objective
+from tracekit.search.prefix import most_prefixes
 
 _JOINT_LEARNING_RATE = 0.01
 DEFAULT_TRIALS = 8
@@ -137,6 +137,24 @@ class MaskTraining(ABC):
 
     # ---- the search -----------------------------------------------------------------------
 
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """Two passes for each epoch, and what is measured of its mask."""
+        n_answers = max(1, len(goal.budgets))
+        runs = self._most_runs(goal)
+        gradients = runs * self.epochs + (self.lambda1 is None)
+        measured = runs * self.epochs * (1 + len(goal.budgets))
+        if goal.target is not None:
+            measured += most_prefixes(n_components)
+        return Planned(cost=Cost(gradients + measured + n_answers, gradients))
+
+    def _most_runs(self, goal: Goal) -> int:
+        """Training runs at most."""
+        if self.lambda1 is not None:
+            return 1
+        if goal.target is not None:
+            return max(self.max_trials, DEFAULT_TRIALS)
+        return self.max_trials + (len(goal.budgets) - 1) * ((self.max_trials + 1) // 2)
+
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Trains once with a fixed lambda1, or searches it.
 
@@ -201,13 +219,7 @@ class MaskTraining(ABC):
         reward = RewardGradient(engine, make_objective(self.objective, engine), self.precision)
         penalty = self.penalty(lambda1)
         run = TrainingRun(lambda1)
-        progress_bar = tqdm(
-            range(self.epochs),
-            desc=f"{self.name}, lambda {lambda1:.2g}",
-            leave=False,
-            disable=not engine.config.progress,
-        )
-        for epoch in progress_bar:
+        for epoch in range(self.epochs):
             reward_gradient_sum = torch.zeros_like(mask)
             for examples in self._order(engine, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
@@ -229,7 +241,7 @@ class MaskTraining(ABC):
                 "effect": snapshot.effect,
             }
             run.history.append(record)
-            progress_bar.set_postfix(selected=snapshot.n_selected, effect=f"{snapshot.effect:.3g}")
+            _progress.current().note(selected=snapshot.n_selected, effect=f"{snapshot.effect:.3g}")
             if snapshot.n_selected <= stop_at:
                 break
         return run

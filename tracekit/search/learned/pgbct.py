@@ -28,7 +28,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.masks import Mask
-from tracekit.search.base import Selection
+from tracekit.search.base import Goal, Planned, Selection
 from tracekit.search.learned import schedules
 from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining, check_positive
@@ -160,6 +160,14 @@ class PGBCT(MaskTraining):
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries above the threshold."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """What training takes, or all passes that refinement may come to."""
+        trained = super().planned(n_components, goal)
+        refines = self.refine and bool(goal.budgets)
+        passes = _PASSES + _PASSES_MORE * (len(goal.budgets) - 1) if refines else 0
+        left = max(0.0, passes - trained.cost.forward_equivalents)
+        return Planned(cost=trained.cost + Cost(left))
 
     def best_sets(
         self, engine: Engine, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost

@@ -25,15 +25,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from tqdm.auto import tqdm
-
+from tracekit import _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, NothingMeasuredError
 from tracekit.masks import Mask, from_indices, ranking
 from tracekit.metrics import Effects
-from tracekit.search.base import Goal, Record, Selection, not_reached, require_gradient
+from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
 from tracekit.search.learned.reward import Reward
 from tracekit.search.local.best_sets import BestSets, Moves, in_turn
 from tracekit.search.local.checkpoint import Checkpoint
@@ -103,6 +102,12 @@ class LocalSearch:
             raise ConfigError(
                 "Neither refinement nor soft top-k is left. Leave refine on, or give soft_steps."
             )
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """Passes at most: the limit, or what the method allows itself."""
+        last = goal.budgets[-1] if goal.budgets else n_components
+        passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
+        return Planned(cost=Cost(passes))
 
     def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal from one run.
@@ -300,21 +305,16 @@ class _Sweeps:
     def run(self) -> None:
         """Sweeps, with more effort whenever a sweep finds no set to expand."""
         sweep, level = 0, 0
-        progress_bar = tqdm(
-            desc="local search", leave=False, disable=not self.best_sets.engine.config.progress
-        )
-        with progress_bar:
-            while level < len(_ESCALATION):
-                upwards = sweep % 2 == 0
-                has_expanded = False
-                for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
-                    if self._expand(size, sweep, upwards, level):
-                        has_expanded = True
-                        progress_bar.update()
-                        effect = f"{self.best_sets.effect(size):.3g}"
-                        progress_bar.set_postfix(size=size, effect=effect)
-                sweep += 1
-                level += not has_expanded
+        while level < len(_ESCALATION):
+            upwards = sweep % 2 == 0
+            has_expanded = False
+            for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
+                if self._expand(size, sweep, upwards, level):
+                    has_expanded = True
+                    effect = f"{self.best_sets.effect(size):.3g}"
+                    _progress.current().note(size=size, effect=effect)
+            sweep += 1
+            level += not has_expanded
 
     def _expand(self, size: int, sweep: int, upwards: bool, level: int) -> bool:
         """Measures the neighbours of the next set of a size; whether there was one to expand."""
