@@ -69,16 +69,15 @@ def _make_storable(notebook: nbformat.NotebookNode) -> None:
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+        cell.outputs = [
+            output
+            for output in cell.outputs
+            if output.get("name") != "stderr"
+            # Without a picture: a progress bar.
+            and set(output.get("data", ())) != {WIDGET, "text/plain"}
+        ]
         for output in cell.outputs:
             output.get("data", {}).pop(WIDGET, None)
-        cell.outputs = [each for each in cell.outputs if not _is_bar(each)]
-
-
-def _is_bar(output: nbformat.NotebookNode) -> bool:
-    """Whether an output is the text of a progress bar, which tqdm's widget leaves."""
-    text = output.get("data", {}).get("text/plain", "")
-    return output.output_type == "display_data" and "%|" in text.replace(" ", "")
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tracekit import results as results
     from tracekit import runs as runs
     from tracekit import search as search
+    from tracekit import trackers as trackers
     from tracekit.anatomy import Explanation as Explanation
     from tracekit.anatomy import SideEffects as SideEffects
     from tracekit.components import Component as Component
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from tracekit.search import Selection as Selection
     from tracekit.search import TopK as TopK
     from tracekit.tracer import Tracer as Tracer
+    from tracekit.trackers import RunRecord as RunRecord
 
 _NAMES = {
     "anatomy": ("Explanation", "SideEffects"),
@@ -136,6 +138,7 @@ _NAMES = {
         "TopK",
     ),
     "tracer": ("Tracer",),
+    "trackers": ("RunRecord",),
 }
 """Public names, by the module that has them; a test holds the imports above against it."""
 _MODULES = (
@@ -153,6 +156,7 @@ _MODULES = (
     "results",
     "runs",
     "search",
+    "trackers",
 )
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

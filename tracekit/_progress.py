@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -39,14 +39,22 @@ def _in_notebook() -> bool:
 class Progress:
     """What a run has done so far."""
 
-    def __init__(self, bar: Any, passes: float | None, n_examples: int) -> None:
+    def __init__(
+        self,
+        bar: Any,
+        passes: float | None,
+        n_examples: int,
+        on_note: Callable[..., None] | None = None,
+    ) -> None:
         """Starts at nothing.
 
         Args:
             bar: Shows it; None shows nothing.
             passes: Passes over the data that the run takes, at most; None: unknown.
             n_examples: Examples of the data.
+            on_note: Is told what each step reached.
         """
+        self._on_note = on_note
         self._bar, self._passes, self._n_examples = bar, passes, n_examples
         self.done = 0.0
         """Passes over the data so far."""
@@ -59,10 +67,13 @@ class Progress:
             shown = self.done if self._passes is None else min(self.done, self._passes)
             self._bar.update(shown - self._bar.n)
 
-    def note(self, **values: object) -> None:
-        """Reports what was reached, e.g. `size=4, effect="0.31"`."""
+    def note(self, **values: float) -> None:
+        """Reports what a step reached, e.g. `size=4, effect=0.31`."""
         if self._bar is not None:
-            self._bar.set_postfix(values, refresh=False)
+            shown = {name: f"{value:.3g}" for name, value in values.items()}
+            self._bar.set_postfix(shown, refresh=False)
+        if self._on_note is not None:
+            self._on_note(**values)
 
 
 _NOTHING = Progress(None, None, 1)
@@ -75,7 +86,14 @@ def current() -> Progress:
 
 
 @contextmanager
-def run(label: str, passes: float | None, n_examples: int, *, shown: bool) -> Iterator[Progress]:
+def run(
+    label: str,
+    passes: float | None,
+    n_examples: int,
+    *,
+    shown: bool,
+    on_note: Callable[..., None] | None = None,
+) -> Iterator[Progress]:
     """Opens the bar of a run; within another run, that one's.
 
     Args:
@@ -83,13 +101,14 @@ def run(label: str, passes: float | None, n_examples: int, *, shown: bool) -> It
         passes: Passes over the data at most; None: unknown, and then no end is shown.
         n_examples: Examples of the data.
         shown: Whether to show it at all.
+        on_note: Is told what each step reached, shown or not.
     """
     outer = _CURRENT.get()
     if outer is not None:
         yield outer
         return
     bar = _bar(label, passes) if shown else None
-    progress = Progress(bar, passes, n_examples)
+    progress = Progress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
         yield progress

@@ -57,6 +57,10 @@ class UnstableResultWarning(UserWarning):
     """A set whose effect is that of a single example, or that does not hold on fresh ones."""
 
 
+class TrackerWarning(UserWarning):
+    """A tracker that failed, and gets no further records of the run."""
+
+
 class SearchStoppedWarning(UserWarning):
     """A search that was interrupted, and returns the best found so far."""
 

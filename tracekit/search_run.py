@@ -247,7 +247,9 @@ class SearchRun:
             statistics=statistics,
         )
 
-    def _progress_of(self, question: Question) -> AbstractContextManager[Any]:
+    def _progress_of(
+        self, question: Question, on_note: Callable[..., None] | None
+    ) -> AbstractContextManager[Any]:
         """The one progress bar of the run."""
         engine = self.traced.engine
         return _progress.run(
@@ -255,19 +257,23 @@ class SearchRun:
             most_passes(question),
             engine.n_examples,
             shown=engine.config.progress,
+            on_note=on_note,
         )
 
     # ---- budgets and targets --------------------------------------------------------------
 
-    def results(self) -> list[TraceResult]:
+    def results(self, on_note: Callable[..., None] | None = None) -> list[TraceResult]:
         """A result for each budget, ascending, or one for a target.
+
+        Args:
+            on_note: Is told what each step reached.
 
         Raises:
             BudgetError: A target, or no goal, with an objective that needs budgets.
             NothingKeptError: No set that was tried stays within the bound.
         """
         self._check_goal()
-        with self._progress_of(self.question()):
+        with self._progress_of(self.question(), on_note):
             return self._results()
 
     def _check_goal(self) -> None:
@@ -336,17 +342,18 @@ class SearchRun:
 
     # ---- the front ------------------------------------------------------------------------
 
-    def front(self, *, statistics: bool) -> ParetoFront:
+    def front(self, *, statistics: bool, on_note: Callable[..., None] | None = None) -> ParetoFront:
         """The best set of every size, by local search.
 
         Args:
             statistics: Whether to measure what it takes to believe it.
+            on_note: Is told what each step reached.
 
         Raises:
             NothingMeasuredError: A limit was reached before any set was measured.
             NothingKeptError: No set that was measured stays within the bound.
         """
-        with self._progress_of(self.question(statistics=statistics)):
+        with self._progress_of(self.question(statistics=statistics), on_note):
             return self._front(statistics=statistics)
 
     def _front(self, *, statistics: bool) -> ParetoFront:

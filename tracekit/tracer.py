@@ -84,9 +84,10 @@ from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
-from tracekit.search.base import require_gradient
+from tracekit.search.base import config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES
 from tracekit.search_run import SearchRun, Spent, Traced
+from tracekit.trackers import Observed, Observer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -348,6 +349,7 @@ class Tracer:
         target_effect: float | None = ...,
         objective: ObjectiveName | Objective = ...,
         keep: Keep | None = ...,
+        observe: Observer | None = ...,
         seed: int = ...,
         **options: Any,
     ) -> TraceResult: ...
@@ -360,6 +362,7 @@ class Tracer:
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective = ...,
         keep: Keep | None = ...,
+        observe: Observer | None = ...,
         seed: int = ...,
         **options: Any,
     ) -> TraceCurve: ...
@@ -373,6 +376,7 @@ class Tracer:
         target_effect: float | None = None,
         objective: ObjectiveName | Objective = "mean",
         keep: Keep | None = None,
+        observe: Observer | None = None,
         seed: int = 0,
         **options: Any,
     ) -> TraceResult | TraceCurve:
@@ -392,6 +396,8 @@ class Tracer:
                 by what holds on examples that had no part in the selection. Results report mean
                 effects all the same.
             keep: What is to stay as it is: only sets within its bound are given back.
+            observe: Is called with a `RunRecord` at the start, at every step, with every result and
+                at the end; one of `tracekit.trackers`, say. If it raises, that is a warning.
             seed: Seed of the search; the same seed gives the same result.
             **options: Fields of the search, e.g. `lambda1=1e-3` or `draws=200`.
 
@@ -412,7 +418,9 @@ class Tracer:
         )
         run = self._run_of(search, goal, objective, keep, seed)
         self._look_once()
-        results = run.results()
+        with self._observed(observe, run) as observed:
+            results = run.results(observed.step)
+            observed.results(results)
         self.results += results
         doubts.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
@@ -428,6 +436,7 @@ class Tracer:
         objective: ObjectiveName | Objective | None = None,
         keep: Keep | None = None,
         statistics: bool = True,
+        observe: Observer | None = None,
         seed: int = 0,
         **options: Any,
     ) -> ParetoFront:
@@ -446,6 +455,7 @@ class Tracer:
                 the front itself; their passes are in `statistics_cost`, and limits apply to each
                 of the three searches. The same halves serve `auto`. `max_memory` bounds what each
                 holds; while a half is searched, two are held.
+            observe: As in `run`.
             seed: Seed of the search, of the halves and of the controls.
             **options: Fields of `LocalSearch`, e.g. `max_passes=300`.
 
@@ -460,7 +470,10 @@ class Tracer:
         check_seed(seed)
         run = self._pareto_run(max_budget, objective, keep, statistics, seed, options)
         self._look_once()
-        return run.front(statistics=statistics)
+        with self._observed(observe, run) as observed:
+            front = run.front(statistics=statistics, on_note=observed.step)
+            observed.results(front.results)
+        return front
 
     def estimate(
         self,
@@ -566,6 +579,33 @@ class Tracer:
             keeping=None if keep is None else (keep, self._engine_that_keeps(keep)),
             seed=seed,
         )
+
+    def _observed(self, observe: Observer | None, run: SearchRun) -> Observed:
+        """Tells an observer about a run; of several processes, one does."""
+        if observe is not None and not callable(observe):
+            raise ConfigError(
+                f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "
+                "tracekit.trackers."
+            )
+        engine, goal, search = self.engine, run.goal, run.search
+        setting = {
+            "method": search.name,
+            "model": model_name(self.model),
+            "dataset": self.pairs.name,
+            "dataset_fingerprint": self.pairs.fingerprint,
+            "n_examples": len(self.pairs),
+            "components": self.registry.describe(),
+            "n_components": len(self.registry),
+            "metric": engine.metric.name,
+            "source": self.source,
+            "direction": self.direction,
+            "objective": run.objective if isinstance(run.objective, str) else repr(run.objective),
+            "budgets": list(goal.budgets),
+            "target_effect": goal.target,
+            "seed": run.seed,
+            **{f"options.{name}": value for name, value in config_of(search).items()},
+        }
+        return Observed(observe if engine.ranks.is_first else None, setting)
 
     def _look_once(self) -> None:
         """Warns, before the first search, of effects that say little."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from tracekit import _progress
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.masks import Mask, ranking
@@ -44,6 +45,7 @@ def best_prefixes(engine: Engine, goal: Goal, component_scores: Mask) -> list[Se
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
         prefix = Selection.measured(engine, order[:budget])
+        _progress.current().note(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         selections.append(
             Selection(

@@ -7,6 +7,7 @@ from itertools import combinations
 from math import comb
 from typing import ClassVar
 
+from tracekit import _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -47,6 +48,7 @@ class Exhaustive:
             means = engine.set_effects(sets, f"exhaustive, {size}").mean(1)
             rank = int(means.argmax())
             history.append({"n_selected": size, "effect": means[rank].item()})
+            _progress.current().note(size=size, effect=means[rank].item())
             best = max(best, (means[rank].item(), sets[rank]), key=lambda pair: pair[0])
             reached = goal.target is not None and best[0] >= goal.target
             if reached or size in goal.budgets:

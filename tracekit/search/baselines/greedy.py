@@ -50,7 +50,7 @@ class Greedy:
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()
-            _progress.current().note(size=len(members), effect=f"{effect:.3g}")
+            _progress.current().note(size=len(members), effect=effect)
             history.append(
                 {
                     "n_selected": len(members),

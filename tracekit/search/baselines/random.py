@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from tracekit import _progress
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
@@ -75,6 +76,7 @@ class Random:
         portions = Portions.make(engine, seed, race=self.race)
         means = means_of_race(raced_effects(engine, sets, portions, f"random, {size}"))
         best = int(means.argmax())
+        _progress.current().note(size=size, effect=means[best].item())
         record: Record = {
             "n_selected": size,
             "effect": means[best].item(),

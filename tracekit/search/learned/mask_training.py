@@ -241,7 +241,7 @@ class MaskTraining(ABC):
                 "effect": snapshot.effect,
             }
             run.history.append(record)
-            _progress.current().note(selected=snapshot.n_selected, effect=f"{snapshot.effect:.3g}")
+            _progress.current().note(size=snapshot.n_selected, effect=snapshot.effect)
             if snapshot.n_selected <= stop_at:
                 break
         return run

@@ -311,8 +311,7 @@ class _Sweeps:
             for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
                 if self._expand(size, sweep, upwards, level):
                     has_expanded = True
-                    effect = f"{self.best_sets.effect(size):.3g}"
-                    _progress.current().note(size=size, effect=effect)
+                    _progress.current().note(size=size, effect=self.best_sets.effect(size))
             sweep += 1
             level += not has_expanded
 
