@@ -83,7 +83,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
-from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
+from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, arguments, make
 from tracekit.search.base import config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES
 from tracekit.search_run import SearchRun, Spent, Traced
@@ -92,6 +92,7 @@ from tracekit.trackers import Observed, Observer
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+    from typing_extensions import Unpack
 
     from tracekit import figures
     from tracekit.explore.explorer import Explorer
@@ -148,7 +149,7 @@ class Tracer:
         | Kind
         | Sequence[KindName | str | Kind]
         | ComponentRegistry = "attention-patterns",
-        metric: MetricName | str | Metric | MetricFunction = "odds-ratio",
+        metric: MetricName | Metric | MetricFunction = "odds-ratio",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
@@ -163,7 +164,7 @@ class Tracer:
         max_memory: int | None = None,
         progress: bool | None = None,
         held_out: PromptPairs | None = None,
-        also: Sequence[MetricName | str | Metric] = (),
+        also: Sequence[MetricName | Metric] = (),
         capabilities: Capabilities | None = None,
     ) -> None:
         """Binds them, and checks that every hook acts.
@@ -342,8 +343,94 @@ class Tracer:
 
     @overload
     def run(
+        self, method: Literal["pgb-ct"] = ..., **options: Unpack[arguments.PGBCTSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["pgb-ct"] = ..., **options: Unpack[arguments.PGBCTCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["local-search"], **options: Unpack[arguments.LocalSearchSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["local-search"], **options: Unpack[arguments.LocalSearchCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(self, method: Literal["dcm"], **options: Unpack[arguments.DCMSet]) -> TraceResult: ...
+
+    @overload
+    def run(self, method: Literal["dcm"], **options: Unpack[arguments.DCMCurve]) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["top-k"], **options: Unpack[arguments.TopKSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["top-k"], **options: Unpack[arguments.TopKCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["greedy"], **options: Unpack[arguments.GreedySet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["greedy"], **options: Unpack[arguments.GreedyCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["random"], **options: Unpack[arguments.RandomSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["random"], **options: Unpack[arguments.RandomCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["exhaustive"], **options: Unpack[arguments.ExhaustiveSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["exhaustive"], **options: Unpack[arguments.ExhaustiveCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["mask-ig"], **options: Unpack[arguments.MaskIGSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["mask-ig"], **options: Unpack[arguments.MaskIGCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self, method: Literal["attribution"], **options: Unpack[arguments.OneSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["attribution"], **options: Unpack[arguments.Curve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
         self,
-        method: MethodName | str | type | Search = ...,
+        method: type | Search,
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
@@ -357,7 +444,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: MethodName | str | type | Search = ...,
+        method: type | Search,
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective = ...,
@@ -369,7 +456,7 @@ class Tracer:
 
     def run(
         self,
-        method: MethodName | str | type | Search = "pgb-ct",
+        method: MethodName | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -477,7 +564,7 @@ class Tracer:
 
     def estimate(
         self,
-        method: MethodName | str | type | Search = "pgb-ct",
+        method: MethodName | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -668,7 +755,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[MetricName | str | Metric | MetricFunction],
+        metrics: Sequence[MetricName | Metric | MetricFunction],
         per_example: bool = ...,
     ) -> pd.DataFrame: ...
 
@@ -676,7 +763,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[MetricName | str | Metric | MetricFunction] | None = None,
+        metrics: Sequence[MetricName | Metric | MetricFunction] | None = None,
         per_example: bool = False,
     ) -> float | Float[Tensor, " example"] | pd.DataFrame:
         """Mean effect of a mask.
@@ -876,7 +963,7 @@ class Tracer:
         self,
         members: Any,
         others: Mapping[
-            str, PromptPairs | tuple[PromptPairs, MetricName | str | Metric | MetricFunction]
+            str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]
         ],
         *,
         draws: int = 20,

@@ -130,6 +130,7 @@ def demo(
 def _trace(output: Path, seed: int, progress: bool) -> _Traced:
     """Runs everything, and saves it on the way."""
     import tracekit as tk
+    from tracekit.search import make
 
     model = load("demo")
     pairs = tk.load_dataset("demo-facts", model)[:_EXAMPLES]
@@ -137,7 +138,7 @@ def _trace(output: Path, seed: int, progress: bool) -> _Traced:
     print_tracer(tracer)
     curves = {}
     for method, options in _METHODS:
-        curves[method] = tracer.run(method, budgets=list(_BUDGETS), seed=seed, **options)
+        curves[method] = tracer.run(make(method, options), budgets=list(_BUDGETS), seed=seed)
         save(curves[method], output)
     front = tracer.pareto(max_budget=max(_BUDGETS), seed=seed)
     front.save(output / "pareto")

@@ -117,7 +117,7 @@ def evaluate(
         # A result is taken by its components: as many entries of others mean something else.
         effects: Any = tracer.evaluate(entries, per_example=True)
         further = (
-            tracer.evaluate(entries, metrics=names, per_example=True)
+            tracer.evaluate(entries, metrics=names, per_example=True)  # type: ignore[arg-type]
             if names
             else pd.DataFrame(index=range(len(effects)))
         )

@@ -432,7 +432,7 @@ def build_tracer(
         loaded,
         pairs,
         components=components or usual.components,
-        metric=metric or usual.metric,
+        metric=metric or usual.metric,  # type: ignore[arg-type]
         layers=layer_list,
         positions=parse_positions(positions) if isinstance(positions, str) else positions,
         by=by,  # type: ignore[arg-type]
@@ -445,5 +445,5 @@ def build_tracer(
         max_memory=None if max_memory is None else max_memory * 2**20,
         progress=progress_is_shown(quiet),
         held_out=held_out_pairs,
-        also=also or (),
+        also=also or (),  # type: ignore[arg-type]
     )

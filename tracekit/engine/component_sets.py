@@ -139,7 +139,7 @@ class _Descent:
             )
             rows = to_device(torch.tensor(numbers), self.engine.device)
             self.effects[rows[:, None], self.batch.examples] = values
-            self.engine.report(len(numbers) * len(self.batch.examples) * self.examples_for_each)
+            self.engine.advance(len(numbers) * len(self.batch.examples) * self.examples_for_each)
 
     def _layers(self, members: ComponentSet) -> set[int]:
         return {self.engine.layers_of_components[index] for index in members}

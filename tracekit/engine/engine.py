@@ -717,9 +717,9 @@ class Engine:
         self._n_forward += n_examples
         self._n_backward += n_examples if backward else 0
         if not reported:
-            self.report(2 * n_examples if backward else n_examples)
+            self.advance(2 * n_examples if backward else n_examples)
 
-    def report(self, n_examples: float) -> None:
+    def advance(self, n_examples: float) -> None:
         """Reports to the progress bar that so many examples were run, by this rank for all."""
         _progress.current().advance(n_examples)
 

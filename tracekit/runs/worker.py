@@ -38,6 +38,7 @@ from tracekit.runs.store import (
     save,
     weights_hash,
 )
+from tracekit.search import make
 from tracekit.tracer import Tracer
 
 
@@ -176,7 +177,7 @@ class Worker:
                 model,
                 selection_pairs,
                 job.components,
-                job.metric,
+                job.metric,  # type: ignore[arg-type]
                 layers=_layers(job, int(model.cfg.n_layers)),
                 positions=job.positions,  # type: ignore[arg-type]
                 by=job.by,  # type: ignore[arg-type]
@@ -188,7 +189,7 @@ class Worker:
                 max_batch_size=self._environment.max_batch_size,
                 progress=self._environment.progress,
                 held_out=held_out_pairs,
-                also=job.also,
+                also=job.also,  # type: ignore[arg-type]
             )
             self._tracer = (key, tracer)
         return self._tracer[1]
@@ -243,7 +244,8 @@ def _share(is_true: torch.Tensor | None) -> float:
 def _search(tracer: Tracer, job: Job) -> TraceCurve:
     goal: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
     objective: Any = job.objective
-    results: Any = tracer.run(job.method, seed=job.seed, objective=objective, **goal, **job.options)
+    search = make(job.method, job.options)
+    results: Any = tracer.run(search, seed=job.seed, objective=objective, **goal)
     return TraceCurve((results,)) if isinstance(results, TraceResult) else results
 
 
