@@ -21,6 +21,7 @@ from typing import (
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import Unpack
 
 from tracekit import _progress, checks, doubts, masks
 from tracekit._markup import printable
@@ -92,7 +93,6 @@ from tracekit.trackers import Observed, Observer
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-    from typing_extensions import Unpack
 
     from tracekit import figures
     from tracekit.explore.explorer import Explorer
@@ -432,6 +432,19 @@ class Tracer:
         self,
         method: type | Search,
         *,
+        budgets: Sequence[int | float],
+        objective: ObjectiveName | Objective = ...,
+        keep: Keep | None = ...,
+        observe: Observer | None = ...,
+        seed: int = ...,
+        **options: Any,
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
+        self,
+        method: type | Search,
+        *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
         objective: ObjectiveName | Objective = ...,
@@ -440,19 +453,6 @@ class Tracer:
         seed: int = ...,
         **options: Any,
     ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self,
-        method: type | Search,
-        *,
-        budgets: Sequence[int | float],
-        objective: ObjectiveName | Objective = ...,
-        keep: Keep | None = ...,
-        observe: Observer | None = ...,
-        seed: int = ...,
-        **options: Any,
-    ) -> TraceCurve: ...
 
     def run(
         self,
@@ -525,7 +525,7 @@ class Tracer:
         statistics: bool = True,
         observe: Observer | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[arguments.LocalOptions],
     ) -> ParetoFront:
         """Searches for the best set of every size in one run.
 
@@ -613,7 +613,7 @@ class Tracer:
         objective: ObjectiveName | Objective | None = None,
         keep: Keep | None = None,
         statistics: bool = True,
-        **options: Any,
+        **options: Unpack[arguments.LocalOptions],
     ) -> Estimate:
         """What `pareto` with these arguments will take at most; see `estimate`.
 

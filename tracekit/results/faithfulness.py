@@ -117,7 +117,8 @@ class Faithfulness:
             for size, value in zip(self.sizes, self.faithfulness, strict=True)
         )
         areas = f"; CPR {self.cpr:.4g}, CMD {self.cmd:.4g}" if self.shares == MIB_SHARES else ""
-        return f"Faithfulness({self.method or 'scores'} by {self.metric}, {self.ranking}: {values}{areas})"
+        source = self.method or "scores"
+        return f"Faithfulness({source} by {self.metric}, {self.ranking}: {values}{areas})"
 
 
 def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
