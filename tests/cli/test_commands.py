@@ -58,6 +58,51 @@ def test_trace_writes_figures_and_results(command, tmp_path):
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
 
+class TestPathsAreCheckedFirst:
+    """Before a model is loaded, which takes half a minute and more."""
+
+    @pytest.fixture(autouse=True)
+    def _no_model(self, monkeypatch):
+        def loaded(*given, **options):
+            pytest.fail("a model was loaded")
+
+        monkeypatch.setattr("tracekit.cli.options.load", loaded)
+
+    @pytest.mark.parametrize("start", [("trace", "--budget", 2), ("pareto",)])
+    def test_of_one_trace(self, command, tmp_path, start):
+        bad = tmp_path / "bad.csv"
+        bad.write_text("prompt,answer\nthe nurse, she\n")
+        code, _, err = command(*start, "--dataset", bad, "-o", tmp_path)
+        assert (code, "unknown column 'answer'" in err) == (1, True)
+        code, _, err = command(*start, "--dataset", tmp_path / "none.jsonl", "-o", tmp_path)
+        assert (code, "There is no file" in err) == (1, True)
+        code, _, err = command(*start, "--data-dir", tmp_path / "none", "-o", tmp_path)
+        assert (code, "with data files. Give another." in err) == (1, True)
+        code, _, err = command(*start, "--keep-dataset", bad, "--keep-at-most", 1, "-o", tmp_path)
+        assert (code, "unknown column 'answer'" in err) == (1, True)
+
+    def test_of_a_reproduction(self, command, tmp_path):
+        options = ("table-heads", "--model", "demo", "-o", tmp_path / "out")
+        code, _, err = command("reproduce", *options, "--dataset", tmp_path / "none.csv")
+        assert (code, "There is no file" in err) == (1, True)
+        code, _, err = command("reproduce", *options, "--data-dir", tmp_path / "none")
+        assert (code, "with data files" in err) == (1, True)
+
+
+def test_the_list_of_experiments_fits_a_terminal(capsys, monkeypatch):
+    from tracekit.cli.reproduce import _print_experiments
+    from tracekit.paper import EXPERIMENTS
+
+    monkeypatch.setattr(console, "width", 80)
+    _print_experiments()
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 40
+    for name in EXPERIMENTS:
+        assert name in out.split()
+
+
 class TestDryRun:
     def test_says_how_long_and_writes_nothing(self, command, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -355,6 +355,27 @@ HeldOut = Annotated[
 ]
 
 
+def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
+    """Checks files of pairs and the folder with data, before a model is loaded.
+
+    Args:
+        *datasets: Names of data sets, or files of pairs; None is none.
+        data_dir: Folder with data.
+
+    Raises:
+        DataNotFoundError: A file or the folder is not there.
+        DataFormatError: A file has not the form of one of pairs.
+    """
+    from tracekit.data.from_file import SUFFIXES, read_rows
+    from tracekit.errors import DataNotFoundError
+
+    for dataset in datasets:
+        if dataset is not None and dataset.endswith(SUFFIXES):
+            read_rows(Path(dataset))
+    if data_dir is not None and not data_dir.is_dir():
+        raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
+
+
 def build_keep(
     tracer: Tracer, at_most: float | None, metric: str | None, dataset: str | None
 ) -> Keep | None:
@@ -413,6 +434,7 @@ def build_tracer(
 
     join_ranks()
     layer_list = parse_layers(layers)
+    check_data(dataset, data_dir=data_dir)
     usual = describe(dataset)
     data_options: dict[str, Any] = parse_options(data_option or [], [dataset])[dataset]
     data_options |= {} if data_dir is None else {"data_dir": data_dir}

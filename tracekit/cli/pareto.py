@@ -46,6 +46,7 @@ from tracekit.cli.options import (
     Windows,
     build_keep,
     build_tracer,
+    check_data,
 )
 from tracekit.cli.output import (
     check_folder,
@@ -143,6 +144,7 @@ def pareto(
     options = parse_options(option or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
+    check_data(keep_dataset)
     largest = None if budget is None else parse_budget(budget)
     tracer = build_tracer(
         model=model,

@@ -27,6 +27,7 @@ from tracekit.cli.options import (
     Part,
     Quiet,
     Seed,
+    check_data,
 )
 from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
@@ -154,6 +155,7 @@ def reproduce(
         if name not in METHODS:
             raise UnknownMethodError(name, METHODS)
     check_folder(output)
+    check_data(*dataset or [], data_dir=data_dir)
     setting = paper.Setting(
         models=[paper.ModelAt.parse(text) for text in model or []],
         datasets=dataset or [],
@@ -223,11 +225,12 @@ def reproduce(
 def _print_experiments() -> None:
     from tracekit.paper import EXPERIMENTS
 
-    table = Table("name", "what", "models", "data sets")
+    # Names are long and have no spaces: with models and data sets too, a terminal would break them.
+    table = Table("name", "what", box=None)
+    table.columns[0].no_wrap = True
     for experiment in EXPERIMENTS.values():
-        models, datasets = ", ".join(experiment.models), ", ".join(experiment.datasets)
-        table.add_row(experiment.name, experiment.about, models, datasets)
-    print_rows(table)
+        table.add_row(experiment.name, experiment.about)
+    console.print(table)
 
 
 def _print_report(reproduction: Reproduction) -> None:

@@ -45,6 +45,7 @@ from tracekit.cli.options import (
     Windows,
     build_keep,
     build_tracer,
+    check_data,
     save_config,
 )
 from tracekit.cli.output import (
@@ -137,6 +138,7 @@ def trace(
     by_method = parse_options(option or [], methods)
     goals = {name: goal(budget, target_effect, by_method[name]) for name in methods}
     searches = {name: make(name, by_method[name]) for name in methods}
+    check_data(keep_dataset)
     if not dry_run:
         save_config(save_config_to, options)
     tracer = build_tracer(

@@ -47,6 +47,32 @@ def load_pairs(
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
     path = Path(path)
+    rows, has_ids = read_rows(path)
+    if has_ids:
+        return PromptPairs.from_ids(rows, name=path.stem, on_mismatch=on_mismatch)
+    noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
+    return PromptPairs.from_text(
+        rows,
+        model,
+        noise=noise,
+        name=path.stem,
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+    )
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Reads and checks the rows of a file, for which no model is needed.
+
+    Args:
+        path: As for `load_pairs`.
+
+    Returns:
+        The rows, and whether they are of token ids.
+
+    Raises:
+        DataNotFoundError, DataFormatError: As `load_pairs`.
+    """
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a {' or '.join(SUFFIXES)} file.")
     if path.suffix not in SUFFIXES:
@@ -64,17 +90,7 @@ def load_pairs(
                 f"Example {number} of {path} has an unknown column {sorted(unknown)[0]!r}. "
                 f"Known: {', '.join(sorted(allowed))}."
             )
-    if has_ids:
-        return PromptPairs.from_ids(rows, name=path.stem, on_mismatch=on_mismatch)
-    noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
-    return PromptPairs.from_text(
-        rows,
-        model,
-        noise=noise,
-        name=path.stem,
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-    )
+    return rows, has_ids
 
 
 def _read_text(path: Path, encoding: str) -> str:

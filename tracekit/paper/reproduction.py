@@ -123,10 +123,10 @@ def reproduce(
     images: bool = True,
     on_done: Callable[[Run | Failure], None] = lambda outcome: None,
 ) -> list[Reproduction]:
-    """Runs experiments and writes their reports.
+    """Runs experiments, and writes the report of each one as soon as its runs are done.
 
     Every run is kept in `output/runs` and never repeated. The tables and figures of an experiment
-    are in `output/NAME`.
+    are in `output/NAME`; figures as PNG come last, for all experiments together.
 
     Args:
         names: Of experiments, or `all`.
@@ -170,6 +170,19 @@ def reproduce(
         loading=loading or {},
         progress=progress,
     )
+    by_job: dict[tuple[str, ...], Run | Failure] = {}
+    written: dict[str, Reproduction] = {}
+
+    def keep(outcome: Run | Failure) -> None:
+        by_job[outcome.job.identity] = outcome
+        on_done(outcome)
+        for experiment in experiments if part is None else ():
+            needed = [job.identity for job in experiment.jobs(setting)]
+            if experiment.name not in written and all(job in by_job for job in needed):
+                written[experiment.name] = _report(
+                    experiment, setting, by_job, output / experiment.name
+                )
+
     outcomes = do_all(
         jobs,
         environment,
@@ -177,17 +190,14 @@ def reproduce(
         processes=processes,
         executor=executor,
         executor_options=executor_options,
-        on_done=on_done,
+        on_done=keep,
     )
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures and len(failures) == len(outcomes):
         raise NoRunError(f"No run could be done. {failures[0].reason}")
     if part is not None:
         return []
-    by_job = {outcome.job.identity: outcome for outcome in outcomes}
-    reproductions = [
-        _report(experiment, setting, by_job, output / experiment.name) for experiment in experiments
-    ]
+    reproductions = [written[experiment.name] for experiment in experiments]
     if images:
         _write_images(reproductions)
     return reproductions
