@@ -34,6 +34,7 @@ from tracekit.errors import (
     SearchStoppedWarning,
 )
 from tracekit.estimate import Question, most_passes
+from tracekit.masks import from_indices
 from tracekit.metrics import Metric
 from tracekit.models import model_name
 from tracekit.results.mib import model_sizes
@@ -294,9 +295,16 @@ class SearchRun:
         if self.keeping is not None and getattr(search, "records_every_size", False):
             # Its sets grow until they leave the bounds.
             to_search = goal.with_smaller_sizes()
-        selections, spent = self.traced.accounted(
-            engine, lambda: search.search(engine, to_search, seed)
-        )
+        progress, before, start = _progress.current(), engine.cost, time.perf_counter()
+        if type(engine) is Engine:
+            progress.watch(engine)
+        try:
+            selections, spent = self.traced.accounted(
+                engine, lambda: search.search(engine, to_search, seed)
+            )
+        except KeyboardInterrupt:
+            selections = self._best_so_far(progress)
+            spent = Spent(engine.cost - before, time.perf_counter() - start)
         if self.keeping is not None and goal.budgets:
             selections = [best_within(selections, budget) for budget in goal.budgets]
         results = []
@@ -307,7 +315,40 @@ class SearchRun:
                 raise nothing_kept(engine.keep, report["effect"])
             results.append(self._result(selection, spent, kept))
         is_whole = results[0].stopped != "interrupted"
-        return self._chosen(results) if self._chooses and is_whole else results
+        if not self._chooses or not is_whole:
+            return results
+        try:
+            return self._chosen(results)
+        except KeyboardInterrupt:
+            # The halves are not at an end; the search is.
+            return [replace(result, stopped="interrupted") for result in results]
+
+    def _best_so_far(self, progress: _progress.Progress) -> list[Selection]:
+        """The best sets that an interrupted search has measured, as answers to the goal.
+
+        Raises:
+            KeyboardInterrupt: They do not answer it.
+        """
+        by_size, goal, n = progress.best, self.goal, self.traced.engine.n_components
+        fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
+        if goal.target is not None:
+            reaching = [size for size in by_size if by_size[size][0] >= goal.target]
+            fitting = [[min(reaching)]] if reaching else []
+        if not fitting or not all(fitting):
+            raise KeyboardInterrupt
+        selections = []
+        for rank, sizes in enumerate(fitting):
+            size = max(sizes, key=lambda size: by_size[size][0])
+            _, members, effects = by_size[size]
+            selections.append(
+                Selection(
+                    mask=from_indices(members, n),
+                    effects=effects,
+                    budget=goal.budgets[rank] if goal.budgets else None,
+                    stopped="interrupted",
+                )
+            )
+        return selections
 
     def _result(
         self, selection: Selection, spent: Spent, kept: Mapping[str, Any] | None

@@ -358,6 +358,24 @@ class TestStore:
         run = Worker(environment, tmp_path).do(job())
         assert set(tmp_path.iterdir()) == {run.folder, at_work, elsewhere}
 
+    def test_each_experiment_is_written_when_its_runs_are_done(self, tmp_path):
+        needed = {each.identity for each in EXPERIMENTS["table-single"].jobs(SMALL)}
+        written = []
+
+        def on_done(outcome):
+            needed.discard(outcome.job.identity)
+            written.append((not needed, (tmp_path / "table-single" / "notes.md").is_file()))
+            if len(written) > 1 and not needed and written[-2][0]:
+                raise KeyboardInterrupt
+
+        names = ["table-single", "table-heads"]
+        with pytest.raises(KeyboardInterrupt):
+            paper.reproduce(names, SMALL, tmp_path, images=False, on_done=on_done)
+        # The one after the last run of the first experiment is of the second one.
+        assert [done for done, _ in written][-2:] == [True, True]
+        assert written[-1][1]
+        assert not (tmp_path / "table-heads").exists()
+
     def test_stopped_and_gone_on(self, tmp_path, environment):
         jobs = [job(), job(method="greedy"), job(seed=1)]
 

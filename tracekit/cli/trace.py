@@ -177,10 +177,16 @@ def trace(
         )
         return
     for name in methods:
-        save(
-            tracer.run(searches[name], seed=seed, keep=keep, objective=objective, **goals[name]),
-            output,
-        )
+        try:
+            result = tracer.run(
+                searches[name], seed=seed, keep=keep, objective=objective, **goals[name]
+            )
+        except KeyboardInterrupt:
+            # Of earlier methods there are results, of this one there are none.
+            if not tracer.results:
+                raise
+            break
+        save(result, output)
         if tracer.results[-1].stopped == "interrupted":
             break
     if console.quiet:

@@ -58,12 +58,26 @@ def set_effects(
         shown=engine.config.progress and len(sets) >= _FEWEST_SHOWN,
     )
     with frozen(engine.model), torch.no_grad(), shown:
-        for batch in batches:
-            source = engine.counterfactual_cache.activations_for(batch)
-            descent = _Descent(
-                engine, own_sets, batch, source, effects_of_own, n_in_all / max(1, n_own)
-            )
-            descent.run(tree, None)
+        n_done = torch.zeros(len(own), dtype=torch.long)
+        try:
+            for batch in batches:
+                source = engine.counterfactual_cache.activations_for(batch)
+                descent = _Descent(
+                    engine,
+                    own_sets,
+                    batch,
+                    source,
+                    effects_of_own,
+                    n_in_all / max(1, n_own),
+                    n_done,
+                )
+                descent.run(tree, None)
+        except KeyboardInterrupt:
+            if engine.ranks.count == 1:
+                whole = (n_done == engine.n_examples).nonzero()[:, 0].tolist()
+                kept = [own_sets[number] for number in whole]
+                _progress.current().keep(engine, kept, effects_of_own[whole].cpu())
+            raise
         engine.count_forward(n_in_all / engine.n_examples, reported=n_own > 0)
     effects = torch.zeros(len(sets), engine.n_examples)
     effects[own] = effects_of_own.cpu()
@@ -71,7 +85,10 @@ def set_effects(
     for row in effects[~torch.isfinite(effects.mean(1))]:
         engine.check_finite(row)
         raise engine.mean_not_finite()
-    return effects if examples is None else effects[:, examples]
+    if examples is not None:
+        return effects[:, examples]
+    _progress.current().keep(engine, sets, effects)
+    return effects
 
 
 def _own_part(
@@ -108,6 +125,9 @@ class _Descent:
     examples_for_each: float
     """Examples that all ranks run while this one runs one."""
 
+    n_done: Int[Tensor, " set"]
+    """On how many examples each set was measured; filled in."""
+
     def run(self, node: PrefixNode, residual: ResidualStream | None) -> None:
         """Fills in the effects of all sets below a node; `residual` enters its block."""
         self._run_leaves(node, residual)
@@ -139,6 +159,7 @@ class _Descent:
             )
             rows = to_device(torch.tensor(numbers), self.engine.device)
             self.effects[rows[:, None], self.batch.examples] = values
+            self.n_done[numbers] += len(self.batch.examples)
             self.engine.advance(len(numbers) * len(self.batch.examples) * self.examples_for_each)
 
     def _layers(self, members: ComponentSet) -> set[int]:

@@ -379,6 +379,9 @@ class Engine:
         (effects,) = self.ranks.add(effects.cpu())
         for row in effects:
             self.check_finite(row)
+        if checked.ndim == 1 and ((checked == 0) | (checked == 1)).all():
+            members = tuple(checked.nonzero()[:, 0].tolist())
+            _progress.current().keep(self, [members], effects)
         return effects[0] if checked.ndim == 1 else effects
 
     def effects_by_batch(self, mask: Any) -> Iterator[BatchEffects]:

@@ -1,0 +1,86 @@
+"""Ctrl-C keeps the best set so far, whatever the method."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit.engine.engine import Engine
+from tracekit.errors import SearchStoppedWarning
+
+METHODS = {
+    "top-k": {},
+    "greedy": {},
+    "random": {"draws": 10},
+    "exhaustive": {},
+    "pgb-ct": {"epochs": 6, "refine": False},
+    "dcm": {"epochs": 6, "trials": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    tracer = tk.Tracer(model, tiny.pairs(6, seed=3), layers=[0, 1], max_batch_size=6)
+    _ = tracer.full_effect
+    return tracer
+
+
+@pytest.fixture
+def interrupted_after(monkeypatch):
+    """Ctrl-C in the middle of the n-th pass of a batch."""
+
+    def arrange(passes):
+        batch_effects, count = Engine.batch_effects, [0]
+
+        def counted(self, *args, **options):
+            count[0] += 1
+            if count[0] > passes:
+                raise KeyboardInterrupt
+            return batch_effects(self, *args, **options)
+
+        monkeypatch.setattr(Engine, "batch_effects", counted)
+
+    return arrange
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_best_so_far_is_kept(tracer, interrupted_after, monkeypatch, method):
+    interrupted_after(14 if method in ("pgb-ct", "dcm") else 5)
+    with pytest.warns(SearchStoppedWarning, match="Ctrl-C: the result is the best found so far"):
+        curve = tracer.run(method, budgets=[3, 8], **METHODS[method])
+    monkeypatch.undo()
+    for result in curve:
+        assert result.stopped == "interrupted"
+        assert 1 <= result.n_selected <= result.budget
+        # What is kept was measured.
+        assert tracer.evaluate(result) == pytest.approx(result.effect, rel=1e-4, abs=1e-6)
+    assert tracer.results[-2:] == list(curve)
+
+
+def test_the_best_is_the_best_of_what_was_measured(tracer, interrupted_after, monkeypatch):
+    interrupted_after(5)
+    with pytest.warns(SearchStoppedWarning):
+        result = tracer.run("top-k", budget=3)
+    monkeypatch.undo()
+    singles = tracer.run("top-k", budget=1).component_scores
+    assert result.effect in singles.tolist()
+
+
+def test_with_nothing_measured_it_is_raised(tracer, interrupted_after):
+    interrupted_after(0)
+    with pytest.raises(KeyboardInterrupt):
+        tracer.run("top-k", budget=3)
+
+
+def test_a_target_that_was_not_reached_is_no_result(tracer, interrupted_after):
+    interrupted_after(5)
+    with pytest.raises(KeyboardInterrupt):
+        tracer.run("top-k", target_effect=1e6)
+
+
+def test_the_halves_may_be_interrupted(tracer, interrupted_after):
+    interrupted_after(len(tracer.registry) + 2)
+    with pytest.warns(SearchStoppedWarning):
+        result = tracer.run("top-k", budget=3, objective="auto")
+    assert (result.n_selected, result.stopped) == (3, "interrupted")
