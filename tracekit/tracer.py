@@ -97,6 +97,14 @@ if TYPE_CHECKING:
     from tracekit import figures
     from tracekit.explore.explorer import Explorer
 
+if TYPE_CHECKING:
+    MethodChoice = MethodName
+    MetricChoice = MetricName
+else:
+    # At run time a wrong name has an error of its own, with suggestions.
+    MethodChoice = MethodName | str
+    MetricChoice = MetricName | str
+
 By = Literal["span", "position"]
 """What is told apart beside layers and indices."""
 _MAX_PAIRED = 256
@@ -149,7 +157,7 @@ class Tracer:
         | Kind
         | Sequence[KindName | str | Kind]
         | ComponentRegistry = "attention-patterns",
-        metric: MetricName | Metric | MetricFunction = "odds-ratio",
+        metric: MetricChoice | Metric | MetricFunction = "odds-ratio",
         *,
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
@@ -164,7 +172,7 @@ class Tracer:
         max_memory: int | None = None,
         progress: bool | None = None,
         held_out: PromptPairs | None = None,
-        also: Sequence[MetricName | Metric] = (),
+        also: Sequence[MetricChoice | Metric] = (),
         capabilities: Capabilities | None = None,
     ) -> None:
         """Binds them, and checks that every hook acts.
@@ -456,7 +464,7 @@ class Tracer:
 
     def run(
         self,
-        method: MethodName | type | Search = "pgb-ct",
+        method: MethodChoice | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -564,7 +572,7 @@ class Tracer:
 
     def estimate(
         self,
-        method: MethodName | type | Search = "pgb-ct",
+        method: MethodChoice | type | Search = "pgb-ct",
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -755,7 +763,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[MetricName | Metric | MetricFunction],
+        metrics: Sequence[MetricChoice | Metric | MetricFunction],
         per_example: bool = ...,
     ) -> pd.DataFrame: ...
 
@@ -763,7 +771,7 @@ class Tracer:
         self,
         mask: Any,
         *,
-        metrics: Sequence[MetricName | Metric | MetricFunction] | None = None,
+        metrics: Sequence[MetricChoice | Metric | MetricFunction] | None = None,
         per_example: bool = False,
     ) -> float | Float[Tensor, " example"] | pd.DataFrame:
         """Mean effect of a mask.
@@ -963,7 +971,7 @@ class Tracer:
         self,
         members: Any,
         others: Mapping[
-            str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]
+            str, PromptPairs | tuple[PromptPairs, MetricChoice | Metric | MetricFunction]
         ],
         *,
         draws: int = 20,
