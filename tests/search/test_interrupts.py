@@ -15,7 +15,7 @@ METHODS = {
     "random": {"draws": 10},
     "exhaustive": {},
     "pgb-ct": {"epochs": 6, "refine": False},
-    "dcm": {"epochs": 6, "trials": 2},
+    "dcm": {"epochs": 6, "trials": 3, "learning_rate": 0.02},
 }
 
 
@@ -46,7 +46,7 @@ def interrupted_after(monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_best_so_far_is_kept(tracer, interrupted_after, monkeypatch, method):
-    interrupted_after({"pgb-ct": 14, "dcm": 9}.get(method, 5))
+    interrupted_after({"pgb-ct": 14, "dcm": 11}.get(method, 5))
     with pytest.warns(SearchStoppedWarning, match="Ctrl-C: the result is the best found so far"):
         curve = tracer.run(method, budgets=[3, 8], **METHODS[method])
     monkeypatch.undo()
