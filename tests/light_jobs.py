@@ -38,6 +38,8 @@ def work(item: str) -> str:
 if __name__ == "__main__":
     # The parent of the tests: says what its workers do.
     items = sys.argv[1:]
+    # A shell that starts the tests in the background has Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with WorkerProcesses(len(items), start=start, arguments=("did ",)) as workers:
             for future in as_completed([workers.submit(work, item) for item in items]):

@@ -228,11 +228,11 @@ class MLflow:
             self._client.set_terminated(self._run, status)
 
     def _begin(self, record: RunRecord) -> None:
-        known = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._client.get_experiment_by_name(self._experiment)
         identity = (
             self._client.create_experiment(self._experiment)
-            if known is None
-            else known.experiment_id
+            if experiment is None
+            else experiment.experiment_id
         )
         self._run = self._client.create_run(identity).info.run_id
         for name, value in record.setting.items():

@@ -30,7 +30,7 @@ def neutral():
 
 
 def keeping_engine(tracer, keep):
-    run = tracer._search_run(tk.TopK(), tk.Goal(budgets=(1,)), "mean", keep, 0)
+    run = tracer._run_of(tk.TopK(), tk.Goal(budgets=(1,)), "mean", keep, 0)
     engine = run.searched()
     assert isinstance(engine, KeepingEngine)
     return engine

@@ -217,7 +217,7 @@ class TestFailures:
         run = tk.Tracer.run
 
         def full(self, method, **options):
-            if method == "random":
+            if method.name == "random":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
             return run(self, method, **options)
 

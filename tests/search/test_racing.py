@@ -21,7 +21,7 @@ from tracekit.search.racing import (
     still_in,
 )
 
-N = 100
+N = 128
 
 
 def similar_pairs() -> tk.PromptPairs:

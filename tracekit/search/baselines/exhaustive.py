@@ -27,7 +27,7 @@ class Exhaustive:
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each set, and one for each answer."""
-        if goal.target is not None:
+        if not goal.budgets:
             return Planned(cost=Cost(min(2**n_components, self.max_sets) + 1))
         count = sum(comb(n_components, size) for size in range(1, goal.budgets[-1] + 1))
         return Planned(cost=Cost(count + len(goal.budgets)), is_exact=True)
