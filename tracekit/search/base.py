@@ -147,8 +147,9 @@ class Search(Protocol):
 
     Besides, a search may have the class variables `title`, what figures and tables call it
     (default: its name), and `records_every_size`, whether its history holds an effect (`effect`)
-    for each of several sizes (`n_selected`; default: no). With a method `planned(n_components,
-    goal)`, which returns `Planned`, it can be estimated and has a progress bar with an end.
+    for each of several sizes (`n_selected`; default: no). With a method
+    `planned(n_components, goal)`, which returns `Planned`, it can be estimated and has a progress
+    bar with an end.
     """
 
     name: ClassVar[str]
