@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import pytest
@@ -181,8 +182,13 @@ def test_weights_and_biases_offline(tracer, tmp_path, monkeypatch):
         warnings.simplefilter("error", TrackerWarning)
         result = tracer.run("greedy", budget=2, observe=tracker)
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # A process of wandb's own writes the file, and may do so a little later.
+    until = time.monotonic() + 30
+    while not (records := list(offline_records(file))) or not records[-1].HasField("exit"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
     logged, summary = [], {}
-    for record in offline_records(file):
+    for record in records:
         if record.HasField("history"):
             items = record.history.item
             logged.append({_key(item): item.value_json for item in items})
