@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -184,3 +185,11 @@ def test_a_mask_that_passes_the_stream_by_is_refused(monkeypatch):
     text = "hook_resid_mid is a copy of the residual stream, which goes past it. Use residual"
     with pytest.raises(HookPointError, match=text):
         check_sites(model, registry)
+
+
+def test_a_stream_that_the_mlps_add_nothing_to_is_no_reason_to_refuse():
+    hf = copy.deepcopy(tiny.hf_model("llama"))
+    for layer in hf.model.layers:
+        layer.mlp.down_proj.weight.data.zero_()
+    model = tk.load_model(hf)
+    check_sites(model, tk.ComponentRegistry.build(model.cfg, "residual-between"))

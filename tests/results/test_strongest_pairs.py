@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import tracekit as tk
+from tests import tiny
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
+from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding
 
@@ -121,6 +123,24 @@ def test_a_distance_is_second_order(tracer):
     listed = {frozenset(each) for each in zip(found.first, found.second, strict=True)}
     assert len(listed & expected) >= 4
     assert torch.corrcoef(torch.stack([found.predicted, found.interactions]))[0, 1] > 0.5
+
+
+def test_weights_reach_the_intervals(model):
+    rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(16))]
+    weighted = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="logit-difference")
+    few = weighted.registry[:3]
+    found = weighted.strongest_pairs(3, components=few, seed=3)
+    frame = weighted.interactions(few).to_frame()
+    torch.testing.assert_close(
+        found.interactions, torch.tensor(frame["interaction"].tolist()), atol=1e-5, rtol=1e-3
+    )
+    named = {weighted.registry.label(n): n for n in range(len(weighted.registry))}
+    i, j = named[found.first[0]], named[found.second[0]]
+    effects = weighted.engine.set_effects([(i, j), (i,), (j,)])
+    testing = torch.randperm(16, generator=torch.Generator().manual_seed(3))[8:].sort().values
+    values = (effects[0] - effects[1] - effects[2])[testing]
+    expected = effect_interval(values, weights=weighted.pairs.weights[testing])
+    assert found.intervals[0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def test_few_examples_have_no_statistics(tracer):

@@ -242,7 +242,7 @@ def _check_between(
         seen.append([each[0].float() for each in recorded.values()])
     (between, added, after), (mixed, added_then, after_then) = seen
     # Some models (Granite) multiply what a layer adds.
-    factor = ((after - between) * added).sum() / added.square().sum()
+    factor = ((after - between) * added).sum() / added.square().sum().clamp(min=1e-12)
     scale = 0.01 * after_then.abs().max()
     if not (after_then - factor * added_then - mixed).abs().max() <= scale:
         raise _refusal(model, sites[-1], "is a copy of the residual stream, which goes past it")

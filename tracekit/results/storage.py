@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from tracekit.errors import FormatVersionError, ResultFormatError, ResultNotFoundError
-from tracekit.files import digest_of, write_beside
+from tracekit.files import digest_of, write_beside, write_csv
 
 FORMAT_VERSION = 3
 DOCUMENT = "result.json"
@@ -108,6 +108,26 @@ def write_document(path: Path, entries: Mapping[str, Any]) -> str:
     document = {"format_version": FORMAT_VERSION, _DIGEST: digest, **entries}
     write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
     return digest
+
+
+def write_numbers(path: str | Path, result: Any) -> Path:
+    """Writes a dataclass of names and tensors, and returns the path.
+
+    Args:
+        path: `.json` for all of its fields, or `.csv` for the table of its method `to_frame`.
+        result: The dataclass.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".json":
+        entries = {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in vars(result).items()
+        }
+        write_document(path, entries)
+    else:
+        write_csv(result.to_frame(), path)
+    return path
 
 
 def read_document(folder: Path, name: str, digest: str | None = None) -> dict[str, Any]:

@@ -30,12 +30,11 @@ from tracekit._options import shortened
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.files import write_csv
 from tracekit.masks import Mask, from_indices
 from tracekit.results.interactions import LEVEL, added_effects, check_size
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding
-from tracekit.results.storage import damaged, read_document, write_document
+from tracekit.results.storage import damaged, read_document, write_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,17 +111,7 @@ class StrongestPairs:
         Args:
             path: `.json`, which `load` reads, or `.csv`, a row per pair.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".json":
-            entries = {
-                name: value.tolist() if isinstance(value, Tensor) else value
-                for name, value in vars(self).items()
-            }
-            write_document(path, entries)
-        else:
-            write_csv(self.to_frame(), path)
-        return path
+        return write_numbers(path, self)
 
     @classmethod
     def load(cls, path: str | Path) -> StrongestPairs:
