@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -53,7 +54,10 @@ class BlockSkipper:
         replaced: dict[int, Callable[..., Any]] = {}
         for number in range(start):
             # The last skipped block hands the remembered stream to the first that runs.
-            replaced[number] = self._hand_on(number, residual if number == start - 1 else None)
+            handed = residual if number == start - 1 else None
+            replaced[number] = partial(
+                _hand_on, residual=handed, in_tuple=self._returns_tuple[number]
+            )
         if stop is not None and stop < len(self._blocks):
             replaced[stop] = _stop
         before = {number: vars(self._blocks[number]).get("forward") for number in replaced}
@@ -68,13 +72,6 @@ class BlockSkipper:
                     vars(self._blocks[number]).pop("forward", None)
                 else:
                     vars(self._blocks[number])["forward"] = forward
-
-    def _hand_on(self, number: int, residual: ResidualStream | None) -> Callable[..., Any]:
-        def hand_on(*args: Any, **kwargs: Any) -> Any:
-            out = _residual_of(args, kwargs) if residual is None else residual
-            return (out,) if self._returns_tuple[number] else out
-
-        return hand_on
 
     def refusal(self, model: HookedModel, tokens: Tensor) -> str:
         """Why blocks of the model cannot be skipped; empty if they can.
@@ -119,6 +116,11 @@ class BlockSkipper:
                 if not _close(stopped.residual, residual):
                     return f"block {layer} reads something else than the residual stream"
         return ""
+
+
+def _hand_on(*args: Any, residual: ResidualStream | None, in_tuple: bool, **kwargs: Any) -> Any:
+    out = _residual_of(args, kwargs) if residual is None else residual
+    return (out,) if in_tuple else out
 
 
 def _stop(*args: Any, **kwargs: Any) -> Any:

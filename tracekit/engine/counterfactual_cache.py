@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -246,7 +247,7 @@ class CounterfactualCache:
             kept[name] = values.contiguous()
 
         hooks = _embedding_hooks([c.added_to_embeddings() for c in counterfactuals], width)
-        hooks += [(name, _observer(keep, name)) for name in self._kinds]
+        hooks += [(name, partial(_observe, keep=keep, name=name)) for name in self._kinds]
         inputs = sequences.inputs(dtype_of(self._model))
         with frozen(self._model), torch.no_grad():
             self._model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
@@ -264,12 +265,11 @@ def _narrow_keys(values: Tensor, kind: Kind, n_positions: int) -> Tensor:
     return values.narrow(kind.key_dim, 0, min(n_positions, values.shape[kind.key_dim]))
 
 
-def _observer(keep: Callable[[Tensor, str], None], name: str) -> Callable[..., Tensor]:
-    def observe(activation: Tensor, hook: Any = None) -> Tensor:
-        keep(activation, name)
-        return activation
-
-    return observe
+def _observe(
+    activation: Tensor, hook: Any = None, *, keep: Callable[[Tensor, str], None], name: str
+) -> Tensor:
+    keep(activation, name)
+    return activation
 
 
 def _embedding_hooks(additions: Sequence[Tensor | None], width: int) -> list[Hook]:

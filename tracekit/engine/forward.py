@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -67,11 +68,7 @@ class ForwardPass:
             start: First block to run.
             residual: What that block reads, one row per row of the batch; needed if `start` > 0.
         """
-
-        def gather(activation: Tensor, hook: Any = None) -> Tensor:
-            row, pos = (index.to(activation.device) for index in batch.readout_positions)
-            return activation[row, pos][None]
-
+        gather = partial(_gather, batch=batch)
         with self._only_blocks(start, None, residual):
             noise = [] if start else _noise_hooks(batch)
             logits = self._run(batch, [*noise, *hooks, (self._scored_hook, gather)])
@@ -108,6 +105,12 @@ class ForwardPass:
     def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
         inputs = batch.sequences.inputs(self._dtype)
         return self._model.run_with_hooks(batch.sequences.tokens, fwd_hooks=list(hooks), **inputs)
+
+
+def _gather(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
+    """The activation at the places that are read."""
+    row, pos = (index.to(activation.device) for index in batch.readout_positions)
+    return activation[row, pos][None]
 
 
 def _noise_hooks(batch: Batch) -> list[Hook]:

@@ -8,8 +8,9 @@ so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,28 +74,40 @@ class MaskedPatch:
         numbers = None if self.span_numbers is None else self.span_numbers[:, :n_positions]
         weights = [_weight(site, mask, source.ndim, numbers) for site in sites]
         is_patched = _along_positions(self.positions[:, :n_positions], kind, source.ndim)
+        features = [site.kind.features_in(layer) for site in sites]
+        parts = list(zip(weights, features, strict=True))
+        mix = partial(_mix, source=source, kind=kind, is_patched=is_patched, parts=parts)
+        return partial(_mix_in_place, mix=mix) if name.endswith(_STREAM_PASSES_BY) else mix
 
-        def mix(activation: Tensor, hook: Any = None) -> Tensor:
-            if name.endswith(_STREAM_PASSES_BY):
-                # The model goes on with this very tensor, and the norm with what is returned.
-                return activation.copy_(mixed_into(activation.clone()))
-            return mixed_into(activation)
 
-        def mixed_into(activation: Tensor) -> Tensor:
-            start = _first_positions(activation, kind, n_positions)
-            # In float32, or in the activation's own type where that is wider.
-            dtype = torch.promote_types(activation.dtype, torch.float32)
-            # The rows once per mask, beside the one copy of their counterfactual values.
-            mixed = start.to(dtype).unflatten(0, (-1, len(source)))
-            # Layers may lie on different devices.
-            values = source.to(activation.device, dtype)
-            for site, weight in zip(sites, weights, strict=True):
-                share = (weight * is_patched).to(activation.device, dtype)
-                mixed = _mixed(mixed, values, share, site.kind.features_in(layer))
-            mixed = mixed.flatten(0, 1).to(activation.dtype)
-            return _replace_first_positions(activation, mixed, kind)
+def _mix(
+    activation: Tensor,
+    hook: Any = None,
+    *,
+    source: Tensor,
+    kind: Kind,
+    is_patched: Tensor,
+    parts: Sequence[tuple[Tensor, FeatureMap | None]],
+) -> Tensor:
+    """An activation with counterfactual values mixed in, by the weights of each site in turn."""
+    start = _first_positions(activation, kind, source.shape[kind.position_dim])
+    # In float32, or in the activation's own type where that is wider.
+    dtype = torch.promote_types(activation.dtype, torch.float32)
+    # The rows once per mask, beside the one copy of their counterfactual values.
+    mixed = start.to(dtype).unflatten(0, (-1, len(source)))
+    # Layers may lie on different devices.
+    values = source.to(activation.device, dtype)
+    for weight, features in parts:
+        share = (weight * is_patched).to(activation.device, dtype)
+        mixed = _mixed(mixed, values, share, features)
+    return _replace_first_positions(activation, mixed.flatten(0, 1).to(activation.dtype), kind)
 
-        return mix
+
+def _mix_in_place(
+    activation: Tensor, hook: Any = None, *, mix: Callable[[Tensor], Tensor]
+) -> Tensor:
+    # The model goes on with this very tensor, and the norm with what is returned.
+    return activation.copy_(mix(activation.clone()))
 
 
 def _mixed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, Protocol, runtime_checkable
@@ -158,15 +159,12 @@ def recording_hooks(names: Iterable[str]) -> tuple[list[Hook], dict[str, list[Te
     A hook point that fires several times in a pass has several entries.
     """
     recorded: dict[str, list[Tensor]] = {name: [] for name in names}
+    return [(name, partial(_record, into=into)) for name, into in recorded.items()], recorded
 
-    def hook_at(name: str) -> Hook:
-        def record(activation: Tensor, hook: Any = None) -> Tensor:
-            recorded[name].append(activation.detach().clone())
-            return activation
 
-        return name, record
-
-    return [hook_at(name) for name in recorded], recorded
+def _record(activation: Tensor, hook: Any = None, *, into: list[Tensor]) -> Tensor:
+    into.append(activation.detach().clone())
+    return activation
 
 
 def scored_hook(model: HookedModel) -> str:
