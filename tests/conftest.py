@@ -123,4 +123,4 @@ def plain_effects(tracer):
 @pytest.fixture(scope="session")
 def front(tracer):
     """The best set of every size of the twelve heads."""
-    return tracer.pareto(objective="mean")
+    return tracer.pareto(objective="mean", max_passes=150)

@@ -68,12 +68,12 @@ class Site:
     acts_in: tuple[int, ...] = ()
     """Layers of the window in which the components act; empty: `layer` only."""
 
-    @property
+    @cached_property
     def stop(self) -> int:
         """One past the flat index of the last."""
         return self.start + len(self.indices) * self.n_spans
 
-    @property
+    @cached_property
     def n_spans(self) -> int:
         """Components that each index has."""
         return max(1, len(self.spans))
@@ -83,7 +83,7 @@ class Site:
         """Full name of the hook point in the layer itself."""
         return self.hook_name_in(self.layer)
 
-    @property
+    @cached_property
     def hook_names(self) -> tuple[str, ...]:
         """Full names of all hook points at which the components act."""
         return tuple(map(self.hook_name_in, self.acts_in or (self.layer,)))

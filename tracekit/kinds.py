@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor
@@ -208,17 +209,17 @@ class Kind:
             )
         return int(width)
 
-    @property
+    @cached_property
     def component_dim(self) -> int | None:
         """Axis of the activation that indexes the components; None if it is one component."""
         return self.axes.index("component") if "component" in self.axes else None
 
-    @property
+    @cached_property
     def position_dim(self) -> int:
         """Axis of the position; for attention patterns of the query."""
         return self.axes.index("query" if "query" in self.axes else "pos")
 
-    @property
+    @cached_property
     def key_dim(self) -> int | None:
         """Axis of the position attended to; None if there is none."""
         return self.axes.index("key") if "key" in self.axes else None

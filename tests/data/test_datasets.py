@@ -400,6 +400,7 @@ class TestVariableBinding:
                 assert answers == {"x": solve(*changed), "y": solve(*clean)}
             assert min(answers.values()) >= 0
 
+    @pytest.mark.slow
     def test_balanced_and_split(self, gpt2_tokenizer):
         for desideratum in ("value", "operation"):
             parts = [

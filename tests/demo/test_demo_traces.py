@@ -77,10 +77,10 @@ def test_the_optimum_of_a_small_space(demo_model):
     registry = tk.ComponentRegistry.build(
         demo_model.cfg, "attention-patterns", indices={1: [0, 3, 4, 7], 2: [0, 1, 2], 3: [5, 6]}
     )
-    tracer = tracer_for(demo_model, "demo-bias", registry, limit=32)
+    tracer = tracer_for(demo_model, "demo-bias", registry, limit=12)
     best = tracer.run("exhaustive", budget=3)
     for method, options in (
-        ("pgb-ct", {}),
+        ("pgb-ct", {"trials": 2, "epochs": 4}),
         ("greedy", {}),
         ("top-k", {}),
         ("random", {"draws": 9}),

@@ -132,7 +132,8 @@ def test_another_objective_selects_another_set(model):
 
 
 def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
-    front = tracer.pareto(objective="log-odds", max_budget=4, checkpoint=tmp_path / "search.ckpt")
+    options = {"max_budget": 4, "checkpoint": tmp_path / "search.ckpt", "max_passes": 80}
+    front = tracer.pareto(objective="log-odds", **options)
     engine = scoring(tracer, "log-odds")
     scores = engine.set_effects([tiny.members_of(result) for result in front]).mean(1)
     assert (scores.diff() > 0).all()
@@ -142,7 +143,7 @@ def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
     assert loaded[0].objective == "log-odds"
     assert loaded[0].title == "local search (log-odds)"
     with pytest.raises(tk.errors.CheckpointError):
-        tracer.pareto(max_budget=4, checkpoint=tmp_path / "search.ckpt")
+        tracer.pareto(**options)
 
 
 def test_it_goes_with_what_is_kept(model, tracer):

@@ -105,7 +105,7 @@ def test_areas_of_a_ranking(model, ranking):
 
 
 def test_of_results_curves_and_fronts(tracer):
-    front = tracer.pareto(statistics=False)
+    front = tracer.pareto(statistics=False, max_passes=120)
     found = front.faithfulness()
     assert found.shares == MIB_SHARES
     assert found.sizes[-1] == 12
@@ -119,7 +119,7 @@ def test_of_results_curves_and_fronts(tracer):
     drawn = {trace.name: list(trace.y) for trace in figure.data if trace.name}
     assert drawn["faithfulness"] == list(frame["faithfulness"])
     assert drawn["completeness"] == list(frame["completeness"])
-    short = tracer.pareto(max_budget=3, statistics=False).faithfulness()
+    short = tracer.pareto(max_budget=3, statistics=False, max_passes=40).faithfulness()
     with pytest.raises(BudgetError, match="do not cover them. Take a front without max_budget"):
         _ = short.cpr
     curve = tracer.run("greedy", budgets=[1, 3])

@@ -386,6 +386,7 @@ def cluster(tmp_path):
     cluster.close()
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_dask_scheduler_find_the_same(grid, cluster, lab, monkeypatch):
     plain = tk.sweep(**{**grid, "output": grid["output"] / "plain"}).to_frame()
     monkeypatch.chdir(lab)
@@ -471,6 +472,7 @@ def test_a_scheduler_without_workers(grid, tmp_path, monkeypatch):
 # ---- submitit ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_submitit_does_the_jobs_of_a_model_in_one_process(grid):
     one = {**grid, "models": grid["models"][:1]}
     runs = tk.sweep(**one, executor="submitit://local", executor_options={"timeout_min": 5})

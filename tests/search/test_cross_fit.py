@@ -173,11 +173,11 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
 
 
 def test_what_was_chosen_from_is_saved(tracer, tmp_path):
-    result = tracer.run("local-search", budget=3, objective="auto")
+    result = tracer.run("local-search", budget=3, objective="auto", max_passes=60)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
     assert loaded.held_out_by == result.held_out_by
     assert set(result.held_out_by) == {"local-search", "top-k"}
-    plain = tracer.run("local-search", budget=3)
+    plain = tracer.run("local-search", budget=3, max_passes=60)
     assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
 
 

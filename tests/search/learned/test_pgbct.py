@@ -35,7 +35,7 @@ def test_one_step_of_the_paper_by_hand(tracer):
 
 
 def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
-    for budget in (1, 2, 5, 11, 12):
+    for budget in (1, 5, 12):
         result = tracer.run(budget=budget, trials=2, epochs=3)
         assert 1 <= result.n_selected <= budget
         assert result.config["lambda1"] is None

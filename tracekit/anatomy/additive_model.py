@@ -1,0 +1,162 @@
+"""A cheap model of a set: on every example, members add up in the quantity that is about linear.
+
+A metric such as the drop of a probability saturates: once some members have done it, others bring
+nothing. In the quantity of its linearization (the log-odds; see `metrics.Linearization`) members
+about add up. The model has one slope per member and example, fitted to measured effects, and the
+exact curve from the quantity to the effect. It costs no pass, so that its Shapley values can be
+averaged over thousands of orders. Drawn orders then only have to tell what it gets wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tracekit.anatomy.set_game import SetGame
+from tracekit.metrics import ContinuationLogProbs, Linearization
+
+Curve = Callable[[Tensor], Tensor]
+"""Effects from values of the quantity; the first axis is the example."""
+
+_HALVINGS = 60
+_WIDEST = 30.0
+"""How far the quantity may lie from its values without intervention, in nats."""
+_PENALTY = 1e-2
+"""On squared slopes, for members that hardly ever decide an effect."""
+_STEEP_ENOUGH = 1e-4
+"""What a measured effect counts for at least, where the curve is flat."""
+_TOGETHER = 64
+"""Examples whose values over orders are computed at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveModel:
+    """The quantity of every example, as a sum over members; and its curve to the effect."""
+
+    start: Float[Tensor, " example"]
+    """The quantity with no member patched."""
+    slopes: Float[Tensor, "member example"]
+    """What each member adds to it."""
+    curves: ExampleCurves
+
+    def effects(
+        self, coalitions: Bool[Tensor, "coalition member"]
+    ) -> Float[Tensor, "coalition example"]:
+        """Effects that the model expects.
+
+        Args:
+            coalitions: Which members are patched.
+        """
+        return self.curves.effects((self.start + coalitions.double() @ self.slopes).T).T
+
+    def gains_in_orders(
+        self, orders: Int[Tensor, "order member"]
+    ) -> Iterator[tuple[slice, Float[Tensor, "order member example"]]]:
+        """What each member brings when it joins in each order, for some examples after others.
+
+        Args:
+            orders: The members, in the order in which they join.
+        """
+        n_examples = len(self.start)
+        at = orders[..., None]
+        for first in range(0, n_examples, _TOGETHER):
+            some = slice(first, min(first + _TOGETHER, n_examples))
+            joined = self.slopes[:, some][orders].cumsum(1)
+            quantity = torch.cat([torch.zeros_like(joined[:, :1]), joined], 1) + self.start[some]
+            effects = self.curves.some(some).effects(quantity.movedim(-1, 0)).movedim(0, -1)
+            gains = effects.diff(dim=1)
+            yield some, torch.zeros_like(gains).scatter(1, at.expand_as(gains), gains)
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleCurves:
+    """The curve from the quantity to the effect, of every example."""
+
+    linearization: Linearization
+    clean: ContinuationLogProbs
+    """Of the run that is started from."""
+    weights: Float[Tensor, " example"]
+    """What the effect of each example is multiplied with."""
+
+    @classmethod
+    def of(cls, game: SetGame) -> ExampleCurves | None:
+        """Those of the metric of a game; None where it has no linearization."""
+        engine = game.engine
+        if engine.metric.linearization is None:
+            return None
+        clean = _mapped(engine.clean, lambda values: values.cpu())
+        weights = engine.pairs.weights
+        weights = torch.ones(engine.n_examples) if weights is None else weights
+        return cls(engine.metric.linearization, clean, weights.double().cpu())
+
+    def some(self, examples: slice) -> ExampleCurves:
+        """Those of some examples."""
+        clean = _mapped(self.clean, lambda values: values[examples])
+        return ExampleCurves(self.linearization, clean, self.weights[examples])
+
+    def effects(self, quantity: Float[Tensor, "example ..."]) -> Float[Tensor, "example ..."]:
+        """Effects of values of the quantity."""
+        weights = self.weights.reshape(-1, *[1] * (quantity.ndim - 1))
+        return weights * self.linearization.to_effect(self.clean, quantity)
+
+    def quantity(
+        self, effects: Float[Tensor, "example coalition"]
+    ) -> Float[Tensor, "example coalition"]:
+        """Values of the quantity at which the curve has these effects, by bisection."""
+        start = self.linearization.to_linear(self.clean).double()[:, None]
+        low, high = (start.expand_as(effects) + side for side in (-_WIDEST, _WIDEST))
+        rises = (self.effects(high) >= self.effects(low)).any(1, keepdim=True)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_above = (self.effects(middle) > effects) == rises
+            low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
+        return (low + high) / 2
+
+    def steepness(
+        self, quantity: Float[Tensor, "example coalition"]
+    ) -> Float[Tensor, "example coalition"]:
+        """Derivative of the effect by the quantity."""
+        with torch.enable_grad():
+            leaf = quantity.detach().requires_grad_(True)
+            return torch.autograd.grad(self.effects(leaf).sum(), leaf)[0].nan_to_num()
+
+
+def fitted(
+    curves: ExampleCurves,
+    coalitions: Bool[Tensor, "coalition member"],
+    effects: Float[Tensor, "coalition example"],
+) -> AdditiveModel:
+    """The model that fits measured effects: least squares in the effect, to first order.
+
+    Args:
+        curves: Of the examples.
+        coalitions: Which members were patched.
+        effects: What was measured.
+    """
+    quantity = curves.quantity(effects.T)
+    # A difference of the quantity counts for what it changes in the effect.
+    importance = curves.steepness(quantity).square()
+    importance = importance / importance.amax(1, keepdim=True).clamp(min=1e-30) + _STEEP_ENOUGH
+    inputs = torch.cat([torch.ones(len(coalitions), 1), coalitions], 1).double()
+    penalty = torch.full((inputs.shape[1],), _PENALTY, dtype=torch.float64)
+    penalty[0] = 1e-12
+    rows = []
+    for values, counts in zip(quantity, importance, strict=True):
+        weighted = inputs * counts[:, None]
+        rows.append(torch.linalg.solve(weighted.T @ inputs + penalty.diag(), weighted.T @ values))
+    solution = torch.stack(rows, 1)
+    return AdditiveModel(solution[0], solution[1:], curves)
+
+
+def _mapped(
+    log_probs: ContinuationLogProbs, change: Callable[[Tensor], Tensor]
+) -> ContinuationLogProbs:
+    """Log-probabilities of which every tensor is changed."""
+    named = {field.name: getattr(log_probs, field.name) for field in fields(log_probs)}
+    return ContinuationLogProbs(
+        **{n: change(v) if isinstance(v, Tensor) else v for n, v in named.items()}
+    )
