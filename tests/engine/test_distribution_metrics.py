@@ -320,3 +320,14 @@ def test_further_metrics_are_checked_before_a_search(model):
     pairs = tk.PromptPairs.from_ids(rows)
     with pytest.raises(MissingContinuationError):
         tk.Tracer(model, pairs, "head-outputs", "probability-drop", also=["logit-difference"])
+
+
+def test_the_first_token_of_the_vocabulary_may_be_a_set(model):
+    """Its number is 0, which is no sign that a set is missing."""
+    rows = tiny.rows(3)
+    for row in rows:
+        row["y_set_ids"], row["x_ids"] = [0], [5]
+    tracer = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="set-logit-difference")
+    assert tracer.engine.clean.y_set is not None
+    logits = [model(torch.tensor([row["prompt_ids"]]))[0, -1].log_softmax(-1)[0] for row in rows]
+    torch.testing.assert_close(tracer.engine.clean.y_set, torch.stack(logits).detach())

@@ -10,7 +10,7 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
-from tracekit.data.display import shown_pair
+from tracekit.data.display import _changed, shown_pair
 from tracekit.results.picture import selection_svg
 
 HOSTILE = "<script>alert('1')</script>\"&\u001b[31m\u202e"
@@ -153,6 +153,14 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
 
     assert changed(shown.prompt) == ["mechanic", "waited", "for", "she"]
     assert changed(shown.counterfactual) == ["guard", "met", "he"]
+
+
+def test_long_prompts_are_compared_token_by_token():
+    """Tokens that stand often in a long prompt are no noise."""
+    long, longer = [3, 4] * 150, [3, 4] * 75 + [9] + [3, 4] * 75
+    in_long, in_longer = _changed(long, longer)
+    assert not any(in_long)
+    assert [number for number, is_changed in enumerate(in_longer) if is_changed] == [150]
 
 
 def test_results_show_their_numbers(shown):

@@ -62,6 +62,10 @@ class TestPortions:
         assert n_turns >= 2
         assert sorted(torch.cat(turns[:n_turns]).tolist()) == list(range(N))
 
+    def test_races_begin_at_a_number_of_examples(self, model):
+        just = tiny.engine(model, tiny.pairs(FEWEST_EXAMPLES))
+        assert len(Portions.make(just, 0).rounds) > 1
+
     def test_a_single_round_where_nothing_can_be_raced(self, model, raced):
         few = tiny.engine(model, tiny.pairs(FEWEST_EXAMPLES - 1))
         engine = raced.engine
