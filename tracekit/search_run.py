@@ -296,8 +296,7 @@ class SearchRun:
             # Its sets grow until they leave the bounds.
             to_search = goal.with_smaller_sizes()
         progress, before, start = _progress.current(), engine.cost, time.perf_counter()
-        if type(engine) is Engine:
-            progress.watch(engine)
+        progress.watch(engine)
         try:
             selections, spent = self.traced.accounted(
                 engine, lambda: search.search(engine, to_search, seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 import tracekit as tk
@@ -28,14 +30,14 @@ def tracer(model):
 
 @pytest.fixture
 def interrupted_after(monkeypatch):
-    """Ctrl-C in the middle of the n-th pass of a batch."""
+    """Ctrl-C, once, in the middle of the n-th pass of a batch."""
 
     def arrange(passes):
         batch_effects, count = Engine.batch_effects, [0]
 
         def counted(self, *args, **options):
             count[0] += 1
-            if count[0] > passes:
+            if count[0] == passes + 1:
                 raise KeyboardInterrupt
             return batch_effects(self, *args, **options)
 
@@ -56,6 +58,27 @@ def test_the_best_so_far_is_kept(tracer, interrupted_after, monkeypatch, method)
         # What is kept was measured.
         assert tracer.evaluate(result) == pytest.approx(result.effect, rel=1e-4, abs=1e-6)
     assert tracer.results[-2:] == list(curve)
+
+
+@pytest.mark.parametrize("method", ["greedy", "random", "exhaustive"])
+def test_by_an_objective_and_within_a_bound_too(tracer, interrupted_after, monkeypatch, method):
+    by_kl = tk.Tracer(tracer.model, tracer.pairs, layers=[0, 1], metric="kl")
+    keep = tk.Keep(metric="kl", at_most=0.3 * by_kl.full_effect)
+    for options in ({"objective": "log-odds"}, {"keep": keep}):
+        result = None
+        for passes in range(4, 60, 4):  # As soon as a set within the bound was measured.
+            interrupted_after(passes)
+            with suppress(KeyboardInterrupt), pytest.warns(SearchStoppedWarning, match="Ctrl-C"):
+                result = tracer.run(method, budget=3, **METHODS[method], **options)
+            monkeypatch.undo()
+            if result is not None:
+                break
+        assert (result.stopped, result.n_selected <= 3) == ("interrupted", True)
+        assert tracer.evaluate(result) == pytest.approx(result.effect, rel=1e-4, abs=1e-6)
+        if "keep" in options:
+            assert abs(result.kept["effect"]) <= keep.at_most
+        else:
+            assert result.objective == "log-odds"
 
 
 def test_the_best_is_the_best_of_what_was_measured(tracer, interrupted_after, monkeypatch):

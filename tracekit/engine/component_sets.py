@@ -76,7 +76,7 @@ def set_effects(
             if engine.ranks.count == 1:
                 whole = (n_done == engine.n_examples).nonzero()[:, 0].tolist()
                 kept = [own_sets[number] for number in whole]
-                _progress.current().keep(engine, kept, effects_of_own[whole].cpu())
+                engine.report_measured(kept, effects_of_own[whole].cpu())
             raise
         engine.count_forward(n_in_all / engine.n_examples, reported=n_own > 0)
     effects = torch.zeros(len(sets), engine.n_examples)
@@ -87,7 +87,7 @@ def set_effects(
         raise engine.mean_not_finite()
     if examples is not None:
         return effects[:, examples]
-    _progress.current().keep(engine, sets, effects)
+    engine.report_measured(sets, effects)
     return effects
 
 

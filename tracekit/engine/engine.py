@@ -381,7 +381,7 @@ class Engine:
             self.check_finite(row)
         if checked.ndim == 1 and ((checked == 0) | (checked == 1)).all():
             members = tuple(checked.nonzero()[:, 0].tolist())
-            _progress.current().keep(self, [members], effects)
+            self.report_measured([members], effects)
         return effects[0] if checked.ndim == 1 else effects
 
     def effects_by_batch(self, mask: Any) -> Iterator[BatchEffects]:
@@ -686,6 +686,12 @@ class Engine:
             span_numbers=batch.span_numbers,
         )
         return patch.hooks(mask)
+
+    def report_measured(
+        self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]
+    ) -> None:
+        """Says what was measured on all examples, for a search that may be interrupted."""
+        _progress.current().keep(self, sets, effects)
 
     def clean_of(
         self, batch: Batch, reads: Sequence[Reading] | None = None

@@ -161,7 +161,11 @@ class KeepingEngine(Engine):
         """
         listed = [tuple(members) for members in sets]
         kept = self._keeping.set_effects(listed, f"{label}, kept")
-        return self._ranked(self._traced.set_effects(listed, label, examples=examples), kept)
+        effects = self._traced.set_effects(listed, label, examples=examples)
+        if examples is None:
+            inside = (self._beyond(kept.mean(1)) == 0).nonzero()[:, 0].tolist()
+            self.report_measured([listed[number] for number in inside], effects[inside])
+        return self._ranked(effects, kept)
 
     def _ranked(
         self, effects: Float[Tensor, "*set example"], kept: Float[Tensor, "*set kept_example"]

@@ -195,6 +195,12 @@ class ScoringEngine(Engine):
         """Scores of masks; see `Engine.effects`."""
         return self._objective.scores(super().effects(mask))
 
+    def report_measured(
+        self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]
+    ) -> None:
+        """Says what scores were measured; see `Engine.report_measured`."""
+        super().report_measured(sets, self._objective.scores(effects))
+
     @property
     def examples_are_independent(self) -> bool:
         """Whether the score of an example is the same whatever other examples there are."""
