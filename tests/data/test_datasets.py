@@ -115,6 +115,16 @@ def test_winobias_pronouns(shared, gpt2_tokenizer):
     assert (kept.count(("she", "he")), kept.count(("her", "his"))) == (154, 6)
 
 
+def test_winogender_with_a_damaged_row_is_refused(shared, gpt2_tokenizer, tmp_path):
+    for path in (shared / "data/winogender").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = next(tmp_path.glob("*emplate*"))
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([lines[0], lines[1].replace("\t", " ", 1), *lines[2:]]))
+    with pytest.raises(tk.errors.TracekitError, match="Get it again|is not the one"):
+        tk.load_dataset("winogender", gpt2_tokenizer, data_dir=tmp_path)
+
+
 def test_the_two_winogender_statistics_disagree_somewhere(shared, gpt2_tokenizer):
     first, second = (
         tk.load_dataset(

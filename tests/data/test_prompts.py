@@ -332,6 +332,10 @@ class TestBoundaries:
         (text,) = self.warnings_of(gpt2_tokenizer, "The bear is a", " 熊")
         assert text.startswith("A continuation is encoded in parts of characters (byte tokens) (x")
 
+    def test_byte_tokens_among_others(self, gpt2_tokenizer):
+        (text,) = self.warnings_of(gpt2_tokenizer, "The bear is a", " black 熊")
+        assert text.startswith("A continuation is encoded in parts of characters (byte tokens) (x")
+
     def test_many_examples_make_one_warning(self, gpt2_tokenizer):
         rows = [{"prompt": "It is", "counterfactual": "I was", "x": "so", "y": "no"}] * 9
         with pytest.warns(TokenizationWarning, match="; and 16 more") as caught:

@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("engine", "search", "data", "results")
 TESTS = [*(f"tests/{name}" for name in FOLDERS), "tests/test_masks.py", "tests/test_metrics.py"]
 _OPTIONS = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header"]
-_MOST_TESTS = 40
-"""Tests of a mutant, the quickest ones first."""
 _SECONDS = 120.0
-"""After which a mutant counts as noticed: it hangs."""
+_TIMES = 5
+"""A mutant counts as noticed when its tests take longer than this, and so many times as long as
+without it: it hangs."""
 
 
 def main() -> None:
@@ -35,6 +35,12 @@ def main() -> None:
     parser.add_argument(
         "--tests", nargs="+", default=TESTS, help="Paths of the tests, where the map is made."
     )
+    parser.add_argument(
+        "--most-tests", type=int, default=40, help="Of each mutant; the quickest ones first."
+    )
+    parser.add_argument(
+        "--again", type=Path, help="Output of an earlier run: only its survivors are tried."
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="Ends after these.")
     parser.add_argument(
         "--map", type=Path, default=ROOT / ".mutation-map.json", help="Made if it is missing."
@@ -46,25 +52,33 @@ def main() -> None:
         make_map(given.map, given.tests)
     document = json.loads(given.map.read_text())
     drawn = draw(given.mutants, given.seed, given.only)
+    if given.again is not None:
+        listed = given.again.read_text().splitlines()
+        drawn = [each for each in drawn if any(line.startswith(name(each)) for line in listed)]
     _import_libraries()
     end = time.monotonic() + 60 * given.minutes
     noticed, survivors = 0, []
     for mutant in drawn:
         if time.monotonic() > end:
             break
-        tests = tests_of(mutant, document)
-        if tests and is_noticed(mutant, tests):
+        tests = tests_of(mutant, document)[: given.most_tests]
+        usual = sum(document["seconds"][test] for test in tests)
+        if tests and is_noticed(mutant, tests, max(_SECONDS, _TIMES * usual)):
             noticed += 1
             continue
         survivors.append(mutant)
-        name = mutant.path.relative_to(ROOT)
         how = f"{len(tests)} tests" if tests else "no test"
-        print(f"{name}:{mutant.line} {mutant.change} ({how})", flush=True)  # noqa: T201
+        print(f"{name(mutant)} ({how})", flush=True)  # noqa: T201
     tried = noticed + len(survivors)
     print(  # noqa: T201
         f"{noticed} of {tried} mutants were noticed ({noticed / max(tried, 1):.1%}); seed "
         f"{given.seed}, {len(drawn) - tried} of {len(drawn)} drawn were not tried."
     )
+
+
+def name(mutant: Mutant) -> str:
+    """Where a mutant is, and what it changes."""
+    return f"{mutant.path.relative_to(ROOT)}:{mutant.line} {mutant.change}"
 
 
 def draw(number: int, seed: int, only: str = "") -> list[Mutant]:
@@ -96,7 +110,7 @@ def tests_of(mutant: Mutant, document: dict) -> list[str]:
     # Of an expression over several lines, only some count as passed.
     passing = lines.get(str(mutant.line)) or lines.get(str(mutant.statement), [])
     tests = sorted(passing, key=lambda test: seconds[test])
-    return tests[:_MOST_TESTS]
+    return tests
 
 
 def _import_libraries() -> None:
@@ -115,13 +129,13 @@ def _import_libraries() -> None:
     assert not [name for name in sys.modules if name.split(".")[0] == "tracekit"]
 
 
-def is_noticed(mutant: Mutant, tests: list[str]) -> bool:
+def is_noticed(mutant: Mutant, tests: list[str], seconds: float) -> bool:
     """Runs tests on a mutant in a process of its own; files stay as they are."""
     child = os.fork()
     if child == 0:
         os.setsid()
         os._exit(_run(mutant, tests))
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

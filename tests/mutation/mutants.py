@@ -111,7 +111,7 @@ def _changes_of(node: ast.AST) -> Iterator[Callable[[ast.AST], None]]:
 
 
 def _left_out(tree: ast.AST) -> set[int]:
-    """Nodes that decide no number: annotations, what errors say, what is not in functions."""
+    """Nodes that decide no number: annotations, what errors and progress bars say, `strict`."""
     inside: set[int] = set()
     out: set[int] = set()
     for node in ast.walk(tree):
@@ -130,11 +130,22 @@ def _left_out(tree: ast.AST) -> set[int]:
             out |= {id(inner) for inner in ast.walk(node.annotation)}
         elif isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
             out |= {id(inner) for inner in ast.walk(node)}
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            # It refuses lengths that differ, as an assertion does.
+            out |= {id(inner) for inner in ast.walk(node)}
+        elif isinstance(node, ast.Expr) and _is_progress(node.value):
+            out |= {id(inner) for inner in ast.walk(node)}
         elif isinstance(node, ast.Call) and _is_warning(node.func):
             out |= {id(inner) for argument in node.args for inner in ast.walk(argument)}
             out |= {id(inner) for word in node.keywords for inner in ast.walk(word)}
     everything = {id(node) for node in ast.walk(tree)}
     return out | (everything - inside)
+
+
+def _is_progress(value: ast.expr) -> bool:
+    """Whether something is shown in a progress bar."""
+    called = value.func if isinstance(value, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("note", "advance")
 
 
 def _is_warning(function: ast.expr) -> bool:

@@ -155,6 +155,12 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
     assert changed(shown.counterfactual) == ["guard", "met", "he"]
 
 
+def test_constant_values_are_said(model):
+    pairs = tk.PromptPairs.from_ids([{"prompt_ids": [5, 6, 7], "x_ids": [1]}])
+    tracer = tk.Tracer(model, pairs, metric="probability-drop", source="zero")
+    assert "no prompt, but zero values" in tracer.pairs._repr_html_()
+
+
 def test_long_prompts_are_compared_token_by_token():
     """Tokens that stand often in a long prompt are no noise."""
     long, longer = [3, 4] * 150, [3, 4] * 75 + [9] + [3, 4] * 75

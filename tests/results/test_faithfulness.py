@@ -15,7 +15,7 @@ from tests import tiny
 from tests.plain import Plain
 from tracekit.errors import BudgetError, ConfigError, MaskShapeError, MibFormatError, NoTracerError
 from tracekit.results.faithfulness import MIB_SHARES
-from tracekit.results.intervals import ratio_interval
+from tracekit.results.intervals import _ratio_and_error, ratio_interval
 
 
 @pytest.fixture
@@ -126,6 +126,17 @@ def test_of_results_curves_and_fronts(tracer):
     of_curve = tracer.faithfulness(curve)
     assert of_curve.sizes == (1, 3)
     assert curve[1].faithfulness().faithfulness[0] == pytest.approx(of_curve.faithfulness[1])
+
+
+def test_errors_of_ratios_are_those_of_residuals():
+    for n in (2, 3, 9):
+        draw = torch.Generator().manual_seed(n)
+        values, bases = torch.rand(2, n, generator=draw, dtype=torch.float64)
+        ratio, error = _ratio_and_error(values, bases)
+        assert ratio == pytest.approx((values.sum() / bases.sum()).item())
+        residuals = values - ratio * bases
+        expected = residuals.square().sum() / (n - 1) / n / bases.mean().square()
+        assert error.item() == pytest.approx(expected.sqrt().item())
 
 
 def test_intervals_of_ratios():

@@ -45,6 +45,13 @@ def test_fronts_are_saved_and_loaded(front, tmp_path):
     assert torch.equal(loaded.effects, front.effects)
 
 
+def test_a_front_of_one_size_is_saved_and_loaded(tracer, tmp_path):
+    front = tracer.pareto(max_budget=1, statistics=False, objective="mean", max_passes=30)
+    assert len(front) == 1
+    loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
+    assert loaded.to_frame().equals(front.to_frame())
+
+
 @pytest.mark.parametrize(
     "change",
     [{"ranking": [0, 0, 1]}, {"largest": 1}, {"largest": 99}, {"statistics": [{"size": 3}]}],

@@ -13,6 +13,7 @@ from tracekit.engine.keeping import Keep, KeepingEngine
 from tracekit.engine.objectives import ScoringEngine, resolve_objective
 from tracekit.errors import NonFiniteMetricError, SearchStoppedWarning
 from tracekit.search.local import measurements
+from tracekit.search.local.measurements import Limits, MeasurementCache
 from tracekit.search.racing import (
     FEWEST_EXAMPLES,
     Portions,
@@ -182,6 +183,17 @@ class TestSets:
         torch.testing.assert_close(effects[is_whole], whole[is_whole], rtol=1e-4, atol=1e-6)
         best = whole.mean(1).argsort(descending=True)[:3].tolist()
         assert means_of_race(effects).argsort(descending=True)[:3].tolist() == best
+
+    def test_a_dropped_set_is_never_better_than_what_beat_it(self, raced):
+        """Not even where it is ahead on the few examples that it was measured on."""
+        cache = MeasurementCache(raced.engine, Limits(), portions=Portions.make(raced.engine, 0))
+        n = raced.engine.n_examples
+        rival, (ahead, behind) = torch.ones(n), torch.full((2, n), torch.nan)
+        ahead[:8], behind[:8] = 3.0, 0.25
+        cache.import_measured({(0,): rival, (1,): ahead, (2,): behind})
+        cache._dropped |= {(1,), (2,)}
+        assert [cache.mean((i,), (0,)) for i in range(3)] == pytest.approx([1.0, 1.0, 0.25])
+        assert cache.mean((1,)) == pytest.approx(3.0)
 
     def test_a_dropped_set_ranks_below_those_that_were_not(self):
         nan = torch.nan

@@ -42,6 +42,23 @@ def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
         assert result.history[0]["lambda1"] > 0
 
 
+def test_later_budgets_take_half_of_the_training_runs(tracer):
+    """Those of the first one are used again."""
+    options = {"trials": 5, "epochs": 2, "refine": False, "lambda2": 0.0}
+    first = tracer.run(budget=1, **options)
+    both = tracer.run(budgets=[1, 6], **options)
+    assert 0 < first.cost.backward <= 5 * 2
+    assert both[0].cost.backward <= first.cost.backward + 3 * 2
+
+
+@pytest.mark.parametrize("weight", ["lambda1", "lambda2"])
+def test_a_schedule_may_not_grow_beyond_numbers(tracer, weight):
+    """Either weight counts, times the factor of the schedule."""
+    weights = {"lambda1": 1e-3, "lambda2": 1e-3, weight: 1e9}
+    with pytest.raises(ConfigError, match="gives 1e\\+08 in epoch 0. Give one that grows less"):
+        tracer.run(epochs=2, penalty_schedule=lambda epoch: 1e8, **weights)
+
+
 def test_fixed_lambdas_are_one_training_run(tracer):
     result = tracer.run(lambda1=1e-3, epochs=4, batch_size=5)
     assert len(result.history) == 4

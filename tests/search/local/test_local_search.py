@@ -18,6 +18,7 @@ from tracekit.errors import (
     TargetNotReachedError,
     UnstableResultWarning,
 )
+from tracekit.search.local.best_sets import BestSets
 
 
 @pytest.mark.slow
@@ -101,6 +102,22 @@ def test_the_same_seed_gives_the_same_front(model):
     same, again, other = (run.to_frame() for run in runs)
     assert same.equals(again)
     assert not same.equals(other)
+
+
+def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
+    explored = []
+    explore = BestSets.explore
+
+    def noted(self, members, *given, **options):
+        explored.append(len(members))
+        return explore(self, members, *given, **options)
+
+    monkeypatch.setattr(BestSets, "explore", noted)
+    tracer.run("local-search", budget=6, max_passes=90)
+    turn = explored.index(max(explored))
+    assert explored[: turn + 1] == sorted(explored[: turn + 1])
+    assert explored[turn + 1] <= explored[turn]
+    assert len(set(explored[: turn + 1])) > 3
 
 
 def test_a_limit_gives_the_best_so_far(tracer):
