@@ -66,6 +66,10 @@ def damage(change, folder):
         tensors["members"][tensors["members"].nonzero()[0]] = False
     elif change == "player":
         document["redundant"] = [7]
+    elif change == "no number":
+        document["outsiders"][0] = [0, None]
+    elif change == "fraction":
+        document["outsiders"][0] = [0, 5.5]
     elif change == "outsider":
         document["outsiders"][0] = [0, int(tensors["members"].nonzero()[0])]
     elif change == "context":
@@ -79,7 +83,19 @@ def damage(change, folder):
         path.write_text(json.dumps(document | {"model": "another"}))
 
 
-CHANGES = ["shape", "nan", "values", "member", "player", "outsider", "context", "field", "edited"]
+CHANGES = [
+    "shape",
+    "nan",
+    "values",
+    "member",
+    "player",
+    "outsider",
+    "no number",
+    "fraction",
+    "context",
+    "field",
+    "edited",
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -238,7 +238,7 @@ class TestComparison:
 
 
 def test_fronts_show_the_size_at_which_components_enter(model):
-    front = tk.Tracer(model, tiny.pairs(6)).pareto(max_budget=6, statistics=False)
+    front = tk.Tracer(model, tiny.pairs(6)).pareto(max_budget=6, statistics=False, max_passes=100)
     figure = front.heatmap()
     (cells,) = cells_of(figure)
     values = [value for row in cells.z for value in row]
@@ -251,6 +251,10 @@ def test_fronts_show_the_size_at_which_components_enter(model):
         assert value == (min(sizes) if sizes else None)
     texts = [text for row in cells.text for text in row]
     assert f"of {len(front)} sizes" in texts[0]
+    # The bar ends where the sizes do, and names both ends.
+    ends = (front.sizes[0], front.sizes[-1])
+    assert (cells.zmin, cells.zmax) == ends
+    assert (cells.colorbar.tickvals[0], cells.colorbar.tickvals[-1]) == ends
 
 
 def test_curve_data_has_every_measured_size(tracer):

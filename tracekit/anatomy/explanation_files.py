@@ -177,6 +177,8 @@ def _check_shapes(document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} is not finite.")
     players = [*document["redundant"], *(player for player, _ in outsiders)]
+    if not all(is_whole(number) for number in (*players, *(i for _, i in outsiders))):
+        raise ValueError("A number of a member or an outsider is none.")
     if not all(0 <= player < m for player in players):
         raise ValueError(f"The players are {players}, of {m}.")
     if any(not 0 <= i < n_components or mask[i] for _, i in outsiders):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import plotly.graph_objects as go
 import torch
+from plotly.colors import sample_colorscale
 
 from tracekit.components import ComponentGrid, kind_of
 from tracekit.errors import ConfigError
@@ -52,6 +53,8 @@ _WIDE_GAP = 48.0
 """Beside a panel of one column, in pixels."""
 _TALLEST = 640.0
 """Height of all rows, in pixels."""
+_TICKS_OF_SIZES = 3
+"""Steps between the sizes that a bar of sizes names, at most."""
 _UNSTUDIED = "#d0d0d0"
 """Colour of cell borders, and of cells that are not studied."""
 
@@ -97,6 +100,8 @@ class _Scale:
     low: float
     high: float
     title: str
+    ticks: tuple[float, ...] = ()
+    """Values that the bar names; those that fit by default."""
 
 
 def selection_data(
@@ -176,7 +181,14 @@ def front_heatmap(front: ParetoFront) -> go.Figure:
         for held, first in zip(members.sum(0).tolist(), enters.tolist(), strict=True)
     ]
     panels = _panels(largest, values, "soft", "", texts)
-    scale = _Scale("Blues_r", float(sizes[0]), float(sizes[-1]) * 1.25, "enters<br>at size")
+    first, last = front.sizes[0], front.sizes[-1]
+    # The lightest blues would look like no component.
+    blues = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
+    steps = min(_TICKS_OF_SIZES, last - first)
+    ticks = {round(first + (last - first) * step / max(1, steps)) for step in range(steps + 1)}
+    scale = _Scale(
+        blues, first, max(last, first + 1), "enters<br>at size", ticks=tuple(sorted(ticks))
+    )
     figure = _draw(panels, scale, WIDTH, outlines=False)
     return set_titles(
         figure,
@@ -441,7 +453,7 @@ def _add_cells(
             **(
                 {"tickvals": [scale.low, 0, scale.high], "tickformat": ".2~g"}
                 if scale.low < 0
-                else {"nticks": n_ticks}
+                else ({"tickvals": scale.ticks} if scale.ticks else {"nticks": n_ticks})
             ),
         },
         **axes,
