@@ -131,6 +131,27 @@ def test_another_objective_selects_another_set(model):
     assert found["mean"].effect > found["log-odds"].effect
 
 
+@pytest.mark.parametrize("objective", ["trimmed-mean", "lower-bound", "median"])
+def test_slopes_of_weighted_scores_are_those_of_small_changes(tracer, objective):
+    engine = ScoringEngine(tracer.engine, resolve_objective(objective))
+    n = engine.n_examples
+    effects, weights = (
+        torch.rand(n, generator=torch.Generator().manual_seed(2)),
+        torch.arange(1, n + 1),
+    )
+    scores, slopes = engine._scored(effects, lambda scores: weights / n)
+
+    def total(values):
+        return (engine._objective.scores(values.double()) * weights / n).sum().item()
+
+    assert torch.equal(scores, engine._objective.scores(effects))
+    for number in range(n):
+        step = torch.zeros(n, dtype=torch.float64)
+        step[number] = 1e-5
+        change = total(effects + step) - total(effects - step)
+        assert slopes[number].item() == pytest.approx(change / 2e-5, abs=1e-3)
+
+
 def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
     options = {"max_budget": 4, "checkpoint": tmp_path / "search.ckpt", "max_passes": 80}
     front = tracer.pareto(objective="log-odds", **options)

@@ -50,6 +50,11 @@ def test_ctrl_c_in_the_statistics_keeps_the_front_only(model, monkeypatch):
         assert front.to_frame().equals(whole.to_frame())
 
 
+def test_jaccard_similarity():
+    assert jaccard((1, 2, 3), (2, 3, 4, 5)) == pytest.approx(2 / 5)
+    assert (jaccard((1,), (2,)), jaccard((1, 2), (2, 1)), jaccard((), ())) == (0, 1, 1)
+
+
 @pytest.mark.slow
 def test_statistics_are_what_they_say(front, tracer):
     """Held-out effects by hand: search on each half, measure on the other."""

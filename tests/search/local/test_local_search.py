@@ -18,6 +18,7 @@ from tracekit.errors import (
     TargetNotReachedError,
     UnstableResultWarning,
 )
+from tracekit.search.local import local_search
 from tracekit.search.local.best_sets import BestSets
 
 
@@ -102,6 +103,13 @@ def test_the_same_seed_gives_the_same_front(model):
     same, again, other = (run.to_frame() for run in runs)
     assert same.equals(again)
     assert not same.equals(other)
+
+
+def test_a_search_without_limits_keeps_to_its_own_passes(tracer, monkeypatch):
+    monkeypatch.setattr(local_search, "default_passes", lambda n_components, last: 45)
+    found = tracer.run("local-search", budget=6)
+    assert found.cost.forward_equivalents <= 45
+    assert found.stopped is None
 
 
 def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
