@@ -96,10 +96,11 @@ def test_with_nothing_measured_it_is_raised(tracer, interrupted_after):
         tracer.run("top-k", budget=3)
 
 
-def test_a_target_that_was_not_reached_is_no_result(tracer, interrupted_after):
-    interrupted_after(5)
+@pytest.mark.parametrize("method", ["top-k", "local-search"])
+def test_a_target_that_was_not_reached_is_no_result(tracer, interrupted_after, method):
+    interrupted_after(9)
     with pytest.raises(KeyboardInterrupt):
-        tracer.run("top-k", target_effect=1e6)
+        tracer.run(method, target_effect=1e6)
 
 
 def test_the_halves_may_be_interrupted(tracer, interrupted_after):
