@@ -29,8 +29,8 @@ _PENALTY = 1e-2
 """On squared slopes, for members that hardly ever decide an effect."""
 _STEEP_ENOUGH = 1e-4
 """What a measured effect counts for at least, where the curve is flat."""
-_TOGETHER = 64
-"""Examples whose values over orders are computed at a time."""
+_TOGETHER = 4_000_000
+"""Values of prefixes of orders that are computed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +61,10 @@ class AdditiveModel:
         Args:
             orders: The members, in the order in which they join.
         """
-        n_examples = len(self.start)
-        at = orders[..., None]
-        for first in range(0, n_examples, _TOGETHER):
-            some = slice(first, min(first + _TOGETHER, n_examples))
+        n_examples, at = len(self.start), orders[..., None]
+        together = max(1, _TOGETHER // orders.numel())
+        for first in range(0, n_examples, together):
+            some = slice(first, min(first + together, n_examples))
             joined = self.slopes[:, some][orders].cumsum(1)
             quantity = torch.cat([torch.zeros_like(joined[:, :1]), joined], 1) + self.start[some]
             effects = self.curves.some(some).effects(quantity.movedim(-1, 0)).movedim(0, -1)
