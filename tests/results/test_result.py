@@ -16,7 +16,13 @@ from tracekit.errors import (
 )
 from tracekit.files import write_csv
 from tracekit.results.result import effect_interval
-from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
+from tracekit.results.storage import (
+    FORMAT_VERSION,
+    read_document,
+    read_run,
+    write_document,
+    write_run,
+)
 from tracekit.search.learned.schedules import Exponential
 
 _DAMAGED = "is damaged, was changed, or holds files of different runs. Run it again, or restore"
@@ -99,6 +105,15 @@ def test_intervals_hold_the_mean():
     assert low < values.mean().item() < high
     assert high - low == pytest.approx(2 * 1.96 * values.std().item() / 200**0.5, rel=0.25)
     assert effect_interval(values) == (low, high)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.5])
+def test_a_soft_mask_that_is_none_is_refused(result, tmp_path, value):
+    document, tensors = read_run(result.save(tmp_path))
+    tensors["soft_mask"][0] = value
+    write_run(tmp_path, document, tensors)
+    with pytest.raises(ResultFormatError, match=_DAMAGED):
+        tk.TraceResult.load(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a field lost", "no tensors"])
