@@ -5,9 +5,9 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from functools import wraps
-from numbers import Integral
-from typing import Any, ParamSpec, TypeVar, get_args, get_origin
+from functools import cache, wraps
+from numbers import Integral, Number
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,6 +15,7 @@ from tracekit.errors import ConfigError, RenamedArgumentError
 
 _LARGEST = 1e12
 """Far beyond what is of use; its square is still a number of float32."""
+_NUMBERS = (int, float, bool, type(None), ...)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -96,6 +97,43 @@ def check_numbers(options: object) -> None:
                 )
 
 
+def check_types(options: Any) -> None:
+    """Refuses what should be a number and is none, before it is compared with one.
+
+    Args:
+        options: A dataclass instance, whose fields are options.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    hints = _hints_of(type(options))
+    for name in (field.name for field in fields(options)):
+        value = getattr(options, name)
+        if not _is_of_numbers(hints[name]):
+            continue
+        if convert(name, value, hints[name]) != value and isinstance(value, str):
+            # What is typed on a command line is converted before; here it stays a text.
+            raise ConfigError(
+                f"The option {name} is {value!r}. Give a number, True or False, not a text."
+            )
+
+
+def _is_of_numbers(hint: Any) -> bool:
+    """Whether a type is a number or made of numbers, such as `int | None`."""
+    parts = get_args(hint)
+    return all(map(_is_of_numbers, parts)) if parts else any(hint is each for each in _NUMBERS)
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache
+def _adapter(hint: Any) -> Any:
+    return TypeAdapter(hint)
+
+
 def convert(name: str, value: Any, hint: Any) -> Any:
     """A value as the type of its option, where nothing is lost.
 
@@ -108,13 +146,15 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     Raises:
         ConfigError: It is of another type.
     """
+    if isinstance(value, Number):
+        value = getattr(value, "item", lambda: value)()  # Numbers of NumPy have it.
     if isinstance(value, str):
         if value.lower() == "none" and type(None) in get_args(hint):
             return None
         if get_origin(hint) is tuple:
             value = value.split(",")
     try:
-        return TypeAdapter(hint).validate_python(value)
+        return _adapter(hint).validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
         raise ConfigError(f"The option {name} is {value!r}. {problem}.") from None

@@ -77,6 +77,12 @@ def test_only_positions_in_use_are_kept(model):
     assert sizes["prompt"] > 3 * sizes["last"]
 
 
-def test_a_negative_max_memory_is_refused(model, pairs):
-    with pytest.raises(ConfigError, match="max_memory is -1 bytes. It must be at least 0."):
-        tiny.engine(model, pairs, max_memory=-1)
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("bound", "shown"),
+    [(-1, "-1"), (float("nan"), "nan"), ("", "''"), ("2 GB", "'2 GB'"), (True, "True")],
+)
+def test_a_max_memory_that_is_none_is_refused(model, pairs, bound, shown):
+    text = f"max_memory is {shown} bytes. It must be a number of at least 0."
+    with pytest.raises(ConfigError, match=text):
+        tiny.engine(model, pairs, max_memory=bound)

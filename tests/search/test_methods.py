@@ -151,6 +151,30 @@ def test_options_of_the_wrong_type(tracer, option, value, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("search", "option", "value", "text"),
+    [
+        (tk.PGBCT, "epochs", "3", "The option epochs is '3'. Give a number, True or False, not a"),
+        (tk.PGBCT, "epochs", 2.5, "The option epochs is 2.5. Input should be a valid integer"),
+        (tk.PGBCT, "threshold", None, "The option threshold is None. Input should be a valid num"),
+        (tk.DCM, "betas", 0.9, "The option betas is 0.9. Input should be a valid tuple"),
+        (
+            tk.LocalSearch,
+            "max_passes",
+            [],
+            "The option max_passes is \\[\\]. Input should be a valid",
+        ),
+        (tk.LocalSearch, "race", "yes", "The option race is 'yes'. Give a number, True or False"),
+        (tk.Random, "draws", "x", "The option draws is 'x'. Input should be a valid integer"),
+    ],
+)
+def test_options_of_the_wrong_type_for_a_class(search, option, value, text):
+    with pytest.raises(ConfigError, match=text):
+        search(**{option: value})
+    assert search(**{option: getattr(search(), option)}) == search()
+
+
 def test_options_as_typed_on_a_command_line(tracer):
     made = search.make("pgb-ct", {"inclusive": "False", "epochs": "3", "lambda1": "1e-3"})
     assert made == tk.PGBCT(inclusive=False, epochs=3, lambda1=1e-3)

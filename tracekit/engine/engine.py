@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tracekit import _progress
 from tracekit import masks as masks_module
-from tracekit._options import is_whole
+from tracekit._options import is_whole, shortened
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.counterfactual_sources import NoCounterfactual
 from tracekit.data.prompts import PromptPairs
@@ -119,8 +119,11 @@ class EngineConfig:
             raise ConfigError(
                 f"max_batch_size is {self.max_batch_size!r}. It must be a whole number, at least 1."
             )
-        if self.max_memory is not None and not self.max_memory >= 0:
-            raise ConfigError(f"max_memory is {self.max_memory} bytes. It must be at least 0.")
+        bound = self.max_memory
+        is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
+        if bound is not None and not (is_number and bound >= 0):
+            shown = bound if is_number else shortened(bound)
+            raise ConfigError(f"max_memory is {shown} bytes. It must be a number of at least 0.")
 
 
 class Engine:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from tracekit._options import check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, NonFiniteMetricError, NotDifferentiableError
@@ -61,6 +62,7 @@ class MaskIG:
     """Intervals of the line; the trapezoid rule takes steps + 1 gradients."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}. It must be at least 1.")
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from tracekit import _progress
+from tracekit._options import check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
@@ -37,6 +38,7 @@ class Random:
     only (see `racing.py`). The history then has no mean and spread of the draws."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.draws < 1:
             raise ConfigError(f"draws is {self.draws}. It must be at least 1.")
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tracekit import _progress, masks
+from tracekit._options import check_types
 from tracekit.components import kind_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -90,6 +91,7 @@ class MaskTraining(ABC):
     """Order of the examples in each epoch, to repeat a run exactly. None: shuffled by the seed."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.lambda1 is not None and not self.lambda1 >= 0:
             raise ConfigError(f"lambda1 is {self.lambda1}. It must be at least 0.")
         check_positive(self, "epochs", "batch_size")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tracekit import _progress
+from tracekit._options import check_types
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -85,6 +86,7 @@ class LocalSearch:
     """File that holds all measurements; a search that finds it goes on where the last stopped."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("max_passes", "max_seconds", "temperature", "learning_rate", "additions"):
             value = getattr(self, name)
             if value is not None and not value > 0:
