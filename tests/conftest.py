@@ -120,7 +120,11 @@ def plain_effects(tracer):
     return dict(zip(sets, engine.effects(masks).mean(1).tolist(), strict=True))
 
 
+FRONT_PASSES = 150
+"""Passes of each search of the front."""
+
+
 @pytest.fixture(scope="session")
 def front(tracer):
     """The best set of every size of the twelve heads."""
-    return tracer.pareto(objective="mean", max_passes=150)
+    return tracer.pareto(objective="mean", max_passes=FRONT_PASSES)
