@@ -235,6 +235,8 @@ class Tracer:
             spans=pairs.span_names if by is not None else (),
             windows=windows,
         )
+        # Before anything else runs the model: what an engine learns of it is kept.
+        checks.check_sites(self.model, components)
         config = EngineConfig(
             positions=positions,
             continuation_mean=continuation_mean,
@@ -263,7 +265,6 @@ class Tracer:
         """Further metrics that every result is measured by."""
         for further in self.also:
             self.engine.check_metric(further)
-        checks.check_sites(self.model, components)
         checks.check_engine(self.engine)
         self._held_out = None
         if held_out is not None:

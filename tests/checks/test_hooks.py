@@ -13,6 +13,7 @@ from tests import tiny
 from tracekit.checks.hooks import check_engine, check_sites
 from tracekit.components import KINDS
 from tracekit.engine import patching
+from tracekit.engine.capabilities import capabilities_of
 from tracekit.errors import HookPointError, IdentityCheckError, UnsupportedModelError
 from tracekit.models import hooked
 
@@ -113,11 +114,14 @@ def test_a_missing_hook_point_is_named(model):
     with pytest.raises(HookPointError, match="blocks.0.attn.hook_pattern does not exist. Use head"):
         check_sites(Bare(model, silent), registry)
 
-    class Empty(Wrapped):
-        hook_dict = {}  # noqa: RUF012
+    class Endless(Wrapped):
+        @property
+        def hook_dict(self):
+            points = self._model.hook_dict.items()
+            return {name: point for name, point in points if name.startswith("blocks")}
 
     with pytest.raises(UnsupportedModelError, match="no hook point before its unembedding"):
-        tk.Tracer(Empty(model, silent), tiny.pairs())
+        tk.Tracer(Endless(model, lambda name, hook: [(name, hook)]), tiny.pairs())
 
 
 def test_a_model_that_sees_its_padding_is_refused(model):
@@ -163,6 +167,7 @@ def test_a_forgotten_hook_is_found(model, pairs):
             tk.Tracer(model, pairs)
     finally:
         model.reset_hooks()
+    assert capabilities_of(model).block_skipper is not None, "kept from the model with its hook"
 
 
 @pytest.mark.cells(2)
