@@ -180,10 +180,13 @@ def values(plan: Plan) -> Iterator[Figure]:
         pairs, metric = tk.load_dataset(name, demo)[:32], DATASETS[name].metric
         tracer = tk.Tracer(demo, pairs, "mlp-outputs", metric)
         strongest = tracer.engine.predict_changes(()).gradient.argsort(descending=True)[:40]
-        drawn = sampled_values(SetGame(tracer.engine, strongest.tolist()), max_sets=2000, seed=0)
-        error = drawn.sampling_error.max() / drawn.per_example.mean(1).abs().max()
-        text = f"{name}, values of 40 MLP outputs by 2000 subsets: largest sampling error"
-        yield Figure(text, error.item(), 0.05, "largest value")
+        errors = []
+        for seed in range(3):
+            game = SetGame(tracer.engine, strongest.tolist())
+            drawn = sampled_values(game, max_sets=2000, seed=seed)
+            errors.append(drawn.sampling_error.max() / drawn.per_example.mean(1).abs().max())
+        text = f"{name}, values of 40 MLP outputs by 2000 subsets: largest sampling error, 3 seeds"
+        yield Figure(text, max(errors).item(), 0.05, "largest value")
 
 
 def epoch(plan: Plan) -> Iterator[Figure]:
