@@ -12,7 +12,6 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy.additive_model import ExampleCurves
 from tracekit.anatomy.explanation import explain_set
 from tracekit.anatomy.member_pairs import pair_interactions
 from tracekit.anatomy.set_game import SetGame
@@ -26,6 +25,7 @@ from tracekit.anatomy.shapley import (
 from tracekit.anatomy.stand_ins import redundant_members
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import (
     ComponentError,
     ConfigError,
@@ -185,7 +185,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 
     game = SetGame(with_metric(value, "probability-drop"), range(8))
     exact = exact_values(game).per_example.mean(1)
-    curves = ExampleCurves.of(game)
+    curves = ExampleCurves.of(game.engine)
     drawn = []
     for seed in range(12):
         orders = _with_reverses(8, 7, torch.Generator().manual_seed(seed))
@@ -201,7 +201,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 def test_curves_are_inverted_and_weighted(metric, direction):
     engine = with_metric(saturating, metric)
     engine.metric = engine.metric if direction == "noising" else engine.metric.denoising()
-    curves = ExampleCurves.of(SetGame(engine, range(8)))
+    curves = ExampleCurves.of(engine)
     quantity = torch.linspace(-4, 4, 9, dtype=torch.float64).repeat(6, 1)
     effects = curves.effects(quantity)
     assert torch.allclose(curves.quantity(effects), quantity, atol=1e-4)

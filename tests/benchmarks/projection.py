@@ -99,9 +99,9 @@ def recorded(seed: int = 0) -> list[Call]:
         calls.append(Call(len(sets), _RECORDED if examples is None else len(examples), 1))
         return measure(sets, label, examples=examples)
 
-    def predict_changes(members, *, examples=None):
+    def predict_changes(members, *, examples=None, expand=False):
         calls.append(Call(1, _RECORDED if examples is None else len(examples), 2))
-        return predict(members, examples=examples)
+        return predict(members, examples=examples, expand=expand)
 
     object.__setattr__(engine, "set_effects", set_effects)
     object.__setattr__(engine, "predict_changes", predict_changes)

@@ -9,22 +9,15 @@ averaged over thousands of orders. Drawn orders then only have to tell what it g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit.anatomy.set_game import SetGame
-from tracekit.metrics import ContinuationLogProbs, Linearization
+from tracekit.engine.example_curves import ExampleCurves
 
-Curve = Callable[[Tensor], Tensor]
-"""Effects from values of the quantity; the first axis is the example."""
-
-_HALVINGS = 60
-_WIDEST = 30.0
-"""How far the quantity may lie from its values without intervention, in nats."""
 _PENALTY = 1e-2
 """On squared slopes, for members that hardly ever decide an effect."""
 _STEEP_ENOUGH = 1e-4
@@ -72,59 +65,6 @@ class AdditiveModel:
             yield some, torch.zeros_like(gains).scatter(1, at.expand_as(gains), gains)
 
 
-@dataclass(frozen=True, eq=False)
-class ExampleCurves:
-    """The curve from the quantity to the effect, of every example."""
-
-    linearization: Linearization
-    clean: ContinuationLogProbs
-    """Of the run that is started from."""
-    weights: Float[Tensor, " example"]
-    """What the effect of each example is multiplied with."""
-
-    @classmethod
-    def of(cls, game: SetGame) -> ExampleCurves | None:
-        """Those of the metric of a game; None where it has no linearization."""
-        engine = game.engine
-        if engine.metric.linearization is None:
-            return None
-        clean = _mapped(engine.clean, lambda values: values.cpu())
-        weights = engine.pairs.weights
-        weights = torch.ones(engine.n_examples) if weights is None else weights
-        return cls(engine.metric.linearization, clean, weights.double().cpu())
-
-    def some(self, examples: slice) -> ExampleCurves:
-        """Those of some examples."""
-        clean = _mapped(self.clean, lambda values: values[examples])
-        return ExampleCurves(self.linearization, clean, self.weights[examples])
-
-    def effects(self, quantity: Float[Tensor, "example ..."]) -> Float[Tensor, "example ..."]:
-        """Effects of values of the quantity."""
-        weights = self.weights.reshape(-1, *[1] * (quantity.ndim - 1))
-        return weights * self.linearization.to_effect(self.clean, quantity)
-
-    def quantity(
-        self, effects: Float[Tensor, "example coalition"]
-    ) -> Float[Tensor, "example coalition"]:
-        """Values of the quantity at which the curve has these effects, by bisection."""
-        start = self.linearization.to_linear(self.clean).double()[:, None]
-        low, high = (start.expand_as(effects) + side for side in (-_WIDEST, _WIDEST))
-        rises = (self.effects(high) >= self.effects(low)).any(1, keepdim=True)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            is_above = (self.effects(middle) > effects) == rises
-            low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
-        return (low + high) / 2
-
-    def steepness(
-        self, quantity: Float[Tensor, "example coalition"]
-    ) -> Float[Tensor, "example coalition"]:
-        """Derivative of the effect by the quantity."""
-        with torch.enable_grad():
-            leaf = quantity.detach().requires_grad_(True)
-            return torch.autograd.grad(self.effects(leaf).sum(), leaf)[0].nan_to_num()
-
-
 def fitted(
     curves: ExampleCurves,
     coalitions: Bool[Tensor, "coalition member"],
@@ -150,13 +90,3 @@ def fitted(
         rows.append(torch.linalg.solve(weighted.T @ inputs + penalty.diag(), weighted.T @ values))
     solution = torch.stack(rows, 1)
     return AdditiveModel(solution[0], solution[1:], curves)
-
-
-def _mapped(
-    log_probs: ContinuationLogProbs, change: Callable[[Tensor], Tensor]
-) -> ContinuationLogProbs:
-    """Log-probabilities of which every tensor is changed."""
-    named = {field.name: getattr(log_probs, field.name) for field in fields(log_probs)}
-    return ContinuationLogProbs(
-        **{n: change(v) if isinstance(v, Tensor) else v for n, v in named.items()}
-    )

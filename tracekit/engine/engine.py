@@ -582,13 +582,18 @@ class Engine:
         return picked.to(mask.device), gradient.to(mask.device)
 
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self,
+        members: ComponentSet,
+        *,
+        examples: Int[Tensor, " some"] | None = None,
+        expand: bool = False,
     ) -> FirstOrderPrediction:
         """What adding or removing single components would bring, from one gradient at a set.
 
         Args:
             members: The set.
             examples: Numbers of the examples to predict on; all by default.
+            expand: Whether to hand over what it was made of, example by example.
 
         Returns:
             The predictions, on the CPU. They may not be finite.
@@ -596,7 +601,11 @@ class Engine:
         Raises:
             NotDifferentiableError: The metric has no gradient.
         """
-        return predict_changes(self, members, examples=examples)
+        return predict_changes(self, members, examples=examples, expand=expand)
+
+    def objective_of(self, effects: Float[Tensor, "example set"]) -> Float[Tensor, " set"]:
+        """What a search maximises, of sets with these effects on some examples: the mean."""
+        return effects.mean(0)
 
     def predict_changes_by_batch(self, members: ComponentSet) -> Iterator[BatchPrediction]:
         """The prediction of `predict_changes` on every example, a batch at a time.

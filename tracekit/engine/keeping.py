@@ -210,12 +210,18 @@ class KeepingEngine(Engine):
         return effects - penalty.to(effects.device), gradient - total.to(gradient.device) * push
 
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self,
+        members: ComponentSet,
+        *,
+        examples: Int[Tensor, " some"] | None = None,
+        expand: bool = False,
     ) -> FirstOrderPrediction:
         """Predictions less the penalty that they bring; see `Engine.predict_changes`.
 
-        What is kept is predicted on all of its examples.
+        What is kept is predicted on all of its examples. There is nothing to hand over of single
+        examples (`expand`), as the penalty is not one of theirs.
         """
+        del expand
         traced = self._traced.predict_changes(members, examples=examples)
         kept = self._keeping.predict_changes(members)
         now = self.kept_effect(members)

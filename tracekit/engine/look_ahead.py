@@ -29,6 +29,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class Expansion:
+    """The quantity of the metric's linearization at a set, to first order, example by example.
+
+    Where the metric has no linearization the quantity is the effect, times the example's weight.
+    """
+
+    examples: Int[Tensor, " some"]
+    """Numbers of the examples."""
+    quantity: Float[Tensor, " some"]
+    """Its values at the set."""
+    slopes: Float[Tensor, "some component"]
+    """Its gradient there."""
+
+
+@dataclass(frozen=True, eq=False)
 class FirstOrderPrediction:
     """What changing single components of a set would bring, to first order."""
 
@@ -38,6 +53,8 @@ class FirstOrderPrediction:
     metric's linearization, example by example."""
     gradient: Mask
     """Gradient of the mean effect: first order in the effect itself."""
+    expansion: Expansion | None = None
+    """What it was made of, if that was asked for and there is such a thing."""
 
 
 class BatchPrediction(NamedTuple):
@@ -49,6 +66,10 @@ class BatchPrediction(NamedTuple):
     """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
     slopes: Float[Tensor, "example component"]
     """Gradient of the effect on each."""
+    quantity: Float[Tensor, " example"]
+    """As in `Expansion`."""
+    quantity_slopes: Float[Tensor, "example component"]
+    """Its gradient."""
 
 
 def predict_changes(
@@ -57,6 +78,7 @@ def predict_changes(
     *,
     example_weights: Effects | None = None,
     examples: Int[Tensor, " some"] | None = None,
+    expand: bool = False,
 ) -> FirstOrderPrediction:
     """The prediction at a set; see `Engine.predict_changes`.
 
@@ -65,10 +87,16 @@ def predict_changes(
         members: The set.
         example_weights: What each example counts for in the mean, 1 by default.
         examples: Numbers of the examples to predict on; all by default.
+        expand: Whether to hand over the quantity and its slopes on every example.
     """
     if engine.metric.is_flat_at_clean and not members:
         return _halfway(engine, examples)
+    numbers = torch.arange(engine.n_examples) if examples is None else examples
     gains, gradient = torch.zeros(2, engine.n_components, device=engine.device)
+    n_rows = len(numbers) if expand else 0
+    quantity, quantity_slopes = torch.zeros(n_rows), torch.zeros(n_rows, engine.n_components)
+    row_of = torch.empty(engine.n_examples, dtype=torch.long)
+    row_of[numbers] = torch.arange(len(numbers))
     for batch in _changes_of(engine, members, engine.own(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
@@ -76,10 +104,20 @@ def predict_changes(
             gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
         gains += gains_of_batch.sum(0)
         gradient += slopes.sum(0)
-    n_examples = engine.n_examples if examples is None else len(examples)
+        if expand:
+            rows = row_of[batch.examples.cpu()]
+            quantity[rows] = batch.quantity.float().cpu()
+            quantity_slopes[rows] = batch.quantity_slopes.float().cpu()
+    n_examples = len(numbers)
     engine.count_forward(n_examples / engine.n_examples, backward=True)
-    gains, gradient = engine.ranks.add(gains, gradient)
-    return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
+    gains, gradient, quantity, quantity_slopes = engine.ranks.add(
+        gains, gradient, quantity, quantity_slopes
+    )
+    return FirstOrderPrediction(
+        (gains / n_examples).cpu(),
+        (gradient / n_examples).cpu(),
+        Expansion(numbers, quantity, quantity_slopes) if expand else None,
+    )
 
 
 def changes_by_batch(engine: Engine, members: ComponentSet) -> Iterator[BatchPrediction]:
@@ -108,8 +146,8 @@ def _changes_of(
             log_probs = engine.forward_pass.log_probs(
                 batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
             )
-            changes, slopes = _batch_changes(engine, batch, log_probs, leaf, direction)
-        yield BatchPrediction(batch.examples, changes * direction, slopes)
+            prediction = _batch_prediction(engine, batch, log_probs, leaf, direction)
+        yield prediction
 
 
 def _halfway(engine: Engine, examples: Int[Tensor, " example"] | None) -> FirstOrderPrediction:
@@ -120,10 +158,9 @@ def _halfway(engine: Engine, examples: Int[Tensor, " example"] | None) -> FirstO
     return FirstOrderPrediction(gradient, gradient)
 
 
-def _batch_changes(
+def _batch_prediction(
     engine: Engine, batch: Batch, log_probs: ContinuationLogProbs, leaf: Tensor, direction: Mask
-) -> tuple[Float[Tensor, "example component"], Float[Tensor, "example component"]]:
-    """For each example of a batch: predicted changes of the effect, and its slopes."""
+) -> BatchPrediction:
     clean, linearization = engine.clean_of(batch), engine.metric.linearization
     if linearization is None:
         values = engine.weighted(batch, engine.metric(clean, log_probs))
@@ -134,13 +171,15 @@ def _batch_changes(
     # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
     slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
     slopes = batch.rows_of_examples.to(slopes.dtype) @ slopes
+    quantity = values.detach()
     if linearization is None:
-        return slopes * direction, slopes
-    values = values.detach().requires_grad_(True)
+        return BatchPrediction(batch.examples, slopes, slopes, quantity, slopes)
+    values = quantity.clone().requires_grad_(True)
     effects = linearization.to_effect(clean, values)
     (curvature,) = torch.autograd.grad(effects.sum(), values)
     with torch.no_grad():
         changed = linearization.to_effect(clean, values[:, None] + slopes * direction)
         changes = changed - effects[:, None]
-    changes = engine.weighted(batch, changes.T).T
-    return changes, engine.weighted(batch, curvature)[:, None] * slopes
+    gains = engine.weighted(batch, changes.T).T * direction
+    of_effect = engine.weighted(batch, curvature)[:, None] * slopes
+    return BatchPrediction(batch.examples, gains, of_effect, quantity, slopes)

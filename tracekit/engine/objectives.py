@@ -254,20 +254,30 @@ class ScoringEngine(Engine):
             (slopes,) = torch.autograd.grad((scores * weights).sum(), leaf)
         return scores.detach(), slopes
 
+    def objective_of(self, effects: Float[Tensor, "example set"]) -> Float[Tensor, " set"]:
+        """The objective, of sets with these effects on some examples."""
+        return self._objective.scores(effects.T).mean(1)
+
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self,
+        members: ComponentSet,
+        *,
+        examples: Int[Tensor, " some"] | None = None,
+        expand: bool = False,
     ) -> FirstOrderPrediction:
         """What changing a component would bring; see `Engine.predict_changes`.
 
         Of a part of the examples, the objective is that of the part.
         """
         if isinstance(self._objective, LogOdds):
-            return super().predict_changes(members, examples=examples)
+            return super().predict_changes(members, examples=examples, expand=expand)
         mask = from_indices(members, self.n_components).float()
         numbers = torch.arange(self.n_examples) if examples is None else examples
         _, slopes = self._scored(self.effects_of(numbers, mask).cpu(), torch.ones_like)
         weights = torch.zeros(self.n_examples).index_put((numbers,), slopes)
-        return predict_changes(self, members, example_weights=weights, examples=examples)
+        return predict_changes(
+            self, members, example_weights=weights, examples=examples, expand=expand
+        )
 
 
 def log_odds_of(metric: Metric) -> Metric:

@@ -65,7 +65,7 @@ def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     for tracer, options in (
         (tk.Tracer(model, tiny.pairs(6, seed=4)), {}),
         (tk.Tracer(model, data, metric="probability-drop"), {}),
-        (tk.Tracer(model, data), {"additions": 2}),
+        (tk.Tracer(model, data), {"additions": 3}),
         (tk.Tracer(other_model, data), {}),
     ):
         with pytest.raises(CheckpointError, match=text):

@@ -1,30 +1,38 @@
 """The best sets of every size among those measured, and moves from them to their neighbours.
 
-What adding or removing a component would bring is predicted to first order, in two ways (see
-`engine/look_ahead.py`): the gains follow the curve of the metric, the gradient does not. Where the
-effects of single components are moderate the gains order them almost perfectly; where one example
-outgrows all others they exaggerate, and the gradient is the better guide. Proposals are taken from
-both in turn, and compared by measured effects.
+Where most sizes are visited, moves are chosen by a model of all gradients taken so far (see
+`slope_model.py`).
+
+Elsewhere, what adding or removing a component would bring is predicted to first order, in two ways
+(see `engine/look_ahead.py`): the gains follow the curve of the metric, the gradient does not. Where
+the effects of single components are moderate the gains order them almost perfectly; where one
+example outgrows all others they exaggerate, and the gradient is the better guide. Proposals are
+taken from both in turn.
+
+Either way sets are compared by measured effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import TypeVar
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.masks import Mask, ranking
+from tracekit.masks import Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
+from tracekit.search.local.slope_model import SlopeModel, additions, exchanges, removals
 from tracekit.search.racing import Heat
 
 T = TypeVar("T")
 
 _KEPT = 8
 """Sets kept of each size."""
+_SINGLES = 4
+"""Components that do most alone, among which all pairs are measured."""
 _SCREENED = 3
 """Components on either side that exchanges are made of, at least."""
 
@@ -41,6 +49,11 @@ class Moves:
     """Sets with one component exchanged."""
     shares: tuple[float, ...] = ()
     """Shares of the set that are exchanged at once."""
+    climb: int = 0
+    """Sets with more and more components exchanged, one at a time; only by a model."""
+
+
+_AFTER_A_STEP_DOWN = Moves(additions=0, removals=0, swaps=3, climb=2)
 
 
 class BestSets:
@@ -55,9 +68,11 @@ class BestSets:
         """
         self.measurements = measurements
         self.largest = largest
+        self._widest = largest
         self._means: dict[ComponentSet, float] = {(): 0.0}
         self._best: dict[int, list[ComponentSet]] = {0: [()]}
         self._efforts: dict[ComponentSet, int] = {}
+        self._models: dict[tuple[int, ...], SlopeModel] = {}
 
     @property
     def engine(self) -> Engine:
@@ -67,7 +82,7 @@ class BestSets:
     @property
     def sizes(self) -> list[int]:
         """Sizes of which a set was measured, ascending."""
-        return sorted(size for size in self._best if size)
+        return sorted(size for size in self._best if 0 < size <= self._widest)
 
     @property
     def improving(self) -> list[int]:
@@ -97,8 +112,13 @@ class BestSets:
 
     # ---- measuring ------------------------------------------------------------------------
 
-    def measure(self, sets: Iterable[Iterable[int]], label: str) -> None:
+    def measure(self, sets: Iterable[Iterable[int]], label: str, *, larger: bool = False) -> None:
         """Measures the sets that are new, of 1 to `largest` components.
+
+        Args:
+            sets: The sets.
+            label: Names the progress bar.
+            larger: Whether to measure larger ones too, as a way to smaller ones.
 
         Raises:
             LimitReachedError: Not all could be; those that could are kept.
@@ -106,7 +126,7 @@ class BestSets:
         ascending = [tuple(sorted(members)) for members in sets]
         by_size: dict[int, list[ComponentSet]] = {}
         for members in ascending:
-            if 0 < len(members) <= self.largest:
+            if len(members) > 0 and (larger or len(members) <= self.largest):
                 by_size.setdefault(len(members), []).append(members)
         heats = [
             Heat(sets=of_size, rival=self.best(size) if size in self._best else None)
@@ -150,7 +170,7 @@ class BestSets:
         # Those that were measured on all examples first: the others are held against them.
         for members in sorted(measured, key=is_dropped):
             size = len(members)
-            if not 0 < size <= self.largest or (is_dropped(members) and size not in self._best):
+            if is_dropped(members) and size not in self._best:
                 continue
             rival = self.best(size) if is_dropped(members) else None
             self._means[members] = self.measurements.mean(members, rival)
@@ -158,6 +178,30 @@ class BestSets:
             best.append(members)
             best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
+
+    def descend(self, sizes: Sequence[int]) -> None:
+        """Walks down from the set of all components, by a model.
+
+        The best large set need not hold the best small one, so a walk upwards may miss it.
+
+        Args:
+            sizes: Where to stop for exchanges, descending, from fewer than all on.
+
+        Raises:
+            LimitReachedError: Not all sets could be measured; those that could are kept.
+        """
+        members = tuple(range(self.engine.n_components))
+        self.measure([members], "walk down", larger=True)
+        for size in sizes:
+            model = self.model_at(members)
+            if model is None:
+                return
+            prediction = self.measurements.predict_changes(members)
+            orders = [ranking(score) for score in (prediction.gains, prediction.gradient)]
+            kept = [[i for i in order if i in set(members)][:size] for order in orders]
+            self.measure([model.resized(members, size), *kept], "walk down", larger=True)
+            self.explore(self.best(size), _AFTER_A_STEP_DOWN, up=None, down=None, larger=True)
+            members = self.best(size)
 
     # ---- neighbours -----------------------------------------------------------------------
 
@@ -185,6 +229,24 @@ class BestSets:
         prediction = self.measurements.predict_changes(())
         return [ranking(prediction.gains), ranking(prediction.gradient)]
 
+    def model_at(self, members: ComponentSet) -> SlopeModel | None:
+        """A model that has learned from the gradient at a set, which is taken if it was not yet.
+
+        None: what the gradient was made of is not kept.
+        """
+        expansion = self.measurements.predict_changes(members).expansion
+        if expansion is None:
+            return None
+        # Gradients take turns on parts of the examples; each part has a model of its own.
+        part = tuple(expansion.examples.tolist())
+        if part not in self._models:
+            self._models[part] = SlopeModel(self.engine, expansion.examples)
+            at_empty = self.measurements.predict_changes(()).expansion
+            if at_empty is not None:
+                self._models[part].add((), at_empty)
+        self._models[part].add(members, expansion)
+        return self._models[part]
+
     def explore(
         self,
         members: ComponentSet,
@@ -194,6 +256,7 @@ class BestSets:
         down: int | None,
         orders: Sequence[Sequence[int]] = (),
         effort: int = 0,
+        larger: bool = False,
     ) -> None:
         """Measures the most promising neighbours of a set.
 
@@ -205,8 +268,24 @@ class BestSets:
             down: The next smaller one.
             orders: Rankings of all components to fill up from.
             effort: Recorded, so that the set is taken up again only with more.
+            larger: Whether to measure sets of more than `largest` components too.
         """
         self._efforts[members] = effort
+        model = self.model_at(members)
+        if model is None:
+            proposed = self._proposed_to_first_order(members, moves, up, down, orders)
+        else:
+            proposed = self._proposed_by(model, members, moves, up, down, orders)
+        self.measure(proposed, f"neighbours of {len(members)}", larger=larger)
+
+    def _proposed_to_first_order(
+        self,
+        members: ComponentSet,
+        moves: Moves,
+        up: int | None,
+        down: int | None,
+        orders: Sequence[Sequence[int]],
+    ) -> list[Iterable[int]]:
         prediction = self.measurements.predict_changes(members)
         inside_set, size = set(members), len(members)
         scores = (prediction.gains, prediction.gradient)
@@ -217,9 +296,9 @@ class BestSets:
         proposed: list[Iterable[int]] = []
         if up == size + 1:
             proposed += [inside_set | {new} for new in in_turn(*outside)[: moves.additions]]
+            proposed += self._with_best_singles(members, proposed)
         elif up is not None:
-            more = [[i for i in order if i not in inside_set] for order in orders]
-            proposed += [inside_set.union(order[: up - size]) for order in (*outside, *more)]
+            proposed += _filled_up(members, up, (*outside, *orders))
         if down is not None and down == size - 1:
             proposed += [inside_set - {old} for old in in_turn(*inside)[: moves.removals]]
         elif down:
@@ -239,7 +318,56 @@ class BestSets:
                     inside_set.difference(old[:count]).union(new[:count])
                     for old, new in zip(inside, outside, strict=True)
                 ]
-        self.measure(proposed, f"neighbours of {size}")
+        return proposed
+
+    def _proposed_by(
+        self,
+        model: SlopeModel,
+        members: ComponentSet,
+        moves: Moves,
+        up: int | None,
+        down: int | None,
+        orders: Sequence[Sequence[int]],
+    ) -> list[Iterable[int]]:
+        row = from_indices(members, self.engine.n_components).float()
+        size, is_known = len(members), self.measurements.__contains__
+        proposed: list[Iterable[int]] = []
+        if up == size + 1:
+            proposed += model.best(members, additions(row), moves.additions, is_known)
+            proposed += self._with_best_singles(members, proposed)
+        elif up is not None:
+            proposed += [model.resized(members, up), *_filled_up(members, up, orders)]
+        if down is not None and down == size - 1:
+            proposed += model.best(members, removals(row), moves.removals, is_known)
+        elif down:
+            proposed.append(model.resized(members, down))
+        swapped = model.best(members, exchanges(row), moves.swaps, is_known)
+        proposed += swapped
+        if swapped:
+            proposed += model.climb(members, swapped[0], moves.climb)
+        return proposed
+
+    def _with_best_singles(
+        self, members: ComponentSet, proposed: Iterable[Iterable[int]]
+    ) -> list[ComponentSet]:
+        """A set and one of the components that do most alone, of those that make a new set.
+
+        No gradient points to some that do much alone. The smaller the set, the more of them.
+        """
+        known = {tuple(sorted(each)) for each in proposed}
+        singles = [each for each in self._means if len(each) == 1 and each[0] not in members]
+        singles.sort(key=lambda each: -self._means[each])
+        joined = (tuple(sorted((*members, *single))) for single in singles)
+        new = (each for each in joined if each not in known and each not in self.measurements)
+        return list(islice(new, max(1, _SINGLES - len(members))))
+
+
+def _filled_up(
+    members: ComponentSet, size: int, orders: Iterable[Sequence[int]]
+) -> list[Iterable[int]]:
+    """A set with the first of each order that are not in it."""
+    more = [[i for i in order if i not in set(members)] for order in orders]
+    return [(*members, *order[: size - len(members)]) for order in more]
 
 
 def _swaps(score: Mask, inside: list[int], outside: list[int]) -> list[tuple[int, int]]:

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction
 from tracekit.errors import CheckpointError, CheckpointWarning
 from tracekit.files import digest_of, locked, tensors_digest, write_beside
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
+
+_FORMAT = 2
+"""Of what searches keep; a search goes another way without what an older file lacks."""
 
 
 @dataclass(eq=False)
@@ -100,6 +103,7 @@ class Checkpoint:
             "gains": _stack([prediction.gains for prediction in predictions]),
             "gradients": _stack([prediction.gradient for prediction in predictions]),
             "soft_gradients": _stack(measured.soft_gradients),
+            **_flat([prediction.expansion for prediction in predictions]),
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
@@ -144,12 +148,12 @@ class Checkpoint:
                 f"The checkpoint {self._path} is of another search, model or data set. "
                 "Name another file, or delete it to start afresh."
             )
-        predictions = zip(tensors["gains"], tensors["gradients"], strict=True)
+        predictions = zip(tensors["gains"], tensors["gradients"], _expansions(tensors), strict=True)
         return Measured(
             effects=dict(zip(_sets("measured", tensors), tensors["effects"], strict=True)),
             predictions={
-                members: FirstOrderPrediction(gains, gradient)
-                for members, (gains, gradient) in zip(
+                members: FirstOrderPrediction(*prediction)
+                for members, prediction in zip(
                     _sets("predicted", tensors), predictions, strict=True
                 )
             },
@@ -187,6 +191,7 @@ def _key(engine: Engine, config: Mapping[str, Any]) -> str:
             "positions": engine.config.positions,
             "continuation_mean": engine.config.continuation_mean,
             "config": dict(config),
+            "format": _FORMAT,
         }
     )
 
@@ -203,6 +208,33 @@ def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
 def _sets(name: str, tensors: Mapping[str, Tensor]) -> list[ComponentSet]:
     sizes = tensors[f"{name}.sizes"].tolist()
     return [tuple(part.tolist()) for part in tensors[f"{name}.members"].split(sizes)]
+
+
+def _flat(expansions: Sequence[Expansion | None]) -> dict[str, Tensor]:
+    """Expansions of different numbers of examples, one after the other, and these numbers."""
+    kept = [expansion for expansion in expansions if expansion is not None]
+    counts = [0 if expansion is None else len(expansion.examples) for expansion in expansions]
+    return {
+        "expansion.counts": torch.tensor(counts, dtype=torch.int32),
+        "expansion.examples": _joined([expansion.examples for expansion in kept]),
+        "expansion.quantity": _joined([expansion.quantity for expansion in kept]),
+        "expansion.slopes": _joined([expansion.slopes for expansion in kept]),
+    }
+
+
+def _expansions(tensors: Mapping[str, Tensor]) -> Iterator[Expansion | None]:
+    counts = tensors["expansion.counts"].tolist()
+    names = ("expansion.examples", "expansion.quantity", "expansion.slopes")
+    # Copies, as a part of a tensor keeps all of it in memory.
+    if not any(counts):
+        yield from [None] * len(counts)
+        return
+    for parts in zip(*(tensors[name].split(counts) for name in names), strict=True):
+        yield Expansion(*(part.clone() for part in parts)) if len(parts[0]) else None
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if parts else torch.zeros(0)
 
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:

@@ -70,8 +70,9 @@ class LocalSearch:
     reward: Reward = "dataset"
     """What it follows: the mean effect (`dataset`) or the mean of 1/(1 + effect) over examples
     (`per-example`)."""
-    additions: int = 3
-    """Sets with one component more that are measured on the first way up, at each size."""
+    additions: int = 2
+    """Sets with one component more that are measured on the first way up, at each size, beside the
+    one with the best single component."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
@@ -150,7 +151,9 @@ class LocalSearch:
         )
         portions = Portions.make(engine, seed, race=self.race)
         with self._checkpoint_for(engine, goal, seed) as checkpoint:
-            measurements = MeasurementCache(engine, limits, checkpoint, portions)
+            measurements = MeasurementCache(
+                engine, limits, checkpoint, portions, expand=plan.has_model(engine.n_examples)
+            )
             best_sets = BestSets(measurements, last)
             state = SearchState(best_sets)
             try:
@@ -214,7 +217,8 @@ class LocalSearch:
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
         if self.refine:
-            first = Moves(additions=self.additions, removals=0, swaps=1)
+            best_sets.descend(plan.steps_down)
+            first = Moves(additions=self.additions, removals=0, swaps=1, climb=1)
             _Sweeps(best_sets, plan, first, orders, target).run()
 
 
@@ -274,14 +278,18 @@ def refine_sets(
     """
     last = budgets[-1]
     plan = SearchPlan.make(engine.n_components, last, budgets, passes)
-    best_sets = BestSets(MeasurementCache(engine, Limits(max_passes=passes)), last)
+    measurements = MeasurementCache(
+        engine, Limits(max_passes=passes), expand=plan.has_model(engine.n_examples)
+    )
+    best_sets = BestSets(measurements, last)
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan, orders)
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
-        _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None).run()
+        first = Moves(additions=2, removals=0, swaps=1, climb=1)
+        _Sweeps(best_sets, plan, first, orders, None).run()
     return best_sets
 
 
@@ -347,6 +355,6 @@ class _Sweeps:
 
     def _later_moves(self, upwards: bool, times: int) -> Moves:
         if self.plan.dense:
-            removals = 1 if upwards else 2
-            return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
+            more, fewer = (2, 1) if upwards else (1, 2)
+            return Moves(additions=more * times, removals=fewer * times, swaps=2 * times, climb=1)
         return replace(self.first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -68,6 +68,8 @@ class MeasurementCache:
         limits: Limits,
         checkpoint: Checkpoint | None = None,
         portions: Portions | None = None,
+        *,
+        expand: bool = False,
     ) -> None:
         """Starts empty, or with what the checkpoint holds.
 
@@ -76,12 +78,14 @@ class MeasurementCache:
             limits: Reaching one raises `LimitReachedError`.
             checkpoint: Written to now and then, and at the end.
             portions: What the rounds of a race see; all at once by default.
+            expand: Whether to keep the slopes of every example that gradients were made of.
 
         Raises:
             CheckpointError: The checkpoint belongs to another search, model or data set.
         """
         self.engine = engine
         self._limits = limits
+        self._expand = expand
         self._portions = portions or Portions.make(engine, 0, race=False)
         # What a checkpoint held is used when it is asked for, so that the search goes the same way.
         self._measured = Measured(effects={(): torch.zeros(engine.n_examples)})
@@ -247,15 +251,16 @@ class MeasurementCache:
         examples = self._examples_of_gradient() if members else None
         is_held = members in predictions
         if not is_held:
-            prediction = self.engine.predict_changes(members, examples=examples)
+            prediction = self.engine.predict_changes(
+                members, examples=examples, expand=self._expand
+            )
             if not torch.isfinite(prediction.gradient).all():
                 raise NonFiniteMetricError(
                     f"The gradient of the metric {self.engine.metric.name!r} is not finite at "
                     f"{len(members)} components. Use a bounded metric such as probability-drop."
                 )
             # A prediction beyond the range of numbers is still the best one.
-            gains = prediction.gains.nan_to_num()
-            predictions[members] = FirstOrderPrediction(gains, prediction.gradient)
+            predictions[members] = replace(prediction, gains=prediction.gains.nan_to_num())
         self._predicted.add(members)
         self._count_gradient(examples, is_held)
         return predictions[members]

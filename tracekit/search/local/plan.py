@@ -22,12 +22,20 @@ _PER_DENSE_SIZE = 6
 _PER_SPREAD_SIZE = 18
 """Passes that visiting a size takes, about, where most sizes are visited and where few are."""
 _BISECTIONS = 40
+_MOST_SLOPES = 200_000
+"""Components times examples up to which the slopes of about a hundred gradients fit into memory."""
+_STEPS_DOWN = 8
+"""Steps of the walk down from all components, at most."""
+_PER_STEP_DOWN = 72
+"""Passes for one of them, which takes about 12: a sixth of all go into the walk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
     """What a local search will do."""
 
+    n_components: int
+    """Number of components."""
     passes: int
     """Forward and backward passes at most."""
     singles: int
@@ -38,6 +46,8 @@ class SearchPlan:
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
     """Steps of soft top-k."""
+    steps_down: tuple[int, ...] = ()
+    """Sizes at which the walk down from all components stops, descending."""
     groups: int = 0
     """Groups of components that are halved, to find single ones that no gradient points to."""
 
@@ -46,6 +56,14 @@ class SearchPlan:
         n_sizes = max(2, min(16, self.passes // 8))
         sizes = sorted({*self.sizes, *log_spaced_sizes(1, self.sizes[-1], n_sizes)})
         return [order[:size] for size in sizes for order in orders]
+
+    def has_model(self, n_examples: int) -> bool:
+        """Whether a model of all gradients proposes moves.
+
+        Args:
+            n_examples: Number of examples.
+        """
+        return self.dense and self.n_components * n_examples <= _MOST_SLOPES
 
     @classmethod
     def make(
@@ -66,7 +84,9 @@ class SearchPlan:
             passes: Passes at most.
             every_size: Whether to visit most sizes if possible.
         """
-        singles = min(n_components, max(min(16, passes // 3), passes // 8))
+        # No gradient points to some that do much alone.
+        cheap = n_components if n_components <= passes // 4 else passes // 8
+        singles = min(n_components, max(min(16, passes // 3), cheap))
         affordable = int((passes - singles) / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable
         count = affordable if dense else passes // _PER_SPREAD_SIZE
@@ -76,11 +96,16 @@ class SearchPlan:
         soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
         rounds = max(1, n_components // _GROUPS).bit_length()
         fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
+        n_steps = min(_STEPS_DOWN, int(passes / _PER_STEP_DOWN)) if dense else 0
+        shares = [step / n_steps for step in range(1, n_steps + 1)]
+        down = {round(n_components * (last / n_components) ** share) for share in shares}
         return cls(
+            n_components=n_components,
             passes=passes,
             singles=singles,
             sizes=sizes,
             dense=dense,
+            steps_down=tuple(sorted(down - {n_components}, reverse=True)),
             soft_steps=soft_steps,
             groups=_GROUPS if singles < n_components and fits else 0,
         )

@@ -1,0 +1,213 @@
+"""The model of slopes: what it learned it gives back, and what it proposes is best by it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.engine.look_ahead import Expansion
+from tracekit.engine.objectives import ScoringEngine, TrimmedMean
+from tracekit.masks import from_indices
+from tracekit.search import Goal
+from tracekit.search.local import slope_model
+from tracekit.search.local.best_sets import BestSets
+from tracekit.search.local.local_search import LocalSearch
+from tracekit.search.local.measurements import Limits, MeasurementCache
+from tracekit.search.local.slope_model import SlopeModel, additions, exchanges, removals
+
+N = 12
+
+
+@pytest.fixture
+def engine(model):
+    """Eight examples, whose effect is a curve over log-odds."""
+    return tiny.engine(model, tiny.pairs(8, seed=1), metric="odds-ratio")
+
+
+def rows_of(sets):
+    return torch.stack([from_indices(members, N).float() for members in sets])
+
+
+class Quadratic:
+    """A quantity that is a sum over components and pairs of them, on every example."""
+
+    def __init__(self, engine, bend):
+        generator = torch.Generator().manual_seed(3)
+        n = engine.n_examples
+        self.start = engine.metric.linearization.to_linear(engine.clean)
+        self.linear = torch.randn(n, N, generator=generator) / 5
+        pairs = torch.randn(n, N, N, generator=generator)
+        self.pairs = bend * (pairs + pairs.mT)
+        self.examples = torch.arange(n)
+
+    def at(self, members):
+        row = from_indices(members, N).float()
+        return self.start + self.linear @ row + (self.pairs @ row) @ row / 2
+
+    def expansion(self, members):
+        row = from_indices(members, N).float()
+        return Expansion(self.examples, self.at(members), self.linear + self.pairs @ row)
+
+
+def taught(engine, truth, sets):
+    model = SlopeModel(engine, torch.arange(engine.n_examples))
+    for members in sets:
+        model.add(members, truth.expansion(members))
+    return model
+
+
+def effects_of(engine, truth, sets):
+    curve = engine.metric.linearization.to_effect
+    return torch.stack([curve(engine.clean, truth.at(members)).mean() for members in sets])
+
+
+def test_what_adds_up_is_exact_everywhere(engine):
+    truth = Quadratic(engine, bend=0)
+    model = taught(engine, truth, [(), (1, 2)])
+    sets = [(1, 2), (1, 5), (3, 4, 7, 9), tuple(range(N)), ()]
+    found = model.objectives((1, 2), rows_of(sets))
+    torch.testing.assert_close(found, effects_of(engine, truth, sets), rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_are_seen_once_slopes_are_known_on_both_sides(engine, monkeypatch):
+    """The trapezoid rule is exact for them; the ridge is taken away to see it."""
+    monkeypatch.setattr(slope_model, "_RIDGE", 1e-7)
+    truth = Quadratic(engine, bend=0.05)
+    sets = [(0, 1, 2, 3), (4, 5, 6), (0, 9)]
+    model = taught(engine, truth, [*sets, (0, 1, 2)])
+    expected = effects_of(engine, truth, sets)
+    found = model.objectives((0, 1, 2), rows_of(sets))
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
+    blind = taught(engine, truth, [(0, 1, 2)]).objectives((0, 1, 2), rows_of(sets))
+    assert (blind - expected).abs().max() > 20 * (found - expected).abs().max()
+
+
+def test_the_more_gradients_the_better_unseen_sets_are_ordered(engine):
+    truth = Quadratic(engine, bend=0.05)
+    generator = torch.Generator().manual_seed(5)
+    drawn = [
+        tuple(torch.randperm(N, generator=generator)[:4].sort()[0].tolist()) for _ in range(60)
+    ]
+    unseen = drawn[40:]
+    expected = effects_of(engine, truth, unseen)
+    errors = []
+    for seen in (1, 40):
+        model = taught(engine, truth, drawn[:seen])
+        errors.append((model.objectives(drawn[0], rows_of(unseen)) - expected).square().mean())
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_it_learns_from_the_gradients_of_a_model(engine):
+    """Against measured effects."""
+    model = SlopeModel(engine, torch.arange(engine.n_examples))
+    for members in [(), (3,), (6, 7), (3, 6)]:
+        expansion = engine.predict_changes(members, expand=True).expansion
+        assert expansion is not None
+        model.add(members, expansion)
+    sets = [(3, 6, i) for i in range(N) if i not in (3, 6)]
+    sets = [tuple(sorted(members)) for members in sets]
+    found = model.objectives((3, 6), rows_of(sets))
+    measured = engine.set_effects(sets).mean(1)
+    assert torch.corrcoef(torch.stack([found, measured]))[0, 1] > 0.8
+
+
+def test_gradients_of_a_part_make_a_model_of_the_part(engine):
+    some = torch.tensor([5, 0, 3])
+    part = SlopeModel(engine, some)
+    part.add((), engine.predict_changes((), expand=True).expansion)
+    part.add((2,), engine.predict_changes((2,), examples=some, expand=True).expansion)
+    alone = SlopeModel(engine, some)
+    for members in [(), (2,)]:
+        expansion = engine.predict_changes(members, examples=some, expand=True).expansion
+        alone.add(members, expansion)
+    rows = rows_of([(2, 4), (2, 9)])
+    torch.testing.assert_close(part.objectives((2,), rows), alone.objectives((2,), rows))
+    measured = engine.set_effects([(2,)])[0, some].mean()
+    torch.testing.assert_close(
+        part.objectives((2,), rows_of([(2,)]))[0], measured, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_what_the_search_maximises_is_predicted(engine):
+    objective = TrimmedMean(share=0.25)
+    scoring = ScoringEngine(engine, objective)
+    model = SlopeModel(scoring, torch.arange(8))
+    model.add((4, 5), scoring.predict_changes((4, 5), expand=True).expansion)
+    found = model.objectives((4, 5), rows_of([(4, 5)]))
+    measured = scoring.set_effects([(4, 5)]).mean(1)
+    torch.testing.assert_close(found.float(), measured, rtol=1e-4, atol=1e-5)
+    assert abs(measured - engine.set_effects([(4, 5)]).mean(1)) > 1e-3
+
+
+def test_neighbours_are_all_of_them():
+    row = from_indices((1, 4, 6), N).float()
+
+    def sets(rows):
+        return sorted(tuple(each.nonzero()[:, 0].tolist()) for each in rows)
+
+    def apart(size, same):
+        every = combinations(range(N), size)
+        return [members for members in every if len({1, 4, 6} & set(members)) == same]
+
+    assert sets(additions(row)) == apart(4, 3)
+    assert sets(removals(row)) == apart(2, 2)
+    assert sets(exchanges(row)) == apart(3, 2)
+    assert not len(exchanges(torch.ones(N)))
+
+
+def test_proposals_are_the_best_by_the_model(engine):
+    truth = Quadratic(engine, bend=0.05)
+    model = taught(engine, truth, [(), (0, 1, 2), (5, 6)])
+    start = (0, 1, 2)
+    rows = exchanges(from_indices(start, N).float())
+    promised = model.objectives(start, rows)
+    order = promised.argsort(descending=True).tolist()
+    best = [tuple(rows[i].nonzero()[:, 0].tolist()) for i in order]
+    assert model.best(start, rows, 2, lambda members: members == best[0]) == best[1:3]
+    worst = tuple(rows[order[-1]].nonzero()[:, 0].tolist())
+    climbed = [worst, *model.climb(start, worst, 9)]
+    heights = model.objectives(start, rows_of(climbed)).tolist()
+    assert len(climbed) > 2
+    assert heights == sorted(heights)
+    assert all(len(set(a) & set(b)) == 2 for a, b in zip(climbed, climbed[1:], strict=False))
+    for size in (1, 5):
+        assert len(model.resized(start, size)) == size
+    assert set(model.resized(start, 1)) < set(start) < set(model.resized(start, 5))
+
+
+class TestWalkDown:
+    """From all components down to the largest size of interest."""
+
+    def test_larger_sets_are_a_way_and_no_answer(self, engine):
+        best_sets = BestSets(MeasurementCache(engine, Limits(), expand=True), 4)
+        best_sets.orders_from_empty()
+        best_sets.descend((8, 6, 4))
+        assert best_sets.sizes == [4]
+        assert {12, 8, 6} <= {len(members) for members in best_sets.measurements._decided}
+        best_sets.measure([range(5)], "too large")
+        assert best_sets.sizes == [4]
+
+    def test_without_slopes_there_is_none(self, engine):
+        best_sets = BestSets(MeasurementCache(engine, Limits()), 4)
+        best_sets.descend((8, 6, 4))
+        assert best_sets.sizes == []
+
+    def test_fronts_hold_no_larger_sets(self, model):
+        tracer = tk.Tracer(model, tiny.pairs(8, seed=1))
+        front = tracer.pareto(max_budget=4, statistics=False, objective="mean")
+        assert max(front.sizes) == 4
+        state = LocalSearch().run(tracer.engine, Goal.make(N, budgets=[4]), 0)
+        assert any(len(members) > 4 for members in state.best_sets.measurements._decided)
+
+
+def test_the_best_of_all_sets_of_four_is_found(engine):
+    """Of 495, in 72 passes."""
+    sets = list(combinations(range(N), 4))
+    best = engine.set_effects(sets).mean(1).max().item()
+    search = LocalSearch(max_passes=72)
+    (found,) = search.search(engine, Goal.make(N, budgets=[4]), 0)
+    assert found.effects.mean().item() == pytest.approx(best, rel=1e-5)

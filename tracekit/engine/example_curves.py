@@ -1,0 +1,87 @@
+"""The curve of every example from the quantity that is about linear in the mask to the effect.
+
+For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Two models of
+sets are built on it: the additive one of Shapley values (`anatomy/additive_model.py`) and the one
+of local search (`search/local/slope_model.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.metrics import ContinuationLogProbs, Linearization
+
+if TYPE_CHECKING:
+    from tracekit.engine.engine import Engine
+
+_HALVINGS = 60
+_WIDEST = 30.0
+"""How far the quantity may lie from its values without intervention, in nats."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleCurves:
+    """The curve from the quantity to the effect, of every example."""
+
+    linearization: Linearization
+    clean: ContinuationLogProbs
+    """Of the run that is started from."""
+    weights: Float[Tensor, " example"]
+    """What the effect of each example is multiplied with."""
+
+    @classmethod
+    def of(cls, engine: Engine) -> ExampleCurves | None:
+        """Those of the metric of an engine; None where it has no linearization."""
+        if engine.metric.linearization is None:
+            return None
+        clean = _mapped(engine.clean, lambda values: values.cpu())
+        weights = engine.pairs.weights
+        weights = torch.ones(engine.n_examples) if weights is None else weights
+        return cls(engine.metric.linearization, clean, weights.double().cpu())
+
+    def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
+        """Those of some examples."""
+        clean = _mapped(self.clean, lambda values: values[examples])
+        return ExampleCurves(self.linearization, clean, self.weights[examples])
+
+    def effects(self, quantity: Float[Tensor, "example ..."]) -> Float[Tensor, "example ..."]:
+        """Effects of values of the quantity."""
+        weights = self.weights.reshape(-1, *[1] * (quantity.ndim - 1))
+        return weights * self.linearization.to_effect(self.clean, quantity)
+
+    def quantity(
+        self, effects: Float[Tensor, "example coalition"]
+    ) -> Float[Tensor, "example coalition"]:
+        """Values of the quantity at which the curve has these effects, by bisection."""
+        start = self.linearization.to_linear(self.clean).double()[:, None]
+        low, high = (start.expand_as(effects) + side for side in (-_WIDEST, _WIDEST))
+        rises = (self.effects(high) >= self.effects(low)).any(1, keepdim=True)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_above = (self.effects(middle) > effects) == rises
+            low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
+        return (low + high) / 2
+
+    def steepness(
+        self, quantity: Float[Tensor, "example coalition"]
+    ) -> Float[Tensor, "example coalition"]:
+        """Derivative of the effect by the quantity."""
+        with torch.enable_grad():
+            leaf = quantity.detach().requires_grad_(True)
+            return torch.autograd.grad(self.effects(leaf).sum(), leaf)[0].nan_to_num()
+
+
+def _mapped(
+    log_probs: ContinuationLogProbs, change: Callable[[Tensor], Tensor]
+) -> ContinuationLogProbs:
+    """Log-probabilities of which every tensor is changed."""
+    named = {field.name: getattr(log_probs, field.name) for field in fields(log_probs)}
+    return ContinuationLogProbs(
+        **{n: change(v) if isinstance(v, Tensor) else v for n, v in named.items()}
+    )
