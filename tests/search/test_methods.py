@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +20,7 @@ from tracekit.errors import (
     UnknownOptionError,
 )
 from tracekit.masks import from_indices
-from tracekit.search.base import as_count
+from tracekit.search.base import Goal, as_count
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,19 @@ def test_budgets_out_of_range(budget):
 def test_budgets_that_are_no_numbers(budget, unchecked):
     with pytest.raises(BudgetError, match="is no number of components. Give a count from 1 to 10"):
         as_count(budget, 10)
+
+
+@pytest.mark.parametrize("budgets", [1, 0.2, "1,2"])
+def test_a_single_budget_is_no_list_of_them(tracer, unchecked, budgets):
+    text = f"budgets is {budgets!r}. Give a list, or budget= for a single one."
+    with pytest.raises(BudgetError, match=re.escape(text)):
+        tracer.run("top-k", budgets=budgets)
+
+
+@pytest.mark.parametrize("budgets", [np.array([0.2, 0.4]), torch.tensor([2, 4]), {2, 4}])
+def test_arrays_of_budgets_are_lists_of_them(tracer, unchecked, budgets):
+    assert Goal.make(10, budgets=budgets).budgets == (2, 4)
+    assert tracer.run("top-k", budgets=budgets) is not None
 
 
 def test_contradictory_or_missing_goals(tracer):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from torch import Tensor
 
 from tracekit._options import is_whole
 from tracekit.engine.cost import Cost
@@ -38,7 +41,7 @@ class Goal:
         n_components: int,
         *,
         budget: int | float | None = None,
-        budgets: Sequence[int | float] | None = None,
+        budgets: Iterable[int | float] | None = None,
         target_effect: float | None = None,
     ) -> Goal:
         """Checks a request.
@@ -57,6 +60,10 @@ class Goal:
             raise BudgetError(
                 "More than one goal was given. Use one of budget, budgets and target_effect."
             )
+        if isinstance(budgets, (np.ndarray, Tensor)):
+            budgets = budgets.tolist()
+        if budgets is not None and (isinstance(budgets, str) or not isinstance(budgets, Iterable)):
+            raise BudgetError(f"budgets is {budgets!r}. Give a list, or budget= for a single one.")
         asked = [budget] if budget is not None else list(budgets or ())
         if budgets is not None and not asked:
             raise BudgetError("The list of budgets is empty. Give at least one budget.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -173,7 +173,7 @@ def test_proposals_are_the_best_by_the_model(engine):
     heights = model.objectives(start, rows_of(climbed)).tolist()
     assert len(climbed) > 2
     assert heights == sorted(heights)
-    assert all(len(set(a) & set(b)) == 2 for a, b in zip(climbed, climbed[1:], strict=False))
+    assert all(len(set(a) & set(b)) == 2 for a, b in pairwise(climbed))
     for size in (1, 5):
         assert len(model.resized(start, size)) == size
     assert set(model.resized(start, 1)) < set(start) < set(model.resized(start, 5))
