@@ -8,8 +8,9 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
-from tracekit.search.local.best_sets import BestSets, Moves, in_turn
+from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
+from tracekit.search.local.moves import Moves, in_turn
 
 
 def test_neighbours_are_those_that_look_best(tracer):

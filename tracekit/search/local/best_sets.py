@@ -1,58 +1,20 @@
-"""The best sets of every size among those measured, and moves from them to their neighbours.
-
-Where most sizes are visited, moves are chosen by a model of all gradients taken so far (see
-`slope_model.py`).
-
-Elsewhere, what adding or removing a component would bring is predicted to first order, in two ways
-(see `engine/look_ahead.py`): the gains follow the curve of the metric, the gradient does not. Where
-the effects of single components are moderate the gains order them almost perfectly; where one
-example outgrows all others they exaggerate, and the gradient is the better guide. Proposals are
-taken from both in turn.
-
-Either way sets are compared by measured effects.
-"""
+"""The best sets of every size among those measured, and the ways from them to others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice, product
-from typing import TypeVar
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.masks import Mask, from_indices, ranking
+from tracekit.masks import ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
-from tracekit.search.local.slope_model import SlopeModel, additions, exchanges, removals
+from tracekit.search.local.moves import Moves, Surroundings, moves_by_model, moves_to_first_order
+from tracekit.search.local.slope_model import SlopeModel
 from tracekit.search.racing import Heat
-
-T = TypeVar("T")
 
 _KEPT = 8
 """Sets kept of each size."""
-_SINGLES = 4
-"""Components that do most alone, among which all pairs are measured."""
-_SCREENED = 3
-"""Components on either side that exchanges are made of, at least."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moves:
-    """How many neighbours of a set are measured."""
-
-    additions: int
-    """Sets with one component more."""
-    removals: int
-    """Sets with one component fewer."""
-    swaps: int
-    """Sets with one component exchanged."""
-    shares: tuple[float, ...] = ()
-    """Shares of the set that are exchanged at once."""
-    climb: int = 0
-    """Sets with more and more components exchanged, one at a time; only by a model."""
-
-
 _AFTER_A_STEP_DOWN = Moves(additions=0, removals=0, swaps=3, climb=2)
 
 
@@ -263,8 +225,7 @@ class BestSets:
         Args:
             members: The set.
             moves: How many of each sort.
-            up: The next larger size of interest. Where it is more than one component away, one
-                set is made for each prediction and for each order.
+            up: The next larger size of interest.
             down: The next smaller one.
             orders: Rankings of all components to fill up from.
             effort: Recorded, so that the set is taken up again only with more.
@@ -272,111 +233,18 @@ class BestSets:
         """
         self._efforts[members] = effort
         model = self.model_at(members)
-        if model is None:
-            proposed = self._proposed_to_first_order(members, moves, up, down, orders)
-        else:
-            proposed = self._proposed_by(model, members, moves, up, down, orders)
-        self.measure(proposed, f"neighbours of {len(members)}", larger=larger)
-
-    def _proposed_to_first_order(
-        self,
-        members: ComponentSet,
-        moves: Moves,
-        up: int | None,
-        down: int | None,
-        orders: Sequence[Sequence[int]],
-    ) -> list[Iterable[int]]:
-        prediction = self.measurements.predict_changes(members)
-        inside_set, size = set(members), len(members)
-        scores = (prediction.gains, prediction.gradient)
-        ranked = [ranking(score) for score in scores]
-        # Best additions first; best removals (least loss) first.
-        outside = [[i for i in order if i not in inside_set] for order in ranked]
-        inside = [[i for i in reversed(order) if i in inside_set] for order in ranked]
-        proposed: list[Iterable[int]] = []
-        if up == size + 1:
-            proposed += [inside_set | {new} for new in in_turn(*outside)[: moves.additions]]
-            proposed += self._with_best_singles(members, proposed)
-        elif up is not None:
-            proposed += _filled_up(members, up, (*outside, *orders))
-        if down is not None and down == size - 1:
-            proposed += [inside_set - {old} for old in in_turn(*inside)[: moves.removals]]
-        elif down:
-            proposed += [inside_set.difference(order[: size - down]) for order in inside]
-        screened = max(_SCREENED, moves.swaps)
-        swaps = in_turn(
-            *(
-                _swaps(score, old[:screened], new[:screened])
-                for score, old, new in zip(scores, inside, outside, strict=True)
-            )
+        singles = [each for each in self._means if len(each) == 1]
+        around = Surroundings(
+            members=members,
+            up=up,
+            down=down,
+            orders=orders,
+            singles=[single for (single,) in sorted(singles, key=lambda each: -self._means[each])],
+            is_known=self.measurements.__contains__,
         )
-        proposed += [inside_set - {old} | {new} for old, new in swaps[: moves.swaps]]
-        for share in moves.shares:
-            count = min(round(share * size), len(outside[0]))
-            if count > 1:
-                proposed += [
-                    inside_set.difference(old[:count]).union(new[:count])
-                    for old, new in zip(inside, outside, strict=True)
-                ]
-        return proposed
-
-    def _proposed_by(
-        self,
-        model: SlopeModel,
-        members: ComponentSet,
-        moves: Moves,
-        up: int | None,
-        down: int | None,
-        orders: Sequence[Sequence[int]],
-    ) -> list[Iterable[int]]:
-        row = from_indices(members, self.engine.n_components).float()
-        size, is_known = len(members), self.measurements.__contains__
-        proposed: list[Iterable[int]] = []
-        if up == size + 1:
-            proposed += model.best(members, additions(row), moves.additions, is_known)
-            proposed += self._with_best_singles(members, proposed)
-        elif up is not None:
-            proposed += [model.resized(members, up), *_filled_up(members, up, orders)]
-        if down is not None and down == size - 1:
-            proposed += model.best(members, removals(row), moves.removals, is_known)
-        elif down:
-            proposed.append(model.resized(members, down))
-        swapped = model.best(members, exchanges(row), moves.swaps, is_known)
-        proposed += swapped
-        if swapped:
-            proposed += model.climb(members, swapped[0], moves.climb)
-        return proposed
-
-    def _with_best_singles(
-        self, members: ComponentSet, proposed: Iterable[Iterable[int]]
-    ) -> list[ComponentSet]:
-        """A set and one of the components that do most alone, of those that make a new set.
-
-        No gradient points to some that do much alone. The smaller the set, the more of them.
-        """
-        known = {tuple(sorted(each)) for each in proposed}
-        singles = [each for each in self._means if len(each) == 1 and each[0] not in members]
-        singles.sort(key=lambda each: -self._means[each])
-        joined = (tuple(sorted((*members, *single))) for single in singles)
-        new = (each for each in joined if each not in known and each not in self.measurements)
-        return list(islice(new, max(1, _SINGLES - len(members))))
-
-
-def _filled_up(
-    members: ComponentSet, size: int, orders: Iterable[Sequence[int]]
-) -> list[Iterable[int]]:
-    """A set with the first of each order that are not in it."""
-    more = [[i for i in order if i not in set(members)] for order in orders]
-    return [(*members, *order[: size - len(members)]) for order in more]
-
-
-def _swaps(score: Mask, inside: list[int], outside: list[int]) -> list[tuple[int, int]]:
-    """Pairs of one component to remove and one to add, the most promising first."""
-    return sorted(
-        product(inside, outside), key=lambda pair: (score[pair[0]] - score[pair[1]]).item()
-    )
-
-
-def in_turn(*orders: Sequence[T]) -> list[T]:
-    """The first of each order, then the second of each, without repetitions."""
-    return list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))
+        if model is None:
+            prediction = self.measurements.predict_changes(members)
+            proposed = moves_to_first_order(around, moves, prediction)
+        else:
+            proposed = moves_by_model(around, moves, model)
+        self.measure(proposed, f"neighbours of {len(members)}", larger=larger)

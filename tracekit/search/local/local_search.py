@@ -6,10 +6,12 @@
 2. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
    soft top-k ranks all components for all budgets (see `soft_topk.py`), and prefixes of the
    rankings are measured at each size.
-3. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
-   few components to add, to remove and to exchange; measured effects decide. A set that is best at
-   one size seeds its neighbours.
-4. Then downwards and upwards again: at each size the search expands the best set whose neighbours
+3. Where most sizes are visited, it walks down from the set of all components, in up to eight steps:
+   the best large set need not hold the best small one.
+4. The search goes through the sizes upwards. At each, the gradient at the best set seen, or a model
+   of all gradients so far (see `slope_model.py`), proposes a few components to add, to remove and
+   to exchange; measured effects decide. A set that is best at one size seeds its neighbours.
+5. Then downwards and upwards again: at each size the search expands the best set whose neighbours
    were not measured yet. That goes on until nothing promising is left or the passes are spent.
 
 The number of passes is capped; what a pass costs grows with the model. Every effect is measured
@@ -35,9 +37,10 @@ from tracekit.masks import Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
 from tracekit.search.learned.reward import Reward
-from tracekit.search.local.best_sets import BestSets, Moves, in_turn
+from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.checkpoint import Checkpoint
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache, Stop
+from tracekit.search.local.moves import Moves, in_turn
 from tracekit.search.local.plan import GROUPS_HALVED, SearchPlan, default_passes
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
 from tracekit.search.racing import Portions

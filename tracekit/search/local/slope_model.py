@@ -41,6 +41,8 @@ class SlopeModel:
             examples: Numbers of the examples that gradients were taken on.
         """
         curves = ExampleCurves.of(engine)
+        self.n_components = engine.n_components
+        """Of the search."""
         self._engine = engine
         self._examples = examples
         self._curves = None if curves is None else curves.some(examples)
@@ -148,7 +150,7 @@ class SlopeModel:
         return _members(current)
 
     def _row(self, members: ComponentSet) -> Float[Tensor, " component"]:
-        return from_indices(members, self._engine.n_components).float()
+        return from_indices(members, self.n_components).float()
 
 
 class _Fit:
