@@ -155,7 +155,7 @@ class LocalSearch:
         portions = Portions.make(engine, seed, race=self.race)
         with self._checkpoint_for(engine, goal, seed) as checkpoint:
             measurements = MeasurementCache(
-                engine, limits, checkpoint, portions, expand=plan.has_model(engine.n_examples)
+                engine, limits, checkpoint, portions, expand=plan.has_model(engine)
             )
             best_sets = BestSets(measurements, last)
             state = SearchState(best_sets)
@@ -220,8 +220,12 @@ class LocalSearch:
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
         if self.refine:
-            best_sets.descend(plan.steps_down)
-            first = Moves(additions=self.additions, removals=0, swaps=1, climb=1)
+            has_model = plan.has_model(best_sets.engine)
+            if has_model:
+                best_sets.descend(plan.steps_down)
+            # Without a model there is one more, in place of the one with the best single component.
+            n_added = self.additions + (0 if has_model else 1)
+            first = Moves(additions=n_added, removals=0, swaps=1, climb=1)
             _Sweeps(best_sets, plan, first, orders, target).run()
 
 
@@ -282,7 +286,7 @@ def refine_sets(
     last = budgets[-1]
     plan = SearchPlan.make(engine.n_components, last, budgets, passes)
     measurements = MeasurementCache(
-        engine, Limits(max_passes=passes), expand=plan.has_model(engine.n_examples)
+        engine, Limits(max_passes=passes), expand=plan.has_model(engine)
     )
     best_sets = BestSets(measurements, last)
     best_sets.import_measured(measured)
@@ -358,6 +362,7 @@ class _Sweeps:
 
     def _later_moves(self, upwards: bool, times: int) -> Moves:
         if self.plan.dense:
-            more, fewer = (2, 1) if upwards else (1, 2)
+            has_model = self.plan.has_model(self.best_sets.engine)
+            more, fewer = (2, 1) if upwards else (1 if has_model else 2, 2)
             return Moves(additions=more * times, removals=fewer * times, swaps=2 * times, climb=1)
         return replace(self.first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))

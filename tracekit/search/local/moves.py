@@ -77,10 +77,10 @@ class Surroundings:
         Args:
             proposed: Sets that are proposed already.
         """
-        known = {tuple(sorted(each)) for each in proposed}
+        listed = {tuple(sorted(each)) for each in proposed}
         outside = (single for single in self.singles if single not in self.members)
         joined = (tuple(sorted((*self.members, single))) for single in outside)
-        new = (each for each in joined if each not in known and not self.is_known(each))
+        new = (each for each in joined if each not in listed and not self.is_known(each))
         return list(islice(new, max(1, _SINGLES - self.size)))
 
     def filled_up(self, size: int, orders: Iterable[Sequence[int]]) -> list[Iterable[int]]:
@@ -108,7 +108,6 @@ def moves_to_first_order(
     proposed: list[Iterable[int]] = []
     if around.up == size + 1:
         proposed += [inside_set | {new} for new in in_turn(*outside)[: moves.additions]]
-        proposed += around.with_singles(proposed)
     elif around.up is not None:
         proposed += around.filled_up(around.up, (*outside, *around.orders))
     if around.down is not None and around.down == size - 1:

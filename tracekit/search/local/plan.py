@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tracekit.engine.engine import Engine
+
 _FEW = 16
 """Up to this many components, passes are cheap enough to search almost exhaustively."""
 _MANY = 384
@@ -57,13 +59,16 @@ class SearchPlan:
         sizes = sorted({*self.sizes, *log_spaced_sizes(1, self.sizes[-1], n_sizes)})
         return [order[:size] for size in sizes for order in orders]
 
-    def has_model(self, n_examples: int) -> bool:
+    def has_model(self, engine: Engine) -> bool:
         """Whether a model of all gradients proposes moves.
 
+        A distance such as KL is about quadratic near the clean run, where slopes say little.
+
         Args:
-            n_examples: Number of examples.
+            engine: What is searched.
         """
-        return self.dense and self.n_components * n_examples <= _MOST_SLOPES
+        fits = self.n_components * engine.n_examples <= _MOST_SLOPES
+        return self.dense and fits and not engine.metric.is_flat_at_clean
 
     @classmethod
     def make(
@@ -85,7 +90,7 @@ class SearchPlan:
             every_size: Whether to visit most sizes if possible.
         """
         # No gradient points to some that do much alone.
-        cheap = n_components if n_components <= passes // 4 else passes // 8
+        cheap = n_components if n_components <= passes // 3 else passes // 8
         singles = min(n_components, max(min(16, passes // 3), cheap))
         affordable = int((passes - singles) / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable

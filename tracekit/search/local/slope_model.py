@@ -104,14 +104,14 @@ class SlopeModel:
             count: How many.
             is_known: Whether a set is of no interest, as it was measured.
         """
-        found: list[ComponentSet] = []
+        chosen: list[ComponentSet] = []
         for row in self.objectives(members, rows).argsort(descending=True, stable=True):
-            if len(found) >= count:
+            if len(chosen) >= count:
                 break
             candidate = _members(rows[row])
             if not is_known(candidate):
-                found.append(candidate)
-        return found
+                chosen.append(candidate)
+        return chosen
 
     def climb(
         self, members: ComponentSet, start: ComponentSet, steps: int
