@@ -92,3 +92,23 @@ def test_options(gpt2_tokenizer):
             tk.load_dataset(name, gpt2_tokenizer, n=0)
     with pytest.raises(ConfigError):
         tk.load_dataset("ioi", gpt2_tokenizer, counterfactual="other")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fingerprint"),
+    [
+        ("ioi", {}, "461fb357b580283f"),
+        ("ioi", {"counterfactual": "flip"}, "8b7fb0da75154a05"),
+        ("greater-than", {}, "130ef5b4cd509c36"),
+        ("gendered-pronouns", {}, "545ad2cf9dd9ed9e"),
+        ("variable-binding", {}, "b1912465d8eeabcb"),
+        ("variable-binding", {"split": "test"}, "165e877230c630bc"),
+        ("variable-binding", {"desideratum": "operation", "split": "test"}, "c8b3ceb71083e1c2"),
+    ],
+)
+def test_a_seed_draws_the_same_examples_in_every_release(
+    gpt2_tokenizer, name, options, fingerprint
+):
+    """Numbers in papers belong to these examples: a change belongs in the CHANGELOG."""
+    pairs = tk.load_dataset(name, gpt2_tokenizer, n=20, **options)
+    assert pairs.fingerprint[:16] == fingerprint

@@ -314,6 +314,21 @@ class TestBoundaries:
         ):
             assert self.warnings_of(gpt2_tokenizer, prompt, x, y) == []
 
+    def test_special_tokens_of_the_tokenizer_are_none_of_the_text(self):
+        """Llama's puts a token before every text; a text has it once, wherever it is split."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        words = {"<s>": 0, "The": 1, "doctor": 2, "said": 3, "he": 4, "?": 5}
+        inner = Tokenizer(models.WordLevel(words, unk_token="?"))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        inner.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+        assert tokenizer.encode("The doctor")[0] == 0
+        assert self.warnings_of(tokenizer, "The doctor said", " he") == []
+
     def test_a_missing_space(self, gpt2_tokenizer):
         (text,) = self.warnings_of(gpt2_tokenizer, "The doctor said that", "he", " she")
         assert text == (

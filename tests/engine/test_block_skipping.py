@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tracekit as tk
+from tests import tiny
+from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.capabilities import capabilities_of
 
 
@@ -16,3 +19,25 @@ def test_blocks_are_whole_again_after_an_error(model):
         raise RuntimeError("on purpose")
     assert all("forward" not in vars(block) for block in model.blocks)
     assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=[]), before)
+
+
+def test_a_model_whose_passes_differ_a_little_is_refused():
+    """Its last block reads a thousandth of the first one's output beside the residual stream."""
+    model = tk.load_model(tiny.hf_model("gpt2"))
+    first_output = []
+
+    def stream_of(output):
+        return output[0] if isinstance(output, tuple) else output
+
+    def remember(module, args, output):
+        first_output[:] = [stream_of(output)]
+
+    def leak(module, args, output):
+        leaked = stream_of(output) + 1e-3 * first_output[0]
+        return (leaked, *output[1:]) if isinstance(output, tuple) else leaked
+
+    tokens = torch.tensor([[1, 2, 3]])
+    assert BlockSkipper(model).refusal(model, tokens) == ""
+    model.blocks[0].register_forward_hook(remember)
+    model.blocks[-1].register_forward_hook(leak)
+    assert BlockSkipper(model).refusal(model, tokens) == "a pass resumed at block 2 differs"

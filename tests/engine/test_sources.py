@@ -493,8 +493,12 @@ class TestRefusals:
         pairs = tiny.pairs(3, seed=11)
         lengths = [len(pair.prompt_ids) for pair in pairs]
         assert len(set(lengths)) > 1
-        with pytest.raises(SourceError, match="and there is none for example"):
+        with pytest.raises(SourceError, match="and there is none for example") as refused:
             tk.Tracer(model, pairs, source="resample")
+        assert "more" not in str(refused.value)
+        rows = [{"prompt_ids": list(range(1, 2 + n)), "x_ids": [3]} for n in range(1, 6)]
+        with pytest.raises(SourceError, match=r"example 2 \(.*\); and 2 more\. Leave"):
+            tk.Tracer(model, tk.PromptPairs.from_ids(rows), source="resample", metric="nll")
 
     @pytest.mark.parametrize(
         ("change", "text"),

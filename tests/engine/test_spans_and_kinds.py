@@ -392,6 +392,11 @@ def test_spans_from_text_of_gpt2(gpt2_tokenizer):
     pairs = tk.PromptPairs.from_text([{**row, "counterfactual": None}], gpt2_tokenizer)
     texts = [gpt2_tokenizer.decode([pairs[0].prompt_ids[i]]) for i in pairs[0].spans["subject"]]
     assert "".join(texts) == " Space Needle"
+    # No space before it: the token that ends where the text begins is none of its own.
+    quoted = {**row, "prompt": 'The "Needle" is in downtown', "counterfactual": None}
+    quoted["spans"] = {"subject": "Needle"}
+    (pair,) = tk.PromptPairs.from_text([quoted], gpt2_tokenizer)
+    assert gpt2_tokenizer.decode([pair.prompt_ids[i] for i in pair.spans["subject"]]) == "Needle"
     with pytest.raises(tk.TracekitError, match="give both spans"):
         tk.PromptPairs.from_text([{k: v for k, v in row.items() if k != "spans"}], gpt2_tokenizer)
     with pytest.raises(SpanError, match="has 3 tokens, and 4 in the counterfactual"):

@@ -552,8 +552,11 @@ class TestReports:
         assert "\\toprule" in text
         assert "\\caption{One.}" in text
         assert "\\label" not in text
-        paths = table.save(tmp_path, "one")
-        assert [path.name for path in paths] == ["one.csv", "one.tex"]
+        for _ in range(2):
+            # Into folders that are not there yet, and over what is there.
+            paths = table.save(tmp_path / "of" / "tables", "one")
+            assert [path.name for path in paths] == ["one.csv", "one.tex"]
+            assert paths[1].read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -192,6 +193,37 @@ def test_results_show_their_numbers(shown):
     assert ["all components", f"effect {tracer.full_effect:.4g}"] in rows
     assert [row[0] for row in rows[-12:]] == ["top-k"] * 11 + ["greedy"]
     assert "and 3 earlier results" in tracer._repr_html_()
+
+
+def test_long_lists_of_components_are_cut(shown):
+    result, curve = shown["result"], shown["curve"]
+    assert repr(result).endswith(f"); {', '.join(result.labels)})")
+    assert repr(curve.at(12)).endswith(f"); {', '.join(curve.at(12).labels)})")
+    assert repr(curve.at(13)).endswith(f"); {', '.join(curve.at(13).labels[:12])}, ...)")
+
+
+def test_pictures_put_grids_side_by_side_and_names_at_their_cells(model):
+    """Every grid begins right of the one before, and every number is in the middle of its cell."""
+    registry = tk.ComponentRegistry.build(model.cfg, ["attention-patterns", "head-outputs"])
+    texts, cells = [], []
+
+    class Boxes(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            self.attrs = {name: value for name, value in attrs}
+            if tag == "rect" and "x" in self.attrs:
+                cells.append((float(self.attrs["x"]), float(self.attrs["width"])))
+
+        def handle_data(self, data):
+            texts.append((data, float(self.attrs["x"]), self.attrs.get("text-anchor")))
+
+    Boxes().feed(selection_svg(registry, [0, 5]))
+    columns = [x for text, x, anchor in texts if anchor == "middle"]
+    heads, lefts = model.cfg.n_heads, sorted({x for x, _ in cells})
+    assert len(columns) == len(lefts) == 2 * heads
+    assert columns == sorted(columns)
+    for column, left in zip(columns, lefts, strict=True):
+        assert left < column < left + cells[0][1]
+    assert min(b - a for a, b in pairwise(lefts)) >= cells[0][1]
 
 
 def test_looking_at_a_tracer_runs_nothing(model):

@@ -10,7 +10,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.results import effect_interval, intervals
-from tracekit.results.intervals import standard_error
+from tracekit.results.intervals import row_intervals, standard_error
 
 
 def weighted(count: int) -> torch.Tensor:
@@ -124,3 +124,10 @@ def test_the_width_is_that_of_the_confidence_asked_for(confidence, quantile):
     values = torch.randn(400, generator=torch.Generator().manual_seed(1))
     low, high = effect_interval(values, weights=torch.ones(400), confidence=confidence)
     assert high - low == pytest.approx(2 * quantile * values.std().item() / 400**0.5, rel=0.1)
+
+
+def test_two_examples():
+    """Intervals of rows are those of each row, with the fewest examples too."""
+    values = torch.tensor([[1.0, 3.0], [5.0, 4.5]])
+    expected = torch.tensor([effect_interval(row) for row in values], dtype=torch.float64)
+    torch.testing.assert_close(row_intervals(values), expected)

@@ -8,10 +8,12 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
 from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding
+from tracekit.results.strongest_pairs import _interacting
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,27 @@ def test_the_strongest_pairs_are_found(all_pairs, pairs):
     assert pairs.interactions.abs().diff().max() <= 0
     assert pairs.n_components == 32
     assert pairs.n_measured == 100
+
+
+def test_components_that_bend_only_by_themselves_are_looked_at_last():
+    """A quadratic function: of its 20 components four interact, others have large curvatures."""
+    n = 20
+    hessian = torch.zeros(n, n, dtype=torch.float64)
+    hessian[[3, 11, 5, 16], [11, 3, 16, 5]] = 1.0
+    hessian[range(6, 11), range(6, 11)] = 30.0
+    slopes = torch.linspace(-50, 50, n, dtype=torch.float64)
+
+    class Quadratic(Engine):
+        n_components = n
+
+        def __init__(self):
+            pass
+
+        def gradient(self, mask, weight, examples):
+            return None, slopes + hessian @ mask.double()
+
+    looked_at = _interacting(Quadratic(), range(n), (0,), None, 4, torch.Generator().manual_seed(0))
+    assert sorted(looked_at) == [3, 5, 11, 16]
 
 
 def test_predictions_come_close(pairs):

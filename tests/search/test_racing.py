@@ -63,6 +63,14 @@ class TestPortions:
         assert n_turns >= 2
         assert sorted(torch.cat(turns[:n_turns]).tolist()) == list(range(N))
 
+    @pytest.mark.parametrize(("n", "n_turns"), [(10_000, 8), (200, 3), (100, 1)])
+    def test_how_many_turns_gradients_take(self, n, n_turns):
+        """At least 64 examples each, at most eight turns."""
+        portions = Portions(order=torch.arange(n), stops=(n // 2, n))
+        turns = [portions.of_gradient(number) for number in range(n_turns + 1)]
+        assert sorted(torch.cat(turns[:n_turns]).tolist()) == list(range(n))
+        assert turns[n_turns].tolist() == turns[0].tolist()
+
     def test_races_begin_at_a_number_of_examples(self, model):
         just = tiny.engine(model, tiny.pairs(FEWEST_EXAMPLES))
         assert len(Portions.make(just, 0).rounds) > 1
