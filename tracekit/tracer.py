@@ -991,7 +991,7 @@ class Tracer:
         Args:
             members: As in `explain`; one component is enough.
             others: By name, pairs, which are measured by the tracer's metric, or pairs with a
-                metric.
+                metric. As the tracer was given its own: denoising reverses them.
             draws: Random sets with as many components of every kind in every layer, the same for
                 all data. `p` cannot be below 1 / (draws + 1).
             seed: Draws them.

@@ -14,6 +14,8 @@
 - `optimum`: against exhaustive search over 9 to 14 heads of random GPT-2s.
 - `ablations`: neurons, without one part each.
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
+- `starts`: local search with and without sets for single examples, and the best known: a search of
+  `--passes` passes.
 - `races`: local search and top-k with races and without, on random GPT-2s of four layers
   and 512 pairs.
 
@@ -396,6 +398,30 @@ def table_rewards(family: str, seeds: range) -> None:
         say(f"{name}: " + "; ".join(f"{shown(a.effects)} at {a.passes:.0f}" for a in answers))
 
 
+def table_starts(family: str, seeds: range, passes: int | None) -> None:
+    """Effects with sets for single examples, against those without, greedy and the best known."""
+    ratios: dict[str, list[float]] = {"without": [], "greedy": [], "best known": []}
+    for name, case in cases(family, seeds):
+        ours = searched(case, LocalSearch(), SHARES)
+        rivals = {
+            "without": searched(case, LocalSearch(start_from_examples=False), SHARES).effects,
+            "greedy": searched(case, make("greedy", {}), SHARES).effects,
+        }
+        known = [ours.effects, *rivals.values()]
+        if passes is not None:
+            known.append(searched(case, LocalSearch(max_passes=passes), SHARES).effects)
+        rivals["best known"] = [max(effects) for effects in zip(*known, strict=True)]
+        for rival, effects in rivals.items():
+            ratios[rival] += against(ours.effects, effects)
+        say(f"{name}: " + "; ".join(f"of {n} {shown(r[-4:])}" for n, r in ratios.items()))
+    for rival, values in ratios.items():
+        say(
+            f"{family}, of {rival}: mean {mean(values):.3f}, median {median(values):.3f}, least "
+            f"{min(values):.3f}, most {max(values):.3f}, below 0.9 in "
+            f"{sum(value < 0.9 for value in values)} of {len(values)}"
+        )
+
+
 def table_races(family: str, seeds: range) -> None:
     """Effects and passes of searches that race, as shares of those that do not."""
     effects: dict[str, list[float]] = {}
@@ -424,7 +450,16 @@ def say(line: str) -> None:
 
 
 Table = Literal[
-    "greedy", "fresh", "objectives", "rivals", "large", "optimum", "ablations", "rewards", "races"
+    "greedy",
+    "fresh",
+    "objectives",
+    "rivals",
+    "large",
+    "optimum",
+    "ablations",
+    "rewards",
+    "starts",
+    "races",
 ]
 
 
@@ -435,6 +470,7 @@ def main(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Random models of each kind.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
+    passes: Annotated[int | None, typer.Option(help="Of the best known, for `starts`.")] = None,
 ) -> None:
     """Compares searches."""
     families = [family] if family else ["demo", *SCALES]
@@ -451,6 +487,9 @@ def main(
     elif table == "rewards":
         for one in [one for one in families if one in SCALES]:
             table_rewards(one, numbers)
+    elif table == "starts":
+        for one in families:
+            table_starts(one, numbers, passes)
     elif table == "races":
         for one in [one for one in families if one in SCALES]:
             table_races(one, numbers)

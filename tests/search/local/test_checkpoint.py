@@ -56,6 +56,18 @@ def test_a_checkpoint_goes_on_where_the_search_stopped(model, monkeypatch, tmp_p
     assert (third.engine.cost.forward_equivalents) <= 1
 
 
+def test_a_search_goes_on_with_more_passes(model, tmp_path):
+    """The first has too few for sets for single examples, and keeps no slopes of examples."""
+    file = tmp_path / "front.ckpt"
+    options = {"max_budget": 4, "statistics": False, "checkpoint": file, "objective": "mean"}
+    tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
+    few = tracer.pareto(max_passes=40, **options)
+    more = tracer.pareto(max_passes=170, **options)
+    assert 40 < more[0].cost.forward_equivalents <= 170
+    for size in few.sizes:
+        assert more.at(size).effect >= few.at(size).effect
+
+
 def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     file = tmp_path / "front.ckpt"
     data = tiny.pairs(6, seed=3)
@@ -65,7 +77,7 @@ def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     for tracer, options in (
         (tk.Tracer(model, tiny.pairs(6, seed=4)), {}),
         (tk.Tracer(model, data, metric="probability-drop"), {}),
-        (tk.Tracer(model, data), {"additions": 3}),
+        (tk.Tracer(model, data), {"additions": 4}),
         (tk.Tracer(other_model, data), {}),
     ):
         with pytest.raises(CheckpointError, match=text):

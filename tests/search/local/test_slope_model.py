@@ -7,7 +7,6 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-import tracekit as tk
 from tests import tiny
 from tracekit.engine.look_ahead import Expansion
 from tracekit.engine.objectives import ScoringEngine, TrimmedMean
@@ -17,7 +16,7 @@ from tracekit.search.local import slope_model
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import Limits, MeasurementCache
-from tracekit.search.local.slope_model import SlopeModel, additions, exchanges, removals
+from tracekit.search.local.slope_model import SlopeModel, exchanges
 
 N = 12
 
@@ -86,6 +85,16 @@ def test_pairs_are_seen_once_slopes_are_known_on_both_sides(engine, monkeypatch)
     assert (blind - expected).abs().max() > 20 * (found - expected).abs().max()
 
 
+def test_a_model_of_some_sets_knows_nothing_of_others(engine):
+    truth = Quadratic(engine, bend=0.05)
+    few = [(), (1, 2, 3)]
+    model = taught(engine, truth, [*few, (4, 5), (6, 7, 8)]).only(few)
+    rows = rows_of([(1, 4), (2, 3, 8)])
+    expected = taught(engine, truth, few).objectives((), rows)
+    assert torch.equal(model.objectives((), rows), expected)
+    assert (4, 5) not in model
+
+
 def test_the_more_gradients_the_better_unseen_sets_are_ordered(engine):
     truth = Quadratic(engine, bend=0.05)
     generator = torch.Generator().manual_seed(5)
@@ -143,19 +152,15 @@ def test_what_the_search_maximises_is_predicted(engine):
     assert abs(measured - engine.set_effects([(4, 5)]).mean(1)) > 1e-3
 
 
-def test_neighbours_are_all_of_them():
+def test_exchanges_are_all_of_them():
     row = from_indices((1, 4, 6), N).float()
 
     def sets(rows):
         return sorted(tuple(each.nonzero()[:, 0].tolist()) for each in rows)
 
-    def apart(size, same):
-        every = combinations(range(N), size)
-        return [members for members in every if len({1, 4, 6} & set(members)) == same]
-
-    assert sets(additions(row)) == apart(4, 3)
-    assert sets(removals(row)) == apart(2, 2)
-    assert sets(exchanges(row)) == apart(3, 2)
+    every = combinations(range(N), 3)
+    expected = [members for members in every if len({1, 4, 6} & set(members)) == 2]
+    assert sets(exchanges(row)) == expected
     assert not len(exchanges(torch.ones(N)))
 
 
@@ -174,40 +179,122 @@ def test_proposals_are_the_best_by_the_model(engine):
     assert len(climbed) > 2
     assert heights == sorted(heights)
     assert all(len(set(a) & set(b)) == 2 for a, b in pairwise(climbed))
-    for size in (1, 5):
-        assert len(model.resized(start, size)) == size
-    assert set(model.resized(start, 1)) < set(start) < set(model.resized(start, 5))
 
 
-class TestWalkDown:
-    """From all components down to the largest size of interest."""
+class TestSetsForExamples:
+    """Sets that promise most for one example each."""
 
-    def test_larger_sets_are_a_way_and_no_answer(self, engine):
-        best_sets = BestSets(MeasurementCache(engine, Limits(), expand=True), 4)
-        best_sets.orders_from_empty()
-        best_sets.descend((8, 6, 4))
-        assert best_sets.sizes == [4]
-        assert {12, 8, 6} <= {len(members) for members in best_sets.measurements._decided}
-        best_sets.measure([range(5)], "too large")
-        assert best_sets.sizes == [4]
+    def test_they_are_the_best_where_components_add_up(self, engine):
+        truth = Quadratic(engine, bend=0)
+        model = taught(engine, truth, [(), tuple(range(N))])
+        best = truth.linear.topk(3, dim=1).indices.tolist()
+        expected = {tuple(sorted(members)) for members in best}
+        rows = model.sets_for_examples((), 3)
+        assert {tuple(row.nonzero()[:, 0].tolist()) for row in rows} == expected
+        assert len(rows) == len(expected) > 1
 
-    def test_without_slopes_there_is_none(self, engine):
-        best_sets = BestSets(MeasurementCache(engine, Limits()), 4)
-        best_sets.descend((8, 6, 4))
+    def test_they_follow_the_slopes_at_themselves(self, engine):
+        """Pairs of components count too: the sets do more than those with the largest slopes."""
+        truth = Quadratic(engine, bend=0.1)
+        sets = list(combinations(range(N), 3))
+        model = taught(engine, truth, [(), *sets[::4]])
+        quantities = torch.stack([truth.at(members) for members in sets])
+        promised = [
+            quantities[sets.index(tuple(row.nonzero()[:, 0].tolist()))]
+            for row in model.sets_for_examples((), 3)
+        ]
+        alone = truth.linear.topk(3, dim=1).indices.sort(dim=1).values.tolist()
+        by_slope = torch.stack([quantities[sets.index(tuple(members))] for members in alone])
+        # Of each example, the best of its sets; examples may share one.
+        of_sets = torch.stack(promised).max(0).values
+        share = (of_sets - by_slope.diagonal()) / (quantities.max(0).values - by_slope.diagonal())
+        assert share.nanmean() > 0.5
+
+
+class TestStarts:
+    """Sets made for single examples, measured within a search."""
+
+    def test_they_have_the_sizes_asked_for(self, engine):
+        best_sets = BestSets(MeasurementCache(engine, Limits(), expand=True), 6)
+        best_sets.start_from_examples([6, 3])
+        assert best_sets.sizes == [3, 6]
+        assert len([each for each in best_sets.measurements._decided if len(each) == 6]) >= 6
+
+    def test_without_slopes_there_are_none(self, engine):
+        best_sets = BestSets(MeasurementCache(engine, Limits()), 6)
+        best_sets.start_from_examples([6, 3])
         assert best_sets.sizes == []
 
-    def test_fronts_hold_no_larger_sets(self, model):
-        tracer = tk.Tracer(model, tiny.pairs(8, seed=1))
-        front = tracer.pareto(max_budget=4, statistics=False, objective="mean")
-        assert max(front.sizes) == 4
-        state = LocalSearch().run(tracer.engine, Goal.make(N, budgets=[4]), 0)
-        assert any(len(members) > 4 for members in state.best_sets.measurements._decided)
+    def test_a_set_for_one_example_is_found_that_the_mean_does_not_point_to(self, engine):
+        """Log-odds of seven examples rise by nine components a little, of the eighth by three
+        others, steeply, and only together."""
+        n = engine.n_examples
+        generator = torch.Generator().manual_seed(0)
+        linear = 0.3 * torch.rand(n, N, generator=generator)
+        linear[:, [2, 6, 9]] = -0.1
+        linear[5] = -0.5
+        linear[5, [2, 6, 9]] = 0.2
+        base = engine.metric.linearization.to_linear(engine.clean)
+
+        def quantities(members):
+            row = from_indices(members, N).float()
+            joint = torch.zeros(n)
+            joint[5] = 1.5 * max(0, len({2, 6, 9} & set(members)) - 1)
+            return base + linear @ row + joint
+
+        def expansion(members):
+            at = quantities(members)
+            more = [quantities(tuple({*members} | {i})) for i in range(N)]
+            less = [quantities(tuple({*members} - {i})) for i in range(N)]
+            return Expansion(torch.arange(n), at, torch.stack(more, 1) - torch.stack(less, 1))
+
+        model = SlopeModel(engine, torch.arange(n))
+        for members in [(), tuple(range(N))]:
+            model.add(members, expansion(members))
+        rows = model.sets_for_examples((), 3)
+        assert (2, 6, 9) in {tuple(row.nonzero()[:, 0].tolist()) for row in rows}
+        slopes = expansion(()).slopes.mean(0).topk(3).indices.tolist()
+        assert not {2, 6, 9} & set(slopes)
+
+    def test_a_search_measures_them(self, model, monkeypatch):
+        engine = tiny.engine(model, tiny.pairs(8, seed=1))
+        asked = []
+        monkeypatch.setattr(
+            BestSets, "start_from_examples", lambda self, sizes: asked.append([*sizes])
+        )
+        search = LocalSearch(max_passes=200)
+        search.run(engine, Goal.make(N, budgets=list(range(1, 11))), 0)
+        assert asked == [[10]]
+        # All components are one set; there is nothing to choose.
+        search.run(engine, Goal.make(N, budgets=list(range(1, N + 1))), 0)
+        assert asked[1] == [11]
+        LocalSearch(max_passes=480).run(engine, Goal.make(N, budgets=list(range(1, 11))), 0)
+        assert asked[2] == [10, 6, 3]
+        # Few passes, and a distance, whose slopes at the clean run say little.
+        LocalSearch(max_passes=100).run(engine, Goal.make(N, budgets=[4]), 0)
+        distance = tiny.engine(model, tiny.pairs(8, seed=1), metric="kl")
+        search.run(distance, Goal.make(N, budgets=[4]), 0)
+        assert len(asked) == 3
+        # Where they are not wanted.
+        search = LocalSearch(max_passes=200, start_from_examples=False)
+        search.run(engine, Goal.make(N, budgets=[4]), 0)
+        assert len(asked) == 3
+
+    def test_none_is_larger_than_what_reaches_the_target(self, model, monkeypatch):
+        engine = tiny.engine(model, tiny.pairs(8, seed=1))
+        asked = []
+        monkeypatch.setattr(
+            BestSets, "start_from_examples", lambda self, sizes: asked.append([*sizes])
+        )
+        single = engine.set_effects([(i,) for i in range(N)]).mean(1).max().item()
+        LocalSearch(max_passes=480).search(engine, Goal.make(N, target_effect=single / 2), 0)
+        assert asked == [[]]
 
 
 def test_the_best_of_all_sets_of_four_is_found(engine):
-    """Of 495, in 72 passes."""
+    """Of 495, in 165 passes."""
     sets = list(combinations(range(N), 4))
     best = engine.set_effects(sets).mean(1).max().item()
-    search = LocalSearch(max_passes=72)
+    search = LocalSearch(max_passes=165)
     (found,) = search.search(engine, Goal.make(N, budgets=[4]), 0)
     assert found.effects.mean().item() == pytest.approx(best, rel=1e-5)

@@ -6,16 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.masks import ranking
+from tracekit.masks import from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
-from tracekit.search.local.moves import Moves, Surroundings, moves_by_model, moves_to_first_order
-from tracekit.search.local.slope_model import SlopeModel
+from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
+from tracekit.search.local.slope_model import SlopeModel, exchanges
 from tracekit.search.racing import Heat
 
 _KEPT = 8
 """Sets kept of each size."""
-_AFTER_A_STEP_DOWN = Moves(additions=0, removals=0, swaps=3, climb=2)
+_STARTS = 6
+"""Sets made for single examples by a model that are measured at a size."""
+_IMPROVED_STARTS = 3
+"""How many of them are improved, beside the best set of the size."""
+_EXCHANGES = 3
+_CLIMBED = 2
+"""Sets measured to improve one: with one component exchanged, and with more."""
 
 
 class BestSets:
@@ -30,7 +36,6 @@ class BestSets:
         """
         self.measurements = measurements
         self.largest = largest
-        self._widest = largest
         self._means: dict[ComponentSet, float] = {(): 0.0}
         self._best: dict[int, list[ComponentSet]] = {0: [()]}
         self._efforts: dict[ComponentSet, int] = {}
@@ -44,7 +49,7 @@ class BestSets:
     @property
     def sizes(self) -> list[int]:
         """Sizes of which a set was measured, ascending."""
-        return sorted(size for size in self._best if 0 < size <= self._widest)
+        return sorted(size for size in self._best if size)
 
     @property
     def improving(self) -> list[int]:
@@ -74,13 +79,12 @@ class BestSets:
 
     # ---- measuring ------------------------------------------------------------------------
 
-    def measure(self, sets: Iterable[Iterable[int]], label: str, *, larger: bool = False) -> None:
+    def measure(self, sets: Iterable[Iterable[int]], label: str) -> None:
         """Measures the sets that are new, of 1 to `largest` components.
 
         Args:
             sets: The sets.
             label: Names the progress bar.
-            larger: Whether to measure larger ones too, as a way to smaller ones.
 
         Raises:
             LimitReachedError: Not all could be; those that could are kept.
@@ -88,7 +92,7 @@ class BestSets:
         ascending = [tuple(sorted(members)) for members in sets]
         by_size: dict[int, list[ComponentSet]] = {}
         for members in ascending:
-            if len(members) > 0 and (larger or len(members) <= self.largest):
+            if 0 < len(members) <= self.largest:
                 by_size.setdefault(len(members), []).append(members)
         heats = [
             Heat(sets=of_size, rival=self.best(size) if size in self._best else None)
@@ -132,7 +136,7 @@ class BestSets:
         # Those that were measured on all examples first: the others are held against them.
         for members in sorted(measured, key=is_dropped):
             size = len(members)
-            if is_dropped(members) and size not in self._best:
+            if not 0 < size <= self.largest or (is_dropped(members) and size not in self._best):
                 continue
             rival = self.best(size) if is_dropped(members) else None
             self._means[members] = self.measurements.mean(members, rival)
@@ -141,29 +145,47 @@ class BestSets:
             best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
 
-    def descend(self, sizes: Sequence[int]) -> None:
-        """Walks down from the set of all components, by a model.
+    def start_from_examples(self, sizes: Iterable[int]) -> None:
+        """Measures sets that are made for single examples, and improves the best of them.
 
-        The best large set need not hold the best small one, so a walk upwards may miss it.
+        Where effects grow like odds, a few examples carry most of the mean. A walk along the
+        gradient of the mean settles early on which ones; these sets put all of them to the test.
 
         Args:
-            sizes: Where to stop for exchanges, descending, from fewer than all on.
+            sizes: Of these sets.
 
         Raises:
-            LimitReachedError: Not all sets could be measured; those that could are kept.
+            LimitReachedError: Not all could be measured; those that could are kept.
         """
-        members = tuple(range(self.engine.n_components))
-        self.measure([members], "walk down", larger=True)
+        everything = tuple(range(self.engine.n_components))
         for size in sizes:
-            model = self.model_at(members)
-            if model is None:
+            learned = self.model_at(everything)
+            # A checkpoint of a search with fewer passes holds gradients without slopes.
+            if learned is None or () not in learned:
                 return
-            prediction = self.measurements.predict_changes(members)
-            orders = [ranking(score) for score in (prediction.gains, prediction.gradient)]
-            kept = [[i for i in order if i in set(members)][:size] for order in orders]
-            self.measure([model.resized(members, size), *kept], "walk down", larger=True)
-            self.explore(self.best(size), _AFTER_A_STEP_DOWN, up=None, down=None, larger=True)
-            members = self.best(size)
+            starts: list[ComponentSet] = []
+            # The second has learned most about the sets that the first sweep went through.
+            for model in (learned.only([(), everything]), learned):
+                rows = model.sets_for_examples((), size)
+                starts += model.best((), rows, _STARTS, self.measurements.__contains__)
+            starts = list(dict.fromkeys(starts))
+            self.measure(starts, "starts")
+            starts.sort(key=self.measurements.mean, reverse=True)
+            improved = starts[:_IMPROVED_STARTS]
+            for members in improved:
+                self._improve(members)
+            if self.best(size) not in improved:
+                self._improve(self.best(size))
+
+    def _improve(self, members: ComponentSet) -> None:
+        """Measures the exchanges that promise most by the model, and further ones from the best."""
+        model = self.model_at(members)
+        if model is None:
+            return
+        rows = exchanges(from_indices(members, self.engine.n_components).float())
+        swapped = model.best(members, rows, _EXCHANGES, self.measurements.__contains__)
+        climbed = model.climb(members, swapped[0], _CLIMBED) if swapped else ()
+        self.measure([*swapped, *climbed], "starts")
 
     # ---- neighbours -----------------------------------------------------------------------
 
@@ -218,7 +240,6 @@ class BestSets:
         down: int | None,
         orders: Sequence[Sequence[int]] = (),
         effort: int = 0,
-        larger: bool = False,
     ) -> None:
         """Measures the most promising neighbours of a set.
 
@@ -229,22 +250,11 @@ class BestSets:
             down: The next smaller one.
             orders: Rankings of all components to fill up from.
             effort: Recorded, so that the set is taken up again only with more.
-            larger: Whether to measure sets of more than `largest` components too.
         """
         self._efforts[members] = effort
-        model = self.model_at(members)
-        singles = [each for each in self._means if len(each) == 1]
-        around = Surroundings(
-            members=members,
-            up=up,
-            down=down,
-            orders=orders,
-            singles=[single for (single,) in sorted(singles, key=lambda each: -self._means[each])],
-            is_known=self.measurements.__contains__,
-        )
-        if model is None:
-            prediction = self.measurements.predict_changes(members)
-            proposed = moves_to_first_order(around, moves, prediction)
-        else:
-            proposed = moves_by_model(around, moves, model)
-        self.measure(proposed, f"neighbours of {len(members)}", larger=larger)
+        # The model learns from every gradient, though it proposes nothing here.
+        self.model_at(members)
+        around = Surroundings(members=members, up=up, down=down, orders=orders)
+        prediction = self.measurements.predict_changes(members)
+        proposed = promising_neighbours(around, moves, prediction)
+        self.measure(proposed, f"neighbours of {len(members)}")

@@ -73,9 +73,11 @@ class LocalSearch:
     reward: Reward = "dataset"
     """What it follows: the mean effect (`dataset`) or the mean of 1/(1 + effect) over examples
     (`per-example`)."""
-    additions: int = 2
-    """Sets with one component more that are measured on the first way up, at each size, beside the
-    one with the best single component."""
+    additions: int = 3
+    """Sets with one component more that are measured on the first way up, at each size."""
+    start_from_examples: bool = True
+    """Whether sets that promise most for single examples are made after it, where passes allow most
+    sizes to be visited; a quarter of the passes, at least 160 in all. Not for distances."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
@@ -155,7 +157,7 @@ class LocalSearch:
         portions = Portions.make(engine, seed, race=self.race)
         with self._checkpoint_for(engine, goal, seed) as checkpoint:
             measurements = MeasurementCache(
-                engine, limits, checkpoint, portions, expand=plan.has_model(engine)
+                engine, limits, checkpoint, portions, expand=plan.starts_from_examples(engine)
             )
             best_sets = BestSets(measurements, last)
             state = SearchState(best_sets)
@@ -192,6 +194,8 @@ class LocalSearch:
     def _plan(self, n_components: int, last: int, budgets: Sequence[int]) -> SearchPlan:
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
         plan = SearchPlan.make(n_components, last, budgets, passes, every_size=self.refine)
+        if not self.start_from_examples:
+            plan = replace(plan, start_sizes=())
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.
         return replace(plan, soft_steps=min(soft_steps, passes // 4))
@@ -220,13 +224,13 @@ class LocalSearch:
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
         if self.refine:
-            has_model = plan.has_model(best_sets.engine)
-            if has_model:
-                best_sets.descend(plan.steps_down)
-            # Without a model there is one more, in place of the one with the best single component.
-            n_added = self.additions + (0 if has_model else 1)
-            first = Moves(additions=n_added, removals=0, swaps=1, climb=1)
-            _Sweeps(best_sets, plan, first, orders, target).run()
+            first = Moves(additions=self.additions, removals=0, swaps=1)
+            sweeps = _Sweeps(best_sets, plan, first, orders, target)
+            if plan.starts_from_examples(best_sets.engine):
+                sweeps.go_up()
+                largest = best_sets.largest
+                best_sets.start_from_examples(s for s in plan.start_sizes if s <= largest)
+            sweeps.run()
 
 
 @dataclass(eq=False)
@@ -285,18 +289,14 @@ def refine_sets(
     """
     last = budgets[-1]
     plan = SearchPlan.make(engine.n_components, last, budgets, passes)
-    measurements = MeasurementCache(
-        engine, Limits(max_passes=passes), expand=plan.has_model(engine)
-    )
-    best_sets = BestSets(measurements, last)
+    best_sets = BestSets(MeasurementCache(engine, Limits(max_passes=passes)), last)
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan, orders)
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
-        first = Moves(additions=2, removals=0, swaps=1, climb=1)
-        _Sweeps(best_sets, plan, first, orders, None).run()
+        _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None).run()
     return best_sets
 
 
@@ -323,14 +323,23 @@ class _Sweeps:
         """Sweeps, with more effort whenever a sweep finds no set to expand."""
         sweep, level = 0, 0
         while level < len(_ESCALATION):
-            upwards = sweep % 2 == 0
-            has_expanded = False
-            for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
-                if self._expand(size, sweep, upwards, level):
-                    has_expanded = True
-                    _progress.current().note(size=size, effect=self.best_sets.effect(size))
+            has_expanded = self._sweep(sweep, level)
             sweep += 1
             level += not has_expanded
+
+    def go_up(self) -> None:
+        """The first sweep alone."""
+        self._sweep(0, 0)
+
+    def _sweep(self, sweep: int, level: int) -> bool:
+        """Goes up or down once; whether there was a set to expand."""
+        upwards = sweep % 2 == 0
+        has_expanded = False
+        for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
+            if self._expand(size, sweep, upwards, level):
+                has_expanded = True
+                _progress.current().note(size=size, effect=self.best_sets.effect(size))
+        return has_expanded
 
     def _expand(self, size: int, sweep: int, upwards: bool, level: int) -> bool:
         """Measures the neighbours of the next set of a size; whether there was one to expand."""
@@ -362,7 +371,6 @@ class _Sweeps:
 
     def _later_moves(self, upwards: bool, times: int) -> Moves:
         if self.plan.dense:
-            has_model = self.plan.has_model(self.best_sets.engine)
-            more, fewer = (2, 1) if upwards else (1 if has_model else 2, 2)
-            return Moves(additions=more * times, removals=fewer * times, swaps=2 * times, climb=1)
+            removals = 1 if upwards else 2
+            return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
         return replace(self.first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))

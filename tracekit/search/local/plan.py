@@ -26,10 +26,10 @@ _PER_SPREAD_SIZE = 18
 _BISECTIONS = 40
 _MOST_SLOPES = 200_000
 """Components times examples up to which the slopes of about a hundred gradients fit into memory."""
-_STEPS_DOWN = 8
-"""Steps of the walk down from all components, at most."""
-_PER_STEP_DOWN = 72
-"""Passes for one of them, which takes about 12: a sixth of all go into the walk."""
+_START_SIZES = (1.0, 0.6, 0.3)
+"""Shares of the largest size at which sets are made for single examples."""
+_PER_START_SIZE = 160
+"""Passes for one of these sizes, which takes about 40: a quarter of all go into them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class SearchPlan:
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
     """Steps of soft top-k."""
-    steps_down: tuple[int, ...] = ()
-    """Sizes at which the walk down from all components stops, descending."""
+    start_sizes: tuple[int, ...] = ()
+    """Sizes at which sets are made for single examples, descending."""
     groups: int = 0
     """Groups of components that are halved, to find single ones that no gradient points to."""
 
@@ -59,8 +59,8 @@ class SearchPlan:
         sizes = sorted({*self.sizes, *log_spaced_sizes(1, self.sizes[-1], n_sizes)})
         return [order[:size] for size in sizes for order in orders]
 
-    def has_model(self, engine: Engine) -> bool:
-        """Whether a model of all gradients proposes moves.
+    def starts_from_examples(self, engine: Engine) -> bool:
+        """Whether sets are made for single examples, by a model of all gradients.
 
         A distance such as KL is about quadratic near the clean run, where slopes say little.
 
@@ -68,7 +68,7 @@ class SearchPlan:
             engine: What is searched.
         """
         fits = self.n_components * engine.n_examples <= _MOST_SLOPES
-        return self.dense and fits and not engine.metric.is_flat_at_clean
+        return bool(self.start_sizes) and fits and not engine.metric.is_flat_at_clean
 
     @classmethod
     def make(
@@ -101,16 +101,15 @@ class SearchPlan:
         soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
         rounds = max(1, n_components // _GROUPS).bit_length()
         fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
-        n_steps = min(_STEPS_DOWN, int(passes / _PER_STEP_DOWN)) if dense else 0
-        shares = [step / n_steps for step in range(1, n_steps + 1)]
-        down = {round(n_components * (last / n_components) ** share) for share in shares}
+        n_starts = min(len(_START_SIZES), passes // _PER_START_SIZE) if dense else 0
+        starts = {round(share * min(last, n_components - 1)) for share in _START_SIZES[:n_starts]}
         return cls(
             n_components=n_components,
             passes=passes,
             singles=singles,
             sizes=sizes,
             dense=dense,
-            steps_down=tuple(sorted(down - {n_components}, reverse=True)),
+            start_sizes=tuple(sorted(starts - {0}, reverse=True)),
             soft_steps=soft_steps,
             groups=_GROUPS if singles < n_components and fits else 0,
         )

@@ -4,13 +4,13 @@ The gradient at a set gives, for every example, the slope of the quantity that i
 `engine/look_ahead.py`) along each component. At other sets the slopes are predicted by kernel ridge
 regression: the fewer components two sets differ in, the more alike their slopes are. From a set
 whose gradient is known the quantity at another one follows by the trapezoid rule, and the exact
-curve of the metric makes it an effect. So thousands of exchanges are judged without a pass, each on
+curve of the metric makes it an effect. So thousands of sets are judged without a pass, each on
 every example, and the best of them are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +28,8 @@ Rows = Float[Tensor, "row component"]
 _REACH = 0.25
 """Share of all components that two sets differ in when their slopes are alike by 1/e."""
 _RIDGE = 1e-2
+_ROUNDS = 3
+"""How often the set for an example follows the slopes at itself."""
 
 
 class SlopeModel:
@@ -66,10 +68,30 @@ class SlopeModel:
         rows = torch.full((self._engine.n_examples,), -1)
         rows[expansion.examples] = torch.arange(len(expansion.examples))
         rows = rows[self._examples]
+        self._learn(members, expansion.quantity[rows], expansion.slopes[rows].T.contiguous())
+
+    def _learn(
+        self,
+        members: ComponentSet,
+        quantity: Float[Tensor, " example"],
+        slopes: Float[Tensor, "component example"],
+    ) -> None:
         self._numbers[members] = len(self._quantities)
-        self._quantities.append(expansion.quantity[rows])
-        self._slopes.append(expansion.slopes[rows].T.contiguous())
+        self._quantities.append(quantity)
+        self._slopes.append(slopes)
         self._fit = None
+
+    def only(self, sets: Iterable[ComponentSet]) -> SlopeModel:
+        """A model that learned from some of these sets and no others.
+
+        Args:
+            sets: Those.
+        """
+        model = SlopeModel(self._engine, self._examples)
+        for members in sets:
+            number = self._numbers[members]
+            model._learn(members, self._quantities[number], self._slopes[number])
+        return model
 
     def objectives(self, members: ComponentSet, rows: Rows) -> Float[Tensor, " row"]:
         """What the search would measure of sets, on these examples.
@@ -78,16 +100,26 @@ class SlopeModel:
             members: A set that it learned from, to start from.
             rows: The sets.
         """
-        if self._fit is None:
-            sets = torch.stack([self._row(each) for each in self._numbers])
-            self._fit = _Fit(sets, torch.stack(self._slopes, 1))
         number = self._numbers[members]
-        quantity = self._quantities[number][:, None] + self._fit.changes(
+        quantity = self._quantities[number][:, None] + self._fitted().changes(
             self._row(members), self._slopes[number], rows
         )
         effects = quantity if self._curves is None else self._curves.effects(quantity)
         # A prediction that is no number is none at all.
         return self._engine.objective_of(effects).float().nan_to_num(nan=-float("inf"))
+
+    def sets_for_examples(self, members: ComponentSet, size: int) -> Rows:
+        """The set of a size that promises most for each example alone, without repetitions.
+
+        Args:
+            members: A set that it learned from, to start from.
+            size: How many components there shall be.
+        """
+        start, fit = self._slopes[self._numbers[members]].T, self._fitted()
+        rows = _largest(start + fit.mean.T, size)
+        for _ in range(_ROUNDS):
+            rows = _largest(start + fit.own_slopes(rows), size)
+        return rows.unique(dim=0)
 
     def best(
         self,
@@ -136,18 +168,11 @@ class SlopeModel:
             promised, current = promises[best].item(), rows[best]
             yield _members(current)
 
-    def resized(self, members: ComponentSet, size: int) -> ComponentSet:
-        """A set that components joined or left, each time the one that promises most.
-
-        Args:
-            members: A set that it learned from.
-            size: How many components there shall be.
-        """
-        current = self._row(members)
-        while current.sum() != size:
-            rows = additions(current) if current.sum() < size else removals(current)
-            current = rows[int(self.objectives(members, rows).argmax())]
-        return _members(current)
+    def _fitted(self) -> _Fit:
+        if self._fit is None:
+            sets = torch.stack([self._row(each) for each in self._numbers])
+            self._fit = _Fit(sets, torch.stack(self._slopes, 1))
+        return self._fit
 
     def _row(self, members: ComponentSet) -> Float[Tensor, " component"]:
         return from_indices(members, self.n_components).float()
@@ -160,9 +185,10 @@ class _Fit:
         self, sets: Float[Tensor, "set component"], slopes: Float[Tensor, "component set example"]
     ) -> None:
         self._sets = sets
-        self._mean = slopes.mean(1)
+        self.mean = slopes.mean(1)
+        """Over all sets, of every component on every example."""
         n_components, n_sets, n_examples = slopes.shape
-        centred = (slopes - self._mean[:, None]).transpose(0, 1).reshape(n_sets, -1)
+        centred = (slopes - self.mean[:, None]).transpose(0, 1).reshape(n_sets, -1)
         gram = self._kernel(sets) + _RIDGE * torch.eye(n_sets)
         solved = torch.linalg.solve(gram, centred)
         self._solved = solved.reshape(n_sets, n_components, n_examples).transpose(0, 1)
@@ -171,6 +197,15 @@ class _Fit:
         sets = self._sets
         differing = rows.sum(1)[:, None] + sets.sum(1) - 2 * rows @ sets.T
         return (-differing / (_REACH * sets.shape[1])).exp()
+
+    def own_slopes(self, rows: Rows) -> Float[Tensor, "row component"]:
+        """Slopes of an example at its own set.
+
+        Args:
+            rows: A set for every example.
+        """
+        alike = self._kernel(rows)
+        return self.mean.T + torch.einsum("es,cse->ec", alike, self._solved)
 
     def changes(
         self,
@@ -189,20 +224,10 @@ class _Fit:
         changes = torch.zeros(len(rows), slopes.shape[1])
         for component in steps.any(0).nonzero()[:, 0].tolist():
             moved = steps[:, component].nonzero()[:, 0]
-            there = self._mean[component] + alike[moved] @ self._solved[component]
+            there = self.mean[component] + alike[moved] @ self._solved[component]
             mean = (slopes[component] + there) / 2
             changes[moved] += steps[moved, component, None] * mean
         return changes.T
-
-
-def additions(row: Float[Tensor, " component"]) -> Rows:
-    """A set with one component more, in every way."""
-    return row + torch.eye(len(row))[row == 0]
-
-
-def removals(row: Float[Tensor, " component"]) -> Rows:
-    """A set with one component fewer, in every way."""
-    return row - torch.eye(len(row))[row == 1]
 
 
 def exchanges(row: Float[Tensor, " component"]) -> Rows:
@@ -213,3 +238,9 @@ def exchanges(row: Float[Tensor, " component"]) -> Rows:
 
 def _members(row: Float[Tensor, " component"]) -> ComponentSet:
     return tuple(row.nonzero()[:, 0].tolist())
+
+
+def _largest(values: Float[Tensor, "row component"], size: int) -> Rows:
+    """The components with the largest values of each row, as sets."""
+    chosen = values.topk(size, dim=1).indices
+    return torch.zeros_like(values).scatter(1, chosen, 1.0)
