@@ -84,13 +84,13 @@ class _Traced:
 
     @property
     def rows(self) -> list[list[str]]:
-        """A row per method: effects and their shares of the whole, passes, seconds."""
+        """A row per method: effects and their shares of the whole, passes, time."""
         rows = []
         for curve in self.curves.values():
             first = curve[0]
             cells = [f"{r.effect:.3f} ({100 * r.share_of_full_effect:.0f} %)" for r in curve]
             passes = f"{first.cost.forward_equivalents:.0f}"
-            rows.append([first.method_title, *cells, passes, f"{first.seconds:.0f}"])
+            rows.append([first.method_title, *cells, passes, f"{first.seconds:.0f} s"])
         return rows
 
     @property
@@ -105,7 +105,7 @@ class _Traced:
         return best
 
 
-_COLUMNS = ("method", *(f"{budget} heads" for budget in _BUDGETS), "passes", "seconds")
+_COLUMNS = ("method", *(f"{budget} heads" for budget in _BUDGETS), "passes", "time")
 
 
 @app.command()

@@ -202,7 +202,7 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
                 "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
                 "largest share": f"{100 * share:.0f} %",
                 "passes": f"{result.cost.forward_equivalents:.0f}",
-                "seconds": f"{result.seconds:.1f}",
+                "time": f"{result.seconds:.1f} s",
                 "components": ", ".join(result.labels),
             }
         )

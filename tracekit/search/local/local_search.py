@@ -226,11 +226,11 @@ class LocalSearch:
         if self.refine:
             first = Moves(additions=self.additions, removals=0, swaps=1)
             sweeps = _Sweeps(best_sets, plan, first, orders, target)
+            sweeps.go_up()
             if plan.starts_from_examples(best_sets.engine):
-                sweeps.go_up()
                 largest = best_sets.largest
                 best_sets.start_from_examples(s for s in plan.start_sizes if s <= largest)
-            sweeps.run()
+            sweeps.go_on()
 
 
 @dataclass(eq=False)
@@ -296,7 +296,9 @@ def refine_sets(
         _measure_singles(best_sets, plan, orders)
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
-        _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None).run()
+        sweeps = _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None)
+        sweeps.go_up()
+        sweeps.go_on()
     return best_sets
 
 
@@ -319,17 +321,17 @@ class _Sweeps:
     target: float | None
     """Effect beyond which larger sets are of no interest."""
 
-    def run(self) -> None:
-        """Sweeps, with more effort whenever a sweep finds no set to expand."""
-        sweep, level = 0, 0
+    def go_up(self) -> None:
+        """The first sweep."""
+        self._sweep(0, 0)
+
+    def go_on(self) -> None:
+        """Further sweeps, the first one downwards, with more effort whenever one finds nothing."""
+        sweep, level = 1, 0
         while level < len(_ESCALATION):
             has_expanded = self._sweep(sweep, level)
             sweep += 1
             level += not has_expanded
-
-    def go_up(self) -> None:
-        """The first sweep alone."""
-        self._sweep(0, 0)
 
     def _sweep(self, sweep: int, level: int) -> bool:
         """Goes up or down once; whether there was a set to expand."""
