@@ -254,7 +254,14 @@ class BestSets:
         self._efforts[members] = effort
         # The model learns from every gradient, though it proposes nothing here.
         self.model_at(members)
-        around = Surroundings(members=members, up=up, down=down, orders=orders)
+        singles = [each for each in self._means if len(each) == 1]
+        around = Surroundings(
+            members=members,
+            up=up,
+            down=down,
+            orders=orders,
+            singles=[single for (single,) in sorted(singles, key=lambda each: -self._means[each])],
+        )
         prediction = self.measurements.predict_changes(members)
         proposed = promising_neighbours(around, moves, prediction)
         self.measure(proposed, f"neighbours of {len(members)}")

@@ -20,6 +20,8 @@ from tracekit.masks import Mask, ranking
 
 T = TypeVar("T")
 
+_SINGLES = 4
+"""The components that do most alone, of which a set of fewer gets those that it lacks."""
 _SCREENED = 3
 """Components on either side that exchanges are made of, at least."""
 
@@ -51,11 +53,18 @@ class Surroundings:
     """The next smaller one."""
     orders: Sequence[Sequence[int]]
     """Rankings of all components to fill up from."""
+    singles: Sequence[int]
+    """Components that were measured alone, the best first."""
 
     @property
     def size(self) -> int:
         """Number of components of the set."""
         return len(self.members)
+
+    def with_singles(self) -> list[Iterable[int]]:
+        """A small set and one of the components that do most alone; no gradient points to some."""
+        outside = [single for single in self.singles if single not in self.members]
+        return [(*self.members, single) for single in outside[: max(0, _SINGLES - self.size)]]
 
     def filled_up(self, size: int, orders: Iterable[Sequence[int]]) -> list[Iterable[int]]:
         """The set and the first of each order that are not in it, to a size."""
@@ -82,6 +91,7 @@ def promising_neighbours(
     proposed: list[Iterable[int]] = []
     if around.up == size + 1:
         proposed += [inside_set | {new} for new in in_turn(*outside)[: moves.additions]]
+        proposed += around.with_singles()
     elif around.up is not None:
         proposed += around.filled_up(around.up, (*outside, *around.orders))
     if around.down is not None and around.down == size - 1:
