@@ -120,7 +120,7 @@ def plain_effects(tracer):
     return dict(zip(sets, engine.effects(masks).mean(1).tolist(), strict=True))
 
 
-FRONT_PASSES = 150
+FRONT_PASSES = 100
 """Passes of each search of the front."""
 
 

@@ -13,7 +13,13 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tracekit import _progress
-from tracekit.errors import BudgetError, EstimateError, UnknownMethodError
+from tracekit.errors import (
+    BudgetError,
+    ComponentError,
+    ConfigError,
+    EstimateError,
+    UnknownMethodError,
+)
 from tracekit.estimate import duration
 from tracekit.search.baselines.topk import TopK
 
@@ -87,7 +93,8 @@ class TestPasses:
         with _progress.run("counts", None, 1, shown=False) as counted:
             tracer.pareto(**options)
         assert estimate.passes == 40
-        assert 40 * len(tracer.pairs) <= counted.done <= estimate.example_passes
+        # What is left is less than a gradient takes, which is two passes.
+        assert 38 * len(tracer.pairs) < counted.done <= estimate.example_passes
 
     def test_say_what_is_measured_besides(self, model):
         tracer = tk.Tracer(
@@ -96,6 +103,59 @@ class TestPasses:
         estimate = tracer.estimate("top-k", budgets=[1, 2])
         # For each of the two results: a further pass, and two over the held-out half.
         assert estimate.example_passes == estimate.passes * 8 + 2 * 8 + 2 * 2 * 4
+
+
+class TestPassesOfExplanations:
+    """`Tracer.estimate_explain`."""
+
+    @pytest.mark.parametrize("size", [2, 3, 5, 12])
+    def test_are_exact_for_up_to_twelve_members(self, tracer, size):
+        members, options = list(tracer.registry)[:size], {"look_outside": False}
+        estimate = tracer.estimate_explain(members, **options)
+        assert estimate.is_exact
+        assert estimate.passes == 2**size - 1
+        assert estimate.passes == tracer.explain(members, **options).cost.forward_equivalents
+        assert estimate.example_passes == estimate.passes * len(tracer.pairs)
+
+    @pytest.mark.parametrize("size", [2, 4, 11, 12])
+    def test_are_a_bound_with_outsiders(self, tracer, size):
+        members = list(tracer.registry)[:size]
+        estimate = tracer.estimate_explain(members)
+        passes = tracer.explain(members).cost.forward_equivalents
+        assert not estimate.is_exact
+        # Outsiders that both predictions propose are measured once.
+        assert passes <= estimate.passes <= 2 * passes
+
+    def test_are_the_end_of_its_bar(self, tracer, monkeypatch):
+        opened = []
+        bar = _progress.run
+
+        def recorded(label, passes, *rest, **options):
+            opened.append((label, passes))
+            return bar(label, passes, *rest, **options)
+
+        monkeypatch.setattr(_progress, "run", recorded)
+        members = list(tracer.registry)[:4]
+        expected = tracer.estimate_explain(members).passes
+        opened.clear()
+        tracer.explain(members)
+        assert opened[0] == ("explain", expected)
+
+    @pytest.mark.parametrize("max_sets", [1, 200])
+    def test_are_a_bound_for_many_members(self, model, max_sets):
+        tracer = tk.Tracer(model, tiny.pairs(4), "attention-patterns+mlp-blocks")
+        assert len(tracer.registry) == 15
+        for size in (13, 14):
+            members, options = list(tracer.registry)[:size], {"max_sets": max_sets}
+            estimate = tracer.estimate_explain(members, **options)
+            passes = tracer.explain(members, **options).cost.forward_equivalents
+            assert passes <= estimate.passes <= 2 * passes
+
+    def test_are_refused_where_an_explanation_is(self, tracer):
+        with pytest.raises(ComponentError, match="Give at least two"):
+            tracer.estimate_explain([tracer.registry[0]])
+        with pytest.raises(ConfigError, match="max_sets is 0"):
+            tracer.estimate_explain(list(tracer.registry)[:2], max_sets=0)
 
 
 class TestTime:

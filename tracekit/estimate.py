@@ -250,18 +250,43 @@ def estimate(question: Question, engine: Engine) -> Estimate:
             f"The search {question.search.name!r} does not say how many passes it takes. Give it a "
             "method planned(n_components, goal) that returns tracekit.search.Planned."
         )
-    cost, further = planned.cost, question.further_passes()
+    return estimate_planned(
+        question.search.name,
+        planned,
+        engine,
+        further=question.further_passes(),
+        max_seconds=getattr(question.search, "max_seconds", None),
+    )
+
+
+def estimate_planned(
+    name: str,
+    planned: Planned,
+    engine: Engine,
+    *,
+    further: float = 0.0,
+    max_seconds: float | None = None,
+) -> Estimate:
+    """What work takes whose passes are known.
+
+    Args:
+        name: What the estimate calls it.
+        planned: Its passes.
+        engine: The data set; it is probed, and the probe is in its account of passes.
+        further: Passes that `planned` does not count.
+        max_seconds: Time after which it stops by itself; None: it does not.
+    """
+    cost = planned.cost
     probed = probe(engine, with_gradient=cost.backward > 0)
     gradient = 2 * probed.forward if probed.gradient is None else probed.gradient
     seconds = (cost.forward - cost.backward + further) * probed.forward + cost.backward * gradient
-    limit = getattr(question.search, "max_seconds", None)
     passes = cost.forward_equivalents
     return Estimate(
-        method=question.search.name,
+        method=name,
         passes=passes,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
-        seconds=seconds if limit is None else min(seconds, limit),
+        seconds=seconds if max_seconds is None else min(seconds, max_seconds),
         memory=probed.memory,
     )
 

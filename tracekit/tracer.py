@@ -32,6 +32,7 @@ from tracekit.anatomy import (
     SideEffects,
     explain_set,
     measure_side_effects,
+    planned_explanation,
 )
 from tracekit.anatomy.side_effects import TARGET
 from tracekit.components import Component, ComponentRegistry, ComponentSet
@@ -57,7 +58,7 @@ from tracekit.errors import (
     SideEffectsError,
     SpanError,
 )
-from tracekit.estimate import Estimate, estimate
+from tracekit.estimate import Estimate, estimate, estimate_planned
 from tracekit.kinds import Kind, KindName
 from tracekit.metrics import (
     ContinuationMean,
@@ -709,10 +710,10 @@ class Tracer:
             self._has_looked = True
             doubts.warn_of_effects(self.engine)
 
-    def _bar(self, label: str) -> AbstractContextManager[Any]:
-        """The one progress bar of work whose passes are not known before."""
+    def _bar(self, label: str, passes: float | None = None) -> AbstractContextManager[Any]:
+        """The one progress bar of work, with an end where its passes are known before."""
         engine = self.engine
-        return _progress.run(label, None, engine.n_examples, shown=engine.config.progress)
+        return _progress.run(label, passes, engine.n_examples, shown=engine.config.progress)
 
     def _traced(self) -> Traced:
         return Traced(
@@ -940,20 +941,55 @@ class Tracer:
         """
         check_seed(seed)
         checks.check_unchanged(self.engine)
-        metric = self.engine.metric
-        if look_outside:
-            require_gradient(metric, "explain(look_outside=True)")
-        with self._bar("explain"):
+        chosen, outside = self._members(members), self._looks_outside(look_outside)
+        planned = planned_explanation(
+            self.registry, chosen, max_sets=max_sets, look_outside=outside
+        )
+        with self._bar("explain", planned.cost.forward_equivalents):
             return explain_set(
                 self.engine,
-                self._members(members),
+                chosen,
                 max_sets=max_sets,
                 tolerance=tolerance,
-                look_outside=metric.differentiable if look_outside is None else look_outside,
+                look_outside=outside,
                 seed=seed,
                 model=model_name(self.model),
                 source=self.source,
             )
+
+    def estimate_explain(
+        self, members: Any, *, max_sets: int = 2000, look_outside: bool | None = None
+    ) -> Estimate:
+        """What `explain` with these arguments will take; see `estimate`.
+
+        The time is an upper bound: subsets share what lies below the first layer in which they
+        differ, which a probe of single sets does not see.
+
+        Args:
+            members: As in `explain`.
+            max_sets: As in `explain`.
+            look_outside: As in `explain`.
+
+        Raises:
+            ComponentError, MaskShapeError, MaskRangeError, ConfigError: As in `explain`.
+            NotDifferentiableError: As in `explain`.
+            IdentityCheckError: As in `explain`.
+        """
+        checks.check_unchanged(self.engine)
+        planned = planned_explanation(
+            self.registry,
+            self._members(members),
+            max_sets=max_sets,
+            look_outside=self._looks_outside(look_outside),
+        )
+        return estimate_planned("explain", planned, self.engine)
+
+    def _looks_outside(self, asked: bool | None) -> bool:
+        """Whether `explain` looks for outsiders, which takes a metric with a gradient."""
+        metric = self.engine.metric
+        if asked:
+            require_gradient(metric, "explain(look_outside=True)")
+        return metric.differentiable if asked is None else asked
 
     def as_game(self, members: Any) -> SetGame:
         """The effect of every subset of a set, as libraries for cooperative games take it.

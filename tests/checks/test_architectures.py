@@ -52,7 +52,7 @@ def test_each_kind_works_or_is_refused(architecture):
             assert expected in reason
 
 
-@pytest.mark.cells(4)
+@pytest.mark.cells(6)
 @pytest.mark.parametrize("architecture", sorted(set(FIRST) - {"mixtral"}))
 def test_searches_run_on_it(architecture):
     kinds = "attention-patterns+mlp-outputs"

@@ -42,6 +42,16 @@ def folder(result, tmp_path):
     return result.save(tmp_path / "run")
 
 
+def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = command("explain", folder, "--output", "out", "--dry-run", *QUICK)
+    assert code == 0, err
+    assert "explain: up to 79 passes, about " in out
+    assert "Nothing was run or written." in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):  # noqa: F811
     options = ("--tolerance", 0.5, "--output", tmp_path / "out", *QUICK)
     code, out, err = command("explain", folder, *options)

@@ -391,7 +391,7 @@ def test_counterfact(tmp_path, demo_model):
 class TestVariableBinding:
     """Made-up questions, encoded by GPT-2's vocabulary."""
 
-    @pytest.mark.parametrize("form", ["paper", "code"])
+    @pytest.mark.parametrize("form", ["paper", pytest.param("code", marks=pytest.mark.slow)])
     def test_values_and_operations(self, gpt2_tokenizer, form):
         pairs = tk.load_dataset("variable-binding", gpt2_tokenizer, form=form)
         assert len(pairs) == 100

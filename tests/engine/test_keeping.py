@@ -78,6 +78,7 @@ def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, 
     assert result.cost.forward > 0
 
 
+@pytest.mark.cells(2)
 @pytest.mark.parametrize("method", ["greedy", "top-k", "random", "exhaustive", "local-search"])
 def test_a_bound_that_nothing_reaches_changes_no_search(tracer, neutral, method):
     options = {"draws": 20} if method == "random" else {}

@@ -234,7 +234,7 @@ def test_where_an_explorer_starts(demo, start):
     pytest.importorskip("anywidget")
     result = demo.run("top-k", budget=3)
     curve = demo.run("greedy", budgets=[1, 2])
-    front = demo.pareto(max_budget=3, statistics=False, max_passes=40)
+    front = demo.pareto(max_budget=2, statistics=False, max_passes=20)
     given, expected = {
         "nothing": (None, []),
         "components": (result.components, result.components),

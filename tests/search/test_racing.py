@@ -258,7 +258,7 @@ class TestLocalSearch:
             return tk.Tracer(model, similar_pairs(), metric="logit-difference")
 
         options = {"max_budget": 2, "statistics": False, "checkpoint": tmp_path / "front.ckpt"}
-        options["objective"] = "mean"
+        options |= {"objective": "mean", "max_passes": 120}
         whole = fresh().pareto(**{**options, "checkpoint": tmp_path / "whole.ckpt"})
         first = fresh()
         left, measure = iter(range(calls)), first.engine.set_effects

@@ -7,7 +7,7 @@ them together: it is what `Tracer.explain` gives. `side_effects.py` says what th
 data: `Tracer.side_effects`.
 """
 
-from tracekit.anatomy.explanation import Explanation, explain_set
+from tracekit.anatomy.explanation import Explanation, explain_set, planned_explanation
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.side_effects import EffectOn, SideEffects, measure_side_effects
 
@@ -18,4 +18,5 @@ __all__ = [
     "SideEffects",
     "explain_set",
     "measure_side_effects",
+    "planned_explanation",
 ]

@@ -15,8 +15,19 @@ from torch import Tensor
 from tracekit._options import shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.shapley import ShapleyValues, shapley_values
-from tracekit.anatomy.stand_ins import Redundancy, StandIn, redundant_members, stand_ins
+from tracekit.anatomy.shapley import (
+    MOST_EXACT,
+    ShapleyValues,
+    n_subsets_of_values,
+    shapley_values,
+)
+from tracekit.anatomy.stand_ins import (
+    Redundancy,
+    StandIn,
+    n_sets_of_stand_ins,
+    redundant_members,
+    stand_ins,
+)
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -29,6 +40,7 @@ from tracekit.results.significance import (
     sign_flip_p_values,
     without_rounding,
 )
+from tracekit.search.base import Planned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -449,6 +461,34 @@ def explain_set(
         model=model,
         cost=engine.cost - before,
     )
+
+
+def planned_explanation(
+    registry: ComponentRegistry, members: ComponentSet, *, max_sets: int, look_outside: bool
+) -> Planned:
+    """What `explain_set` will take: exactly, of up to 12 members and without outsiders.
+
+    Args:
+        registry: All components.
+        members: As for `explain_set`.
+        max_sets: As for `explain_set`.
+        look_outside: As for `explain_set`.
+
+    Raises:
+        ComponentError: Fewer than two members.
+        ConfigError: A number of subsets that is none.
+    """
+    _check(registry, members, max_sets, tolerance=0)
+    n = len(members)
+    is_exact = n <= MOST_EXACT
+    subsets = n_subsets_of_values(n, max_sets)
+    if not is_exact:
+        # Pairs in two contexts; then, without redundant members, what is smaller than without two.
+        subsets += n * (n + 1) + (n - 1) * (n - 2) // 2 - 1
+    cost = Cost(subsets)
+    if look_outside and len(registry) > n:
+        cost += Cost(n_sets_of_stand_ins(n, len(registry)) + n + 1, n + 1)
+    return Planned(cost=cost, is_exact=is_exact and not look_outside)
 
 
 def _check(

@@ -55,6 +55,18 @@ def shapley_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     return sampled_values(game, max_sets=max_sets, seed=seed)
 
 
+def n_subsets_of_values(n_members: int, max_sets: int) -> int:
+    """Subsets that values take at most; exactly, of up to 12 members.
+
+    Args:
+        n_members: Size of the set.
+        max_sets: As for `shapley_values`.
+    """
+    if n_members <= MOST_EXACT:
+        return 2**n_members - 1
+    return 2 * _pairs_of_orders(n_members, max_sets) * (n_members - 1) + 1
+
+
 def exact_values(game: SetGame) -> ShapleyValues:
     """Values from all subsets."""
     n = game.n_players
@@ -90,7 +102,7 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
         seed: Draws the orders.
     """
     n = game.n_players
-    n_pairs = max(2, (max_sets - 1) // (2 * (n - 1)))
+    n_pairs = _pairs_of_orders(n, max_sets)
     generator = torch.Generator().manual_seed(seed)
     orders = _with_reverses(n, n_pairs, generator)
     # Measured together, subsets share what is below the layer in which they part.
@@ -109,6 +121,11 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
         sampling_error=variance.sqrt().to(torch.float32),
         n_orders=len(orders),
     )
+
+
+def _pairs_of_orders(n: int, max_sets: int) -> int:
+    """Orders, each with its reverse, whose subsets are no more; the whole set is one of all."""
+    return max(2, (max_sets - 1) // (2 * (n - 1)))
 
 
 def _corrected(

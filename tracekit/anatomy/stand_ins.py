@@ -121,6 +121,17 @@ def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
     ]
 
 
+def n_sets_of_stand_ins(n_members: int, n_components: int) -> int:
+    """Sets that `stand_ins` measures at most; one gradient more than there are members comes first.
+
+    Args:
+        n_members: Size of the set.
+        n_components: Components, members and outsiders.
+    """
+    proposed = min(2 * _PROPOSED, n_components - n_members)
+    return 1 + n_members * (1 + 2 * proposed) if proposed else 0
+
+
 def _first(outside: Sequence[int], scores: Mask) -> list[int]:
     return sorted(outside, key=lambda index: -scores[index].item())[:_PROPOSED]
 

@@ -11,8 +11,14 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OUTPUT, Quiet, Seed
-from tracekit.cli.output import check_folder, console, print_rows, write_figures
+from tracekit.cli.options import HOW, LIMITS, OUTPUT, DryRun, Quiet, Seed
+from tracekit.cli.output import (
+    check_folder,
+    console,
+    print_estimates,
+    print_rows,
+    write_figures,
+)
 from tracekit.cli.rebuild import (
     ByOption,
     DataDir,
@@ -90,6 +96,7 @@ def explain(
     max_batch_size: MaxBatchSize = 64,
     model_option: ModelOption = None,
     seed: Seed = 0,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
@@ -116,6 +123,9 @@ def explain(
         max_batch_size=max_batch_size,
         quiet=quiet,
     )
+    if dry_run:
+        print_estimates([tracer.estimate_explain(result, max_sets=max_sets)])
+        return
     why = tracer.explain(result, max_sets=max_sets, tolerance=tolerance, seed=seed)
     why.save(run)
     if as_json:

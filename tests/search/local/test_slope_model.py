@@ -15,7 +15,7 @@ from tracekit.search import Goal
 from tracekit.search.local import slope_model
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import LocalSearch
-from tracekit.search.local.measurements import Limits, MeasurementCache
+from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
 from tracekit.search.local.slope_model import SlopeModel, exchanges
 
 N = 12
@@ -259,9 +259,12 @@ class TestStarts:
     def test_a_search_measures_them(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
         asked = []
-        monkeypatch.setattr(
-            BestSets, "start_from_examples", lambda self, sizes: asked.append([*sizes])
-        )
+
+        def stop_there(self, sizes):
+            asked.append([*sizes])
+            raise LimitReachedError("max_passes")
+
+        monkeypatch.setattr(BestSets, "start_from_examples", stop_there)
         search = LocalSearch(max_passes=200)
         search.run(engine, Goal.make(N, budgets=list(range(1, 11))), 0)
         assert asked == [[10]]
@@ -283,9 +286,12 @@ class TestStarts:
     def test_none_is_larger_than_what_reaches_the_target(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
         asked = []
-        monkeypatch.setattr(
-            BestSets, "start_from_examples", lambda self, sizes: asked.append([*sizes])
-        )
+
+        def stop_there(self, sizes):
+            asked.append([*sizes])
+            raise LimitReachedError("max_passes")
+
+        monkeypatch.setattr(BestSets, "start_from_examples", stop_there)
         single = engine.set_effects([(i,) for i in range(N)]).mean(1).max().item()
         LocalSearch(max_passes=480).search(engine, Goal.make(N, target_effect=single / 2), 0)
         assert asked == [[]]
