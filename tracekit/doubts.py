@@ -23,6 +23,10 @@ _TOO_LARGE_A_SHARE = 1 / 3
 """Share of an effect beyond which one example speaks for all."""
 _FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
+_BETTER = 1.05
+"""Times an effect from which on another one is better."""
+_SIMILAR = 1 / 3
+"""Jaccard similarity below which two sets of a size share less than half of their components."""
 _PACKAGE = str(Path(__file__).parent) + os.sep
 """Files below are tracekit's own."""
 
@@ -67,6 +71,31 @@ def warn_of_front(front: ParetoFront) -> None:
     """Warns of the size whose held-out effect falls shortest of the effect."""
     rows = [(row.size, front.at(row.size).effect, row.held_out) for row in front.statistics]
     _warn_of_held_out(rows)
+    _warn_of_other_sets(front)
+
+
+def _warn_of_other_sets(front: ParetoFront) -> None:
+    """Warns of a better set, and of the size at which one that shares least is as good."""
+    rows = [row for row in front.statistics if row.from_all_is_as_good]
+    if not rows:
+        return
+    best = max(rows, key=lambda row: (row.from_all or 0.0) / max(front.at(row.size).effect, 1e-12))
+    if (best.from_all or 0.0) > _BETTER * front.at(best.size).effect > 0:
+        warn(
+            f"A walk from all components downwards finds a better set of size {best.size}: its "
+            f"effect is {best.from_all:.3g}, and that of the front {front.at(best.size).effect:.3g}"
+            ". The search was too short: raise max_passes.",
+            UnstableResultWarning,
+        )
+    row = min(rows, key=lambda row: row.from_all_similarity or 0.0)
+    if (row.from_all_similarity or 0.0) < _SIMILAR:
+        warn(
+            f"Another set of size {row.size}, found from all components downwards, has an effect "
+            f"of {row.from_all:.3g} beside {front.at(row.size).effect:.3g}, and the two share less "
+            f"than half of their components (Jaccard similarity {row.from_all_similarity:.2f}). "
+            "The examples do not single out one set: say so, or give more examples.",
+            UnstableResultWarning,
+        )
 
 
 def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:

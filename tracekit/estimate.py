@@ -18,7 +18,11 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.objectives import Objective, ObjectiveName
 from tracekit.errors import EstimateError
-from tracekit.results.pareto_statistics import MOST_CONTROLS, sizes_of_statistics
+from tracekit.results.pareto_statistics import (
+    MOST_CONTROLS,
+    passes_from_all,
+    sizes_of_statistics,
+)
 from tracekit.search import Goal, Search
 from tracekit.search.base import Planned, planned_for
 from tracekit.search.cross_fit import ranking_alone
@@ -127,7 +131,9 @@ class Question:
             rival = planned_for(self._rival, self.n_components, every_size)
             assert rival is not None
             passes += rival.cost.forward_equivalents
-        return passes + (MOST_CONTROLS * len(sizes) if self.statistics else 0)
+        if self.statistics:
+            passes += MOST_CONTROLS * len(sizes) + passes_from_all(self.n_components, sizes)
+        return passes
 
     # ---- parts --------------------------------------------------------------------------------
 

@@ -425,7 +425,7 @@ class SearchRun:
             if fit is not None and self._chooses:
                 front = self._with_choices(front, fit)
             if statistics:
-                front = self._with_statistics(front, searches, fit)
+                front = self._with_statistics(front, searches, fit, engine)
         except KeyboardInterrupt:
             doubts.warn(
                 "Stopped by Ctrl-C: the front is complete, but has no statistics.",
@@ -464,7 +464,11 @@ class SearchRun:
         return ParetoFront.of(results, front.largest, order=front.ranking)
 
     def _with_statistics(
-        self, front: ParetoFront, searches: Sequence[Search], fit: CrossFit | None
+        self,
+        front: ParetoFront,
+        searches: Sequence[Search],
+        fit: CrossFit | None,
+        searched: Engine,
     ) -> ParetoFront:
         """A front with what it takes to believe it."""
         engine = self.traced.engine
@@ -474,7 +478,7 @@ class SearchRun:
             for size in sizes_of_statistics(front.sizes)
         }
         names = [search.name for search in searches]
-        rows = measure_statistics(engine, sets, self.seed, fit=fit, names=names)
+        rows = measure_statistics(engine, sets, self.seed, maximised=searched, fit=fit, names=names)
         cost = engine.cost - before + (Cost() if fit is None else fit.cost)
         front = replace(front, statistics=rows, statistics_cost=cost)
         doubts.warn_of_front(front)

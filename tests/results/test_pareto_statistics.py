@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
 from tests.conftest import FRONT_PASSES
-from tracekit.errors import (
-    SearchStoppedWarning,
-)
+from tracekit.doubts import warn_of_front
+from tracekit.engine.engine import Engine
+from tracekit.errors import SearchStoppedWarning, UnstableResultWarning
 from tracekit.masks import from_indices
-from tracekit.results.pareto_statistics import control_sets, jaccard
+from tracekit.results import pareto_statistics
+from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
+from tracekit.results.storage import read_document, write_document
 from tracekit.search import Goal
+from tracekit.search.local.from_all import sets_from_all
+
+WORSE = {"from_all_similarity": 0.0, "from_all_is_as_good": False}
 
 
 def interrupted_after(engine, calls, monkeypatch):
@@ -80,6 +88,93 @@ def test_statistics_are_what_they_say(front, tracer):
     assert front.statistics_cost.forward_equivalents > 0
     alone = tracer.pareto(statistics=False, objective="mean", max_passes=FRONT_PASSES)
     assert front[0].cost == alone[0].cost
+
+
+class TestSetsFromAll:
+    """What a walk from all components downwards finds beside the front."""
+
+    def test_have_the_effects_of_sets_of_their_size(self, front, tracer):
+        others = sets_from_all(tracer.engine, [row.size for row in front.statistics])
+        for row in front.statistics:
+            members, own = others[row.size], front.at(row.size)
+            effect = tracer.evaluate(from_indices(members, 12))
+            assert row.from_all == pytest.approx(effect, rel=1e-4)
+            assert row.from_all_similarity == jaccard(members, tiny.members_of(own))
+            assert row.from_all_is_as_good == (effect >= 0.95 * own.effect)
+        shown = front.to_frame().dropna(subset=["from_all"])
+        assert len(shown) == len(front.statistics)
+        (trace,) = [each for each in front.curve().data if each.name == "from all downwards"]
+        assert list(trace.y) == shown["from_all"].tolist()
+        assert list(trace.customdata) == shown["from_all_similarity"].tolist()
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_are_judged_by_what_was_maximised(self, tracer, monkeypatch, sign):
+        class Maximised(Engine):
+            def __init__(self):
+                pass
+
+            def set_effects(self, sets, label=""):
+                return sign * tracer.engine.set_effects(sets, label)
+
+        singles = tracer.engine.set_effects([(i,) for i in range(12)]).mean(1)
+        best, worst = (int(singles.argmax()),), (int(singles.argmin()),)
+        monkeypatch.setattr(pareto_statistics, "sets_from_all", lambda engine, sizes: {1: worst})
+        (fields,) = _from_all(tracer.engine, Maximised(), {1: best})
+        assert fields["from_all_is_as_good"] == (sign == -1)
+        # What is reported is the effect in any case.
+        assert fields["from_all"] == pytest.approx(singles.min().item())
+        assert fields["from_all_similarity"] == 0
+
+    def test_another_one_as_good_is_said(self, front, monkeypatch):
+        rows = [
+            replace(row, from_all=1.25, from_all_similarity=0.9, from_all_is_as_good=True)
+            for row in front.statistics
+        ]
+        similar = replace(front, statistics=tuple(rows))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Another set")
+            warn_of_front(similar)
+            warn_of_front(replace(front, statistics=(replace(rows[2], **WORSE), *rows[3:])))
+        other = replace(rows[2], from_all_similarity=0.2)
+        with pytest.warns(UnstableResultWarning) as caught:
+            warn_of_front(replace(front, statistics=(*rows[:2], other, *rows[3:])))
+        effect = front.at(other.size).effect
+        assert (
+            f"Another set of size {other.size}, found from all components downwards, has an effect "
+            f"of 1.25 beside {effect:.3g}, and the two share less than half of their components "
+            "(Jaccard similarity 0.20). The examples do not single out one set: say so, or give "
+            "more examples."
+        ) in [str(each.message) for each in caught]
+
+    def test_a_better_one_is_said(self, front):
+        best = front.statistics[4]
+        effect = front.at(best.size).effect
+        rows = [
+            replace(row, from_all=front.at(row.size).effect * times, from_all_is_as_good=True)
+            for row, times in zip(front.statistics, (1, 1.1, 1, 1, 1.2, 1.04), strict=False)
+        ]
+        with pytest.warns(UnstableResultWarning) as caught:
+            warn_of_front(replace(front, statistics=tuple(rows)))
+        assert (
+            f"A walk from all components downwards finds a better set of size {best.size}: its "
+            f"effect is {1.2 * effect:.3g}, and that of the front {effect:.3g}. The search was "
+            "too short: raise max_passes."
+        ) in [str(each.message) for each in caught]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="A walk from all")
+            warn_of_front(replace(front, statistics=(rows[0], rows[2], rows[5])))
+
+    def test_fronts_that_were_saved_before_have_none(self, front, tmp_path):
+        folder = front.save(tmp_path / "front")
+        document = read_document(folder, "pareto.json")
+        for row in document["statistics"]:
+            for name in ("from_all", "from_all_similarity", "from_all_is_as_good"):
+                del row[name]
+        write_document(folder / "pareto.json", document)
+        loaded = tk.ParetoFront.load(folder)
+        assert all(row.from_all is None for row in loaded.statistics)
+        assert loaded.statistics[0].control == front.statistics[0].control
+        assert "from all downwards" not in [each.name for each in loaded.curve().data]
 
 
 def test_controls_have_the_same_layers(tracer):

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from tracekit.figures.style import (
     CONTROL,
+    OTHER_SETS,
     STYLES,
     TICK_SIZE,
     data_and_model,
@@ -227,10 +228,11 @@ def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
 def pareto_curve(front: ParetoFront) -> go.Figure:
     """Effect of the best sets against their size, with held-out effects and random controls.
 
-    The bars of held-out effects are 95 % confidence intervals, by a bootstrap over examples. The
-    band is how far the effect of the best set moves when the examples that it was selected on are
-    resampled (95 %). The bars of the control are the range of its draws. The numbers are those of
-    `ParetoFront.to_frame`.
+    Open triangles are sets of a walk from all components downwards; on hover, how similar they are
+    to the best ones. The bars of held-out effects are 95 % confidence intervals, by a bootstrap
+    over examples. The band is how far the effect of the best set moves when the examples that it
+    was selected on are resampled (95 %). The bars of the control are the range of its draws. The
+    numbers are those of `ParetoFront.to_frame`.
     """
     figure, frame, first = go.Figure(), front.to_frame(), front[0]
     for name, columns, (color, symbol, dash) in (
@@ -285,6 +287,21 @@ def pareto_curve(front: ParetoFront) -> go.Figure:
                 f"{name}<br>%{{x}} of {first.n_components} components (%{{customdata[0]}})"
                 f"<br>{first.axis_label}: %{{y:.4g}} (%{{customdata[1]}})"
                 "%{customdata[2]}<extra></extra>"
+            ),
+        )
+    others = frame.dropna(subset=["from_all"])
+    if len(others):
+        figure.add_scatter(
+            x=others["size"],
+            y=others["from_all"],
+            name="from all downwards",
+            mode="markers",
+            marker={"color": OTHER_SETS[0], "symbol": OTHER_SETS[1], "size": 8},
+            customdata=others["from_all_similarity"],
+            hovertemplate=(
+                f"from all components downwards<br>%{{x}} of {first.n_components} components"
+                f"<br>{first.axis_label}: %{{y:.4g}}<br>Jaccard similarity to the best set: "
+                "%{customdata:.2f}<extra></extra>"
             ),
         )
     return _finish_curve(figure, first, largest=front.largest)

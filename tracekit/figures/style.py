@@ -43,6 +43,8 @@ _SUBTITLE_SIZE = 14
 # Okabe and Ito's palette, in an order that also differs in lightness.
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
+OTHER_SETS = ("#000000", "triangle-down-open")
+"""Colour and marker of sets beside the best ones."""
 STYLES = {
     "random": CONTROL,
     "pgb-ct": ("#D55E00", "circle", "solid"),

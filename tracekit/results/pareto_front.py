@@ -259,6 +259,11 @@ class ParetoFront(Sequence[TraceResult]):
 
 def _statistics_of(row: dict[str, Any]) -> SizeStatistics:
     """What was saved of a size; raises TypeError if it is not complete."""
-    if row.keys() != SizeStatistics.__annotations__.keys():
+    fields = SizeStatistics.__annotations__.keys()
+    if not fields - _LATER_FIELDS <= row.keys() <= fields:
         raise TypeError("other fields")
     return SizeStatistics(**row)
+
+
+_LATER_FIELDS = {"from_all", "from_all_similarity", "from_all_is_as_good"}
+"""Of statistics, those that fronts which were saved before may lack."""

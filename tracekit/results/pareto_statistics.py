@@ -7,7 +7,10 @@ search may find another set next time. So at some sizes a front is measured agai
   both halves, so that every example counts once (see `search/cross_fit.py`);
 - random sets with as many components of every kind in every layer (the *control*);
 - the sets that the two halves selected: their Jaccard similarity is the *stability*. The seed draws
-  the halves.
+  the halves;
+- a set found by a walk from all components downwards, which knows nothing of the front (see
+  `search/local/from_all.py`): its effect, and its Jaccard similarity to the front's set. Where it
+  is as good and shares few components, the examples do not single out one set.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.cross_fit import CrossFit
+from tracekit.search.local.from_all import most_passes, sets_from_all
 from tracekit.search.local.plan import log_spaced_sizes
 
 _AT_MOST = 12
 """Sizes at which statistics are taken."""
 MOST_CONTROLS = 5
 """Random sets of each size, at most."""
+_AS_GOOD = 0.95
+"""Share of the front's value from which on another set is as good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,13 @@ class SizeStatistics:
     """Least and greatest of them."""
     stability: float | None = None
     """Jaccard similarity, in [0, 1], of the sets that the two halves selected."""
+    from_all: float | None = None
+    """Mean effect of the set found from all components downwards; None in fronts that were saved
+    before it was looked for."""
+    from_all_similarity: float | None = None
+    """Jaccard similarity, in [0, 1], of this set and the front's."""
+    from_all_is_as_good: bool | None = None
+    """Whether this set is within 5 % of the front's by what was maximised."""
 
 
 def sizes_of_statistics(sizes: Sequence[int]) -> list[int]:
@@ -69,6 +82,7 @@ def measure_statistics(
     sets: Mapping[int, ComponentSet],
     seed: int,
     *,
+    maximised: Engine,
     fit: CrossFit | None,
     names: Sequence[str],
 ) -> tuple[SizeStatistics, ...]:
@@ -78,14 +92,17 @@ def measure_statistics(
         engine: The data set that was searched on.
         sets: The front's set at each size that statistics are taken at.
         seed: Draws the controls.
+        maximised: The same data set as the search saw it: its effects are what was maximised.
         fit: What the searches do on halves of the examples at these sizes; None with too few
             examples.
         names: Of these searches.
     """
     generator = torch.Generator().manual_seed(seed)
     held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs.weights)
+    from_all = _from_all(engine, maximised, sets)
     statistics = []
-    for (size, members), fields in zip(sets.items(), held_out, strict=True):
+    for (size, members), *parts in zip(sets.items(), held_out, from_all, strict=True):
+        fields = {**parts[0], **parts[1]}
         controls = _control_effects(engine, members, generator, f"controls of {size}")
         if len(controls):
             fields = {
@@ -119,6 +136,29 @@ def _held_out(
             }
         )
     return rows
+
+
+def _from_all(
+    engine: Engine, maximised: Engine, sets: Mapping[int, ComponentSet]
+) -> list[dict[str, Any]]:
+    """What a walk from all components downwards finds at each size."""
+    others = sets_from_all(maximised, list(sets))
+    pairs = [each for size in sets for each in (sets[size], others[size])]
+    values = maximised.set_effects(pairs, "from all").mean(1).unflatten(0, (-1, 2)).tolist()
+    effects = engine.set_effects([others[size] for size in sets], "from all").mean(1).tolist()
+    return [
+        {
+            "from_all": effect,
+            "from_all_similarity": jaccard(sets[size], others[size]),
+            "from_all_is_as_good": other >= own - (1 - _AS_GOOD) * abs(own),
+        }
+        for size, (own, other), effect in zip(sets, values, effects, strict=True)
+    ]
+
+
+def passes_from_all(n_components: int, sizes: Sequence[int]) -> float:
+    """Passes that this takes at most."""
+    return most_passes(n_components, sizes) + 3 * len(sizes)
 
 
 def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
