@@ -19,6 +19,7 @@ from tracekit import cli
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import console, error_console, print_rows
 from tracekit.cli.parsing import parse_layers
+from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.figures.page import Section, write_page
 
@@ -849,3 +850,49 @@ def test_further_metrics_spans_and_bounds(command, tmp_path):
     code, _, err = command("pareto", "--limit", "8", "--keep-metric", "kl")
     assert code == 1
     assert "--keep-metric needs a bound" in err
+
+
+class TestCtrlC:
+    """While `trace` runs its methods."""
+
+    OPTIONS = ("trace", "--dataset", "demo-facts", "--limit", 4, "--layers", "1", "--budget", 3)
+
+    @staticmethod
+    def press_after(monkeypatch, calls):
+        """Ctrl-C when sets are measured the next time after some calls."""
+        left, original = iter(range(calls)), Engine.set_effects
+
+        def measure(self, *arguments, **rest):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return original(self, *arguments, **rest)
+
+        monkeypatch.setattr(Engine, "set_effects", measure)
+
+    def test_keeps_and_prints_what_there_is(self, command, tmp_path, monkeypatch):
+        # Top-k measures single components; greedy is stopped in its third round.
+        self.press_after(monkeypatch, 3)
+        methods = ("--method", "top-k", "--method", "greedy", "--method", "random")
+        code, out, err = command(*self.OPTIONS, *methods, "--output", tmp_path)
+        assert code == 0, err
+        assert "Stopped by Ctrl-C: the result is the best found so far." in err
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+            "greedy-3",
+            "top-k-3",
+        ]
+        stopped = tk.TraceResult.load(tmp_path / "greedy-3")
+        assert (stopped.stopped, stopped.n_selected) == ("interrupted", 2)
+        assert tk.TraceResult.load(tmp_path / "top-k-3").stopped is None
+        for result in (stopped, tk.TraceResult.load(tmp_path / "top-k-3")):
+            assert f"{result.effect:.4g}" in out
+        assert "greedy" in out
+        assert "random" not in out
+        assert (tmp_path / "heatmap.html").exists()
+
+    def test_without_anything_measured_says_so(self, command, tmp_path, monkeypatch):
+        self.press_after(monkeypatch, 0)
+        code, _, err = command(*self.OPTIONS, "--method", "top-k", "--output", tmp_path)
+        assert code == 130
+        assert err.strip().endswith("Stopped.")
+        assert "Traceback" not in err
+        assert not any(tmp_path.iterdir())
