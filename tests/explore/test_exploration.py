@@ -81,7 +81,7 @@ def test_the_set_is_measured_first_then_predicted_then_its_members_alone(engine)
     measured = [event for event in rest if isinstance(event, Measurement)]
     assert [m.members for m in measured] == [(1, 4, 7), (1,), (4,), (7,)]
     assert torch.equal(measured[0].effects, effects)
-    assert measured[0].interval == tk.results.effect_interval(effects, weights=engine.pairs.weights)
+    assert measured[0].spread == tk.results.effect_interval(effects, weights=engine.pairs.weights)
     assert exploration.alone(4) == engine.effects(from_indices((4,), 12)).mean().item()
     (prediction,) = [event for event in rest if isinstance(event, Prediction)]
     expected = engine.predict_changes((1, 4, 7)).gains
@@ -282,7 +282,7 @@ def test_the_set_can_be_changed_from_python(demo):
     assert view.components == members
     assert view.labels == ["L1H4", "L1H7"]
     assert view.effect == demo.evaluate(members)
-    assert view.interval == tk.results.effect_interval(view.per_example)
+    assert view.spread == tk.results.effect_interval(view.per_example)
     assert view.view_state["history"][view.view_state["position"]] == "12,15"
     view.pin("A")
     view.complement()

@@ -107,7 +107,7 @@ def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
 
 def entry_of(measurement: Measurement) -> dict[str, Any]:
     """A measurement but for its numbers by example, which `values_of` gives."""
-    low, high = measurement.interval
+    low, high = measurement.spread
     return {
         "key": set_key(measurement.members),
         "effect": measurement.effect,

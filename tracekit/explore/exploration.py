@@ -60,8 +60,11 @@ class Measurement:
         return self.effects.mean().item()
 
     @cached_property
-    def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of it over examples."""
+    def spread(self) -> tuple[float, float]:
+        """How far it moves when the examples are resampled (95 %, studentised bootstrap).
+
+        No confidence interval of a set that was chosen by its effect on these examples.
+        """
         return effect_interval(self.effects, weights=self.weights)
 
 

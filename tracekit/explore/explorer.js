@@ -79,6 +79,7 @@ const CSS = `
 
 const SILENCE = 6000; // Milliseconds without an answer after which the view says so.
 const MOST_UNDONE = 100;
+const SPREAD = "In brackets: how far the effect moves when the examples are resampled (95 %).";
 
 // ---- numbers and keys ---------------------------------------------------------------------------
 
@@ -720,7 +721,7 @@ class View {
       if (guessed) parts.push(guessed);
     }
     const line = [element("span", { text: parts[0] })];
-    if (effect !== null) line.push(" \u00b7 ", element("span", { class: "tk-effect", text: effect }));
+    if (effect !== null) line.push(" \u00b7 ", element("span", { class: "tk-effect", text: effect, title: SPREAD }));
     for (const part of parts.slice(1)) line.push(` \u00b7 ${part}`);
     this.status.replaceChildren(...line);
     this.status.dataset.key = session.key;

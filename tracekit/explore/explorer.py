@@ -171,9 +171,12 @@ class Explorer(anywidget.AnyWidget):
         return self._measured().effects
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the effect over examples."""
-        return self._measured().interval
+    def spread(self) -> tuple[float, float]:
+        """How far the effect moves when the examples are resampled (95 %, studentised bootstrap).
+
+        No confidence interval of a set that was chosen by its effect on these examples.
+        """
+        return self._measured().spread
 
     def measure_singles(self) -> None:
         """Measures every component alone: for colours, hover texts and saved pages."""
