@@ -48,13 +48,16 @@ def significant(why, which):
     return changed
 
 
-def test_significant_pairs_are_starred_and_joined(why):
+def test_significant_pairs_are_marked_and_joined(why):
     changed = significant(why, {0, 3})
     chosen = changed.interactions[changed.interactions["significant"]].to_dict("records")
-    stars = changed.heatmap().data[1]
+    marks = changed.heatmap().data[1]
     rank_of = {label: rank for rank, label in enumerate(why.labels)}
     expected = {tuple(sorted((rank_of[r["first"]], rank_of[r["second"]]))) for r in chosen}
-    assert set(zip(stars.x, stars.y, strict=True)) == expected
+    assert set(zip(marks.x, marks.y, strict=True)) == expected
+    z = changed.heatmap().data[0].z
+    for x, y, sign in zip(marks.x, marks.y, marks.text, strict=True):
+        assert sign == ("+" if z[y][x] > 0 else "\u2212")
     *edges, nodes = changed.network().data
     assert len(edges) == 2
     spots = dict(zip(nodes.text, zip(nodes.x, nodes.y, strict=True), strict=True))

@@ -93,7 +93,7 @@ def member_heatmap(why: Explanation) -> go.Figure:
     """Interactions of all pairs: alone above the diagonal, in the tested context below it.
 
     Below is the average over subsets, or with more than 12 members the interaction within the set.
-    A star marks pairs that interact significantly there. The numbers are those of
+    The sign of a pair that interacts significantly stands in its cell. The numbers are those of
     `why.interactions`.
     """
     tested, context = why.tested_context, CONTEXTS[why.tested_context]
@@ -101,7 +101,7 @@ def member_heatmap(why: Explanation) -> go.Figure:
     n, rank_of = len(labels), {label: rank for rank, label in enumerate(labels)}
     cells: list[list[float | None]] = [[None] * n for _ in labels]
     hover = [[plain(label)] * n for label in labels]
-    stars = []
+    signs: dict[tuple[int, int], str] = {}
     for row in why.interactions.to_dict("records"):
         first, second = sorted((rank_of[row["first"]], rank_of[row["second"]]))
         cells[first][second], cells[second][first] = row["alone"], row[tested]
@@ -114,7 +114,7 @@ def member_heatmap(why: Explanation) -> go.Figure:
             )
         hover[second][first] += f"<br>p = {row['p']:.2g} (Holm)"
         if row["significant"]:
-            stars.append((second, first))
+            signs[second, first] = "+" if row[tested] > 0 else "\u2212"
     bound = max((abs(value) for row in cells for value in row if value is not None), default=1.0)
     bound = bound or 1.0
     figure = go.Figure(
@@ -134,14 +134,14 @@ def member_heatmap(why: Explanation) -> go.Figure:
         )
     )
     figure.add_scatter(
-        x=[j for _, j in stars],
-        y=[i for i, _ in stars],
-        text=["*"] * len(stars),
+        x=[j for _, j in signs],
+        y=[i for i, _ in signs],
+        text=list(signs.values()),
         mode="text",
         textfont={
             "size": max(12, min(26, round(_PLOT / n / 1.6))),
             "color": [
-                "white" if abs(cells[i][j] or 0) > 0.6 * bound else "black" for i, j in stars
+                "white" if abs(cells[i][j] or 0) > 0.6 * bound else "black" for i, j in signs
             ],
         },
         hoverinfo="skip",
@@ -160,7 +160,9 @@ def member_heatmap(why: Explanation) -> go.Figure:
     margins = {"l": 22.0 + 8.2 * longest, "r": 92.0, "t": 70.0}
     margins["b"] = 22.0 + (8.2 * longest if n > 4 else 20)
     add_margins(figure, margins, _PLOT, _PLOT)
-    return set_titles(figure, _title(why), f"above: the two alone; below: {context} (* p &lt; .05)")
+    return set_titles(
+        figure, _title(why), f"above: alone; below: {context} (+, \u2212: p &lt; .05)"
+    )
 
 
 def member_network(why: Explanation) -> go.Figure:
@@ -225,7 +227,7 @@ def member_network(why: Explanation) -> go.Figure:
     width = max(_PLOT, _COLUMN * widest)
     add_margins(figure, margins, width, max(150.0, _ROW * len(layers)))
     figure.update_layout(font=FONT)
-    subtitle = f"area: Shapley value; lines: interaction {CONTEXTS[why.tested_context]}, p &lt; .05"
+    subtitle = "area: Shapley value; lines: interaction, p &lt; .05"
     return set_titles(figure, _title(why), subtitle)
 
 
