@@ -184,8 +184,8 @@ def table_greedy(family: str, seeds: range) -> None:
     for name, ratios in (("local-search", paths), ("one budget", singles)):
         low = sum(ratio < 0.995 for ratio in ratios)
         say(
-            f"{family}, {name}: mean {mean(ratios):.3f}, least {min(ratios):.3f}, below 0.995 in "
-            f"{low} of {len(ratios)}"
+            f"{family}, {name}: mean {mean(ratios):.3f}, median {median(ratios):.3f}, least "
+            f"{min(ratios):.3f}, most {max(ratios):.3f}, below 0.995 in {low} of {len(ratios)}"
         )
     say(
         f"{family}: path at {mean(shares):.2f} of greedy's passes, {max(shares):.2f} at most; one "
