@@ -54,6 +54,22 @@ def test_any_sets_equal_one_at_a_time(model, sets):
     close(engine.set_effects(sets).mean(1), engine.effects(masks).mean(1))
 
 
+def test_sets_that_begin_in_a_layer_share_passes(model, monkeypatch):
+    engine = tiny.engine(model, tiny.pairs(4), max_batch_size=12)
+    engine.set_effects([[0]])
+    taken, measure = [], engine.batch_effects
+
+    def recorded(batch, source, masks, **rest):
+        taken.append(len(masks) * len(batch.examples))
+        return measure(batch, source, masks, **rest)
+
+    monkeypatch.setitem(vars(engine), "batch_effects", recorded)
+    engine.set_effects([[8], [9], [10], [11]])
+    assert sum(taken) == 16
+    assert max(taken) == 12
+    assert len(taken) == 2
+
+
 def test_layers_below_a_candidate_are_not_run_again(any_model, monkeypatch):
     engine = tiny.engine(any_model, tiny.pairs(4), max_batch_size=4)
     engine.set_effects([[0]]).mean(1)
