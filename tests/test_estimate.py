@@ -108,7 +108,7 @@ class TestPasses:
 class TestPassesOfExplanations:
     """`Tracer.estimate_explain`."""
 
-    @pytest.mark.parametrize("size", [2, 3, 5, 12])
+    @pytest.mark.parametrize("size", [2, 3, 5, pytest.param(12, marks=pytest.mark.slow)])
     def test_are_exact_for_up_to_twelve_members(self, tracer, size):
         members, options = list(tracer.registry)[:size], {"look_outside": False}
         estimate = tracer.estimate_explain(members, **options)
@@ -117,7 +117,7 @@ class TestPassesOfExplanations:
         assert estimate.passes == tracer.explain(members, **options).cost.forward_equivalents
         assert estimate.example_passes == estimate.passes * len(tracer.pairs)
 
-    @pytest.mark.parametrize("size", [2, 4, 11, 12])
+    @pytest.mark.parametrize("size", [2, 4, pytest.param(11, marks=pytest.mark.slow)])
     def test_are_a_bound_with_outsiders(self, tracer, size):
         members = list(tracer.registry)[:size]
         estimate = tracer.estimate_explain(members)
