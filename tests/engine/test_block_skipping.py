@@ -9,6 +9,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.capabilities import capabilities_of
+from tracekit.models.hooked import residual_hook
 
 
 def test_blocks_are_whole_again_after_an_error(model):
@@ -41,3 +42,17 @@ def test_a_model_whose_passes_differ_a_little_is_refused():
     model.blocks[0].register_forward_hook(remember)
     model.blocks[-1].register_forward_hook(leak)
     assert BlockSkipper(model).refusal(model, tokens) == "a pass resumed at block 2 differs"
+
+
+def test_a_model_whose_blocks_read_something_else_is_refused():
+    """What one block is called with is cut off before it is the residual stream."""
+    model = tk.load_model(tiny.hf_model("gpt2"))
+    tokens = torch.tensor([[1, 2, 3]])
+
+    def cut_off(module, args, output):
+        return output.clamp(-0.01, 0.01)
+
+    # Cut off twice it is the same, so a pass that is resumed there does not show it.
+    model.hook_dict[residual_hook(1)].register_forward_hook(cut_off, prepend=True)
+    reason = BlockSkipper(model).refusal(model, tokens)
+    assert reason == "block 1 reads something else than the residual stream"
