@@ -96,6 +96,22 @@ class TestPasses:
         # What is left is less than a gradient takes, which is two passes.
         assert 38 * len(tracer.pairs) < counted.done <= estimate.example_passes
 
+    @pytest.mark.parametrize("asked", ["mean", "median", "auto", "keep"])
+    def test_of_a_front_are_a_bound_however_it_is_asked(self, tracer, asked):
+        keep = tk.Keep(pairs=tiny.pairs(6, seed=9), at_most=5.0)
+        question = {"keep": keep} if asked == "keep" else {"objective": asked}
+        options = {"max_budget": 3, "max_passes": 40, **question}
+        _ = tracer.full_effect
+        estimate = tracer.estimate_pareto(**options)
+        with _progress.run("counts", None, 1, shown=False) as counted:
+            front = tracer.pareto(**options)
+        assert counted.done <= estimate.example_passes
+        spent = front[0].cost + front.statistics_cost
+        assert spent.forward_equivalents * len(tracer.pairs) <= estimate.example_passes
+        if asked == "keep":
+            # What is kept is run for the statistics too: as many examples, and six besides.
+            assert spent.forward_equivalents * len(tracer.pairs) > 0.95 * counted.done
+
     def test_say_what_is_measured_besides(self, model):
         tracer = tk.Tracer(
             model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), also=["probability-drop"]

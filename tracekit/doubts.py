@@ -16,6 +16,7 @@ from tracekit.errors import UnstableResultWarning, WeakEffectWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.search.local.local_search import LocalSearch
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -23,8 +24,8 @@ _TOO_LARGE_A_SHARE = 1 / 3
 """Share of an effect beyond which one example speaks for all."""
 _FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
-_BETTER = 1.05
-"""Times an effect from which on another one is better."""
+_AS_GOOD = 0.05
+"""Share of a value by which another set may be worse and still is as good; beyond it, better."""
 _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 _PACKAGE = str(Path(__file__).parent) + os.sep
@@ -76,11 +77,18 @@ def warn_of_front(front: ParetoFront) -> None:
 
 def _warn_of_other_sets(front: ParetoFront) -> None:
     """Warns of a better set, and of the size at which one that shares least is as good."""
-    rows = [row for row in front.statistics if row.from_all_is_as_good]
+    # Where the front took components ranked one by one, it knows of sets with larger effects.
+    rows = [
+        row
+        for row in front.statistics
+        if row.from_all_gain is not None
+        and row.from_all_gain >= -_AS_GOOD
+        and front.at(row.size).method == LocalSearch.name
+    ]
     if not rows:
         return
-    best = max(rows, key=lambda row: (row.from_all or 0.0) / max(front.at(row.size).effect, 1e-12))
-    if (best.from_all or 0.0) > _BETTER * front.at(best.size).effect > 0:
+    best = max(rows, key=lambda row: row.from_all_gain or 0.0)
+    if (best.from_all_gain or 0.0) > _AS_GOOD:
         warn(
             f"A walk from all components downwards finds a better set of size {best.size}: its "
             f"effect is {best.from_all:.3g}, and that of the front {front.at(best.size).effect:.3g}"

@@ -132,7 +132,9 @@ class Question:
             assert rival is not None
             passes += rival.cost.forward_equivalents
         if self.statistics:
-            passes += MOST_CONTROLS * len(sizes) + passes_from_all(self.n_components, sizes)
+            from_all = Cost(passes_from_all(self.n_components, sizes))
+            passes += MOST_CONTROLS * len(sizes)
+            passes += self._as_asked(from_all, is_local=True).forward_equivalents
         return passes
 
     # ---- parts --------------------------------------------------------------------------------
@@ -160,21 +162,30 @@ class Question:
         planned = planned_for(search, self.n_components, goal)
         if planned is None:
             return None
-        cost, is_exact = planned.cost, planned.is_exact
+        is_local = getattr(search, "name", "") == "local-search" or bool(
+            getattr(search, "refine", False)
+        )
+        cost = self._as_asked(planned.cost, is_local=is_local)
+        is_exact = planned.is_exact and self.n_kept is None
         if self._has_objective:
-            # Slopes of the objective need effects before each gradient; a local search counts a
-            # gradient as two of its passes.
-            is_local = getattr(search, "name", "") == "local-search" or bool(
-                getattr(search, "refine", False)
-            )
-            extra = cost.forward_equivalents / 2 if is_local else cost.backward
-            cost, is_exact = cost + Cost(extra), is_exact and cost.backward == 0
+            is_exact = is_exact and planned.cost.backward == 0
         if self.n_kept is not None:
-            share = self.n_kept / self.n_examples
-            n_answers = max(1, len(goal.budgets))
-            extra = cost.forward_equivalents * (0.5 + 1.5 * share) + 2 * n_answers * share
-            cost, is_exact = cost + Cost(extra), False
+            cost += Cost(2 * max(1, len(goal.budgets)) * self.n_kept / self.n_examples)
         return Planned(cost=cost, is_exact=is_exact)
+
+    def _as_asked(self, cost: Cost, *, is_local: bool) -> Cost:
+        """What work takes by the objective, and within bounds.
+
+        Args:
+            cost: What it takes by the mean, without bounds.
+            is_local: Whether `cost` counts gradients as two passes forward each.
+        """
+        if self._has_objective:
+            # Slopes of the objective need effects before each gradient.
+            cost += Cost(cost.forward_equivalents / 2 if is_local else cost.backward)
+        if self.n_kept is not None:
+            cost += Cost(cost.forward_equivalents * (0.5 + 1.5 * self.n_kept / self.n_examples))
+        return cost
 
     def _of_halves(self, searches: Sequence[Search], goal: Goal) -> Cost | None:
         """What searches on both halves of the examples take, and measuring their sets."""

@@ -472,14 +472,14 @@ class SearchRun:
     ) -> ParetoFront:
         """A front with what it takes to believe it."""
         engine = self.traced.engine
-        before = engine.cost
+        before = searched.cost
         sets = {
             size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
             for size in sizes_of_statistics(front.sizes)
         }
         names = [search.name for search in searches]
         rows = measure_statistics(engine, sets, self.seed, maximised=searched, fit=fit, names=names)
-        cost = engine.cost - before + (Cost() if fit is None else fit.cost)
+        cost = searched.cost - before + (Cost() if fit is None else fit.cost)
         front = replace(front, statistics=rows, statistics_cost=cost)
         doubts.warn_of_front(front)
         return front

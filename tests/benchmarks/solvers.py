@@ -16,6 +16,8 @@
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
 - `starts`: local search with and without sets for single examples, and the best known: a search of
   `--passes` passes.
+- `passes`: fronts of the demo model's heads with default passes, and with 0.4 of greedy's, as a
+  share of the best that these and `--passes` passes find.
 - `races`: local search and top-k with races and without, on random GPT-2s of four layers
   and 512 pairs.
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any, Literal, NamedTuple
@@ -422,6 +425,40 @@ def table_starts(family: str, seeds: range, passes: int | None) -> None:
         )
 
 
+FRONT = 12
+"""Largest size of the fronts of `table_passes`."""
+FRONT_METRICS = ("probability-drop", "odds-ratio")
+
+
+def table_passes(passes: int) -> None:
+    """Least share, over the sizes of a front, of the best known effect."""
+    greedy = sum(32 - size for size in range(FRONT))
+    searches = {
+        f"{int(0.4 * greedy)} passes": LocalSearch(max_passes=int(0.4 * greedy)),
+        "default": LocalSearch(),
+        f"{passes} passes": LocalSearch(max_passes=passes),
+    }
+    least: dict[str, list[float]] = {name: [] for name in searches}
+    sizes = range(1, FRONT + 1)
+    for name, case in cases("demo", range(0)):
+        for kind, metric in product(("attention-patterns", "head-outputs"), FRONT_METRICS):
+            registry = tk.ComponentRegistry.build(case.model.cfg, kind)
+            task = Engine(case.model, case.pairs, registry, resolve(metric), case.config)
+            answers = {label: searched(task, search, sizes) for label, search in searches.items()}
+            best = [
+                max(column) for column in zip(*(a.effects for a in answers.values()), strict=True)
+            ]
+            for label, answer in answers.items():
+                least[label].append(min(against(answer.effects, best)))
+            shares = ", ".join(f"{label} {values[-1]:.3f}" for label, values in least.items())
+            say(f"{name}, {kind}, {metric}: least share {shares}")
+    for label, values in least.items():
+        low = sorted(values)
+        say(
+            f"{label}: least {low[0]:.3f}, without the worst {low[1]:.3f}, median {median(low):.3f}"
+        )
+
+
 def table_races(family: str, seeds: range) -> None:
     """Effects and passes of searches that race, as shares of those that do not."""
     effects: dict[str, list[float]] = {}
@@ -459,6 +496,7 @@ Table = Literal[
     "ablations",
     "rewards",
     "starts",
+    "passes",
     "races",
 ]
 
@@ -470,7 +508,9 @@ def main(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Random models of each kind.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
-    passes: Annotated[int | None, typer.Option(help="Of the best known, for `starts`.")] = None,
+    passes: Annotated[
+        int | None, typer.Option(help="Of the best known, for `starts` and `passes`.")
+    ] = None,
 ) -> None:
     """Compares searches."""
     families = [family] if family else ["demo", *SCALES]
@@ -490,6 +530,8 @@ def main(
     elif table == "starts":
         for one in families:
             table_starts(one, numbers, passes)
+    elif table == "passes":
+        table_passes(passes or 1000)
     elif table == "races":
         for one in [one for one in families if one in SCALES]:
             table_races(one, numbers)

@@ -21,7 +21,7 @@ from tracekit.results.storage import read_document, write_document
 from tracekit.search import Goal
 from tracekit.search.local.from_all import sets_from_all
 
-WORSE = {"from_all_similarity": 0.0, "from_all_is_as_good": False}
+WORSE = {"from_all_similarity": 0.0, "from_all_gain": -0.2}
 
 
 def interrupted_after(engine, calls, monkeypatch):
@@ -100,7 +100,8 @@ class TestSetsFromAll:
             effect = tracer.evaluate(from_indices(members, 12))
             assert row.from_all == pytest.approx(effect, rel=1e-4)
             assert row.from_all_similarity == jaccard(members, tiny.members_of(own))
-            assert row.from_all_is_as_good == (effect >= 0.95 * own.effect)
+            gain = (effect - own.effect) / abs(own.effect)
+            assert row.from_all_gain == pytest.approx(gain, abs=1e-4)
         shown = front.to_frame().dropna(subset=["from_all"])
         assert len(shown) == len(front.statistics)
         (trace,) = [each for each in front.curve().data if each.name == "from all downwards"]
@@ -120,14 +121,15 @@ class TestSetsFromAll:
         best, worst = (int(singles.argmax()),), (int(singles.argmin()),)
         monkeypatch.setattr(pareto_statistics, "sets_from_all", lambda engine, sizes: {1: worst})
         (fields,) = _from_all(tracer.engine, Maximised(), {1: best})
-        assert fields["from_all_is_as_good"] == (sign == -1)
+        own, other = singles[best[0]].item(), singles[worst[0]].item()
+        assert fields["from_all_gain"] == pytest.approx(sign * (other - own) / abs(own))
         # What is reported is the effect in any case.
         assert fields["from_all"] == pytest.approx(singles.min().item())
         assert fields["from_all_similarity"] == 0
 
     def test_another_one_as_good_is_said(self, front, monkeypatch):
         rows = [
-            replace(row, from_all=1.25, from_all_similarity=0.9, from_all_is_as_good=True)
+            replace(row, from_all=1.25, from_all_similarity=0.9, from_all_gain=-0.04)
             for row in front.statistics
         ]
         similar = replace(front, statistics=tuple(rows))
@@ -150,7 +152,7 @@ class TestSetsFromAll:
         best = front.statistics[4]
         effect = front.at(best.size).effect
         rows = [
-            replace(row, from_all=front.at(row.size).effect * times, from_all_is_as_good=True)
+            replace(row, from_all=front.at(row.size).effect * times, from_all_gain=times - 1)
             for row, times in zip(front.statistics, (1, 1.1, 1, 1, 1.2, 1.04), strict=False)
         ]
         with pytest.warns(UnstableResultWarning) as caught:
@@ -164,11 +166,19 @@ class TestSetsFromAll:
             warnings.filterwarnings("error", message="A walk from all")
             warn_of_front(replace(front, statistics=(rows[0], rows[2], rows[5])))
 
+    def test_none_is_said_where_the_front_took_components_ranked_one_by_one(self, front):
+        rows = [replace(row, from_all_gain=0.5, from_all_similarity=0) for row in front.statistics]
+        results = [replace(result, method="top-k") for result in front]
+        ranked = tk.ParetoFront.of(results, front.largest, order=front.ranking)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="A walk from all|Another set")
+            warn_of_front(replace(ranked, statistics=tuple(rows)))
+
     def test_fronts_that_were_saved_before_have_none(self, front, tmp_path):
         folder = front.save(tmp_path / "front")
         document = read_document(folder, "pareto.json")
         for row in document["statistics"]:
-            for name in ("from_all", "from_all_similarity", "from_all_is_as_good"):
+            for name in ("from_all", "from_all_similarity", "from_all_gain"):
                 del row[name]
         write_document(folder / "pareto.json", document)
         loaded = tk.ParetoFront.load(folder)

@@ -265,5 +265,5 @@ def _statistics_of(row: dict[str, Any]) -> SizeStatistics:
     return SizeStatistics(**row)
 
 
-_LATER_FIELDS = {"from_all", "from_all_similarity", "from_all_is_as_good"}
+_LATER_FIELDS = {"from_all", "from_all_similarity", "from_all_gain"}
 """Of statistics, those that fronts which were saved before may lack."""

@@ -34,8 +34,6 @@ _AT_MOST = 12
 """Sizes at which statistics are taken."""
 MOST_CONTROLS = 5
 """Random sets of each size, at most."""
-_AS_GOOD = 0.95
-"""Share of the front's value from which on another set is as good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +65,9 @@ class SizeStatistics:
     before it was looked for."""
     from_all_similarity: float | None = None
     """Jaccard similarity, in [0, 1], of this set and the front's."""
-    from_all_is_as_good: bool | None = None
-    """Whether this set is within 5 % of the front's by what was maximised."""
+    from_all_gain: float | None = None
+    """How much better this set is than the front's by what was maximised, as a share of the
+    latter; below 0 where it is worse."""
 
 
 def sizes_of_statistics(sizes: Sequence[int]) -> list[int]:
@@ -150,7 +149,7 @@ def _from_all(
         {
             "from_all": effect,
             "from_all_similarity": jaccard(sets[size], others[size]),
-            "from_all_is_as_good": other >= own - (1 - _AS_GOOD) * abs(own),
+            "from_all_gain": (other - own) / max(abs(own), 1e-12),
         }
         for size, (own, other), effect in zip(sets, values, effects, strict=True)
     ]

@@ -258,13 +258,7 @@ class TestStarts:
 
     def test_a_search_measures_them(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
-        asked = []
-
-        def stop_there(self, sizes):
-            asked.append([*sizes])
-            raise LimitReachedError("max_passes")
-
-        monkeypatch.setattr(BestSets, "start_from_examples", stop_there)
+        asked = sizes_asked_for(monkeypatch)
         search = LocalSearch(max_passes=200)
         search.run(engine, Goal.make(N, budgets=list(range(1, 11))), 0)
         assert asked == [[10]]
@@ -285,16 +279,22 @@ class TestStarts:
 
     def test_none_is_larger_than_what_reaches_the_target(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
-        asked = []
-
-        def stop_there(self, sizes):
-            asked.append([*sizes])
-            raise LimitReachedError("max_passes")
-
-        monkeypatch.setattr(BestSets, "start_from_examples", stop_there)
+        asked = sizes_asked_for(monkeypatch)
         single = engine.set_effects([(i,) for i in range(N)]).mean(1).max().item()
         LocalSearch(max_passes=480).search(engine, Goal.make(N, target_effect=single / 2), 0)
         assert asked == [[]]
+
+
+def sizes_asked_for(monkeypatch) -> list[list[int]]:
+    """The sizes that searches make sets for single examples at, each of which stops there."""
+    asked = []
+
+    def stop_there(self, sizes):
+        asked.append([*sizes])
+        raise LimitReachedError("max_passes")
+
+    monkeypatch.setattr(BestSets, "start_from_examples", stop_there)
+    return asked
 
 
 def test_the_best_of_all_sets_of_four_is_found(engine):
