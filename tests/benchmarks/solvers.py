@@ -427,6 +427,7 @@ def table_starts(family: str, seeds: range, passes: int | None) -> None:
 
 FRONT = 12
 """Largest size of the fronts of `table_passes`."""
+FRONT_EXAMPLES = 48
 FRONT_METRICS = ("probability-drop", "odds-ratio")
 
 
@@ -443,7 +444,8 @@ def table_passes(passes: int) -> None:
     for name, case in cases("demo", range(0)):
         for kind, metric in product(("attention-patterns", "head-outputs"), FRONT_METRICS):
             registry = tk.ComponentRegistry.build(case.model.cfg, kind)
-            task = Engine(case.model, case.pairs, registry, resolve(metric), case.config)
+            pairs = case.pairs.subset(range(min(FRONT_EXAMPLES, case.n_examples)))
+            task = Engine(case.model, pairs, registry, resolve(metric), case.config)
             answers = {label: searched(task, search, sizes) for label, search in searches.items()}
             best = [
                 max(column) for column in zip(*(a.effects for a in answers.values()), strict=True)

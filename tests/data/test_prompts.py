@@ -10,6 +10,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.data.from_file import load_pairs
+from tracekit.data.tokenization import token_texts
 from tracekit.errors import (
     ConfigError,
     DataFormatError,
@@ -359,6 +360,13 @@ class TestBoundaries:
 
     def test_it_can_be_switched_off(self, gpt2_tokenizer):
         assert self.warnings_of(gpt2_tokenizer, "It is", "so", warn=False) == []
+
+
+def test_texts_of_tokens_are_in_order_of_their_ids(demo_model):
+    """So that the same pairs are saved as the same bytes."""
+    texts = token_texts(demo_model.tokenizer, [9, 3, 5])
+    assert list(texts) == [3, 5, 9]
+    assert texts[9] == demo_model.tokenizer.decode([9])
 
 
 def test_pairs_print_briefly(demo_model):

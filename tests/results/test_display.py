@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -224,6 +225,15 @@ def test_pictures_put_grids_side_by_side_and_names_at_their_cells(model):
     for column, left in zip(columns, lefts, strict=True):
         assert left < column < left + cells[0][1]
     assert min(b - a for a, b in pairwise(lefts)) >= cells[0][1]
+
+
+@pytest.mark.parametrize(("n_heads", "shown"), [(19, range(19)), (20, range(0, 20, 4))])
+def test_pictures_of_twenty_columns_name_every_fourth(model, n_heads, shown):
+    cfg = SimpleNamespace(**{**vars(model.cfg), "n_heads": n_heads})
+    registry = tk.ComponentRegistry.build(cfg, "attention-patterns")
+    picture = selection_svg(registry, [0])
+    numbers = re.findall(r'text-anchor="middle"[^>]*>(\d+)<', picture)
+    assert numbers == [str(column) for column in shown]
 
 
 def test_looking_at_a_tracer_runs_nothing(model):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -73,6 +74,13 @@ def test_a_saved_curve_comes_back_whole(tracer, tmp_path):
     assert loaded.to_frame()["n_selected"].tolist() == [1, 5]
     with pytest.raises(BudgetError, match="The curve has no budget of 2. It has 1, 5."):
         curve.at(2)
+
+
+def test_a_curve_is_saved_over_one_whose_runs_are_gone(tracer, tmp_path):
+    tracer.run("top-k", budgets=[1, 5]).save(tmp_path)
+    shutil.rmtree(tmp_path / "budget-1")
+    tracer.run("top-k", budgets=[2, 5]).save(tmp_path)
+    assert [result.n_selected for result in tk.TraceCurve.load(tmp_path)] == [2, 5]
 
 
 def test_another_format_version_is_refused(result, tmp_path):

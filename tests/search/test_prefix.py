@@ -8,7 +8,7 @@ import torch
 from tests import tiny
 from tracekit.errors import TargetNotReachedError
 from tracekit.search.base import smallest_size
-from tracekit.search.prefix import smallest_prefix
+from tracekit.search.prefix import most_prefixes, smallest_prefix
 
 
 @pytest.fixture
@@ -41,6 +41,14 @@ def test_the_smallest_reaching_prefix_between_the_doubled_sizes(engine_with, rea
     prefix = smallest_prefix(engine, order, 1.5)
     assert prefix.size == smallest
     assert set(prefix.mask.nonzero()[:, 0].tolist()) == set(order[:smallest])
+
+
+def test_the_worst_case_takes_what_is_said_at_most(engine_with):
+    """No doubled size reaches the target: every other one is measured, then the answer."""
+    counted = []
+    engine = engine_with(lambda size: counted.append(size) or (2.0 if size == 11 else 1.0))
+    assert smallest_prefix(engine, list(range(12)), 1.5).size == 11
+    assert len(counted) == most_prefixes(12)
 
 
 def test_a_target_that_no_prefix_reaches(engine_with):

@@ -63,6 +63,18 @@ class TestPortions:
         assert n_turns >= 2
         assert sorted(torch.cat(turns[:n_turns]).tolist()) == list(range(N))
 
+    def test_the_first_gradient_takes_the_first_turn(self, raced):
+        portions, turns = Portions(order=torch.arange(200), stops=(100, 200)), []
+        cache = MeasurementCache(raced.engine, Limits(), portions=portions)
+
+        def compute(examples):
+            turns.append(examples)
+            return torch.zeros(raced.engine.n_components)
+
+        for step in range(3):
+            cache.soft_gradient(step, compute)
+            assert turns[step].tolist() == portions.of_gradient(step).tolist()
+
     @pytest.mark.parametrize(("n", "n_turns"), [(10_000, 8), (200, 3), (100, 1)])
     def test_how_many_turns_gradients_take(self, n, n_turns):
         """At least 64 examples each, at most eight turns."""

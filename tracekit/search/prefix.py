@@ -77,7 +77,8 @@ def planned_prefixes(
 
 def most_prefixes(n_components: int) -> int:
     """Prefixes that `smallest_prefix` measures at most."""
-    scanned = n_components + n_components.bit_length() + 2 if n_components <= _SCANNED else 0
+    # Every size once, and the answer again.
+    scanned = n_components + 1 if n_components <= _SCANNED else 0
     return max(scanned, tries_of_sizes(n_components))
 
 

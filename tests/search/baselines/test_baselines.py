@@ -61,6 +61,16 @@ def test_random_keeps_the_best_draw_and_its_spread(tracer):
     assert tk.Random().draws == 1000
 
 
+def test_random_is_content_with_exactly_the_target(tracer):
+    """A draw that has the target as its effect reaches it."""
+    sizes = [1, 2, 4, 8, 12]
+    effects = [result.effect for result in tracer.run("random", budgets=sizes, draws=6)]
+    # The largest of them: no draw of these sizes has more.
+    reached = tracer.run("random", target_effect=max(effects), draws=6)
+    assert reached.effect == max(effects)
+    assert reached.n_selected <= sizes[effects.index(max(effects))]
+
+
 def test_exhaustive_refuses_large_spaces(tracer):
     with pytest.raises(SpaceTooLargeError) as caught:
         tracer.run("exhaustive", budget=6, max_sets=100)

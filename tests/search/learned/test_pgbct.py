@@ -12,6 +12,7 @@ from tracekit.errors import (
     NotDifferentiableError,
 )
 from tracekit.search import Goal
+from tracekit.search.learned.reward import RewardGradient, make_objective
 
 
 def test_one_step_of_the_paper_by_hand(tracer):
@@ -49,6 +50,27 @@ def test_later_budgets_take_half_of_the_training_runs(tracer):
     both = tracer.run(budgets=[1, 6], **options)
     assert 0 < first.cost.backward <= 5 * 2
     assert both[0].cost.backward <= first.cost.backward + 3 * 2
+
+
+@pytest.mark.parametrize(("trials", "most"), [(4, 4 + 2 * 2), (5, 5 + 2 * 3)])
+def test_three_budgets_take_so_many_training_runs_at_most(trials, most):
+    search = tk.PGBCT(trials=trials, epochs=7)
+    cost = search.planned(12, Goal.make(12, budgets=[1, 3, 6])).cost
+    # A gradient an epoch, and one for the first lambda; an answer for each budget.
+    assert cost.backward == most * 7 + 1
+    assert most * 7 < cost.forward
+
+
+@pytest.mark.parametrize("budget", [1, 4, 11])
+def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(model, budget):
+    engine = tiny.engine(model, tiny.pairs(12), metric="logit-difference")
+    search = tk.PGBCT(epochs=10)
+    start = torch.full((12,), search.init)
+    weight = search._first_lambda(engine, budget)
+    reward = RewardGradient(engine, make_objective(search.objective, engine), "float32")
+    gains = -reward.step(start, torch.arange(12))
+    at_the_bound = gains.sort(descending=True).values[budget - 1].abs().item()
+    assert search.penalty(weight).slope(start, 5) == pytest.approx(at_the_bound, rel=1e-4)
 
 
 @pytest.mark.parametrize("weight", ["lambda1", "lambda2"])
