@@ -95,6 +95,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job, file = sys.argv[1], Path(sys.argv[2])
     ranks = join_launched()
+    file.with_suffix(f".joined-{ranks.rank}").touch()
     if job == "searches":
         answers = searches()
     elif job == "bounded":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -184,6 +185,39 @@ class TestEnding:
         processes[victim].communicate(timeout=WAIT)
         resumed = answers_of("checkpointed", 2, file.parent)
         assert resumed == [whole, whole]
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_at_random_moments_too(self, count, tmp_path):
+        """Five kills of one of two ranks, and of three, at any moment from joining to the end."""
+        began = time.monotonic()
+        wholes = answers_of("checkpointed", count, self._folder(tmp_path, "whole"))
+        longest = time.monotonic() - began
+        moments = random.Random(count)
+        for number in range(5):
+            file = self._folder(tmp_path, f"part-{number}") / f"checkpointed-{count}"
+            processes = started(count, "tests.rank_jobs", "checkpointed", str(file))
+            victim, moment = moments.randrange(count), moments.uniform(0, longest)
+            joined = [file.with_suffix(f".joined-{rank}") for rank in range(count)]
+            self._wait_for(lambda files=joined: all(path.exists() for path in files))
+            self._wait_until(time.monotonic() + moment, processes)
+            processes[victim].send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            others = [process for process in processes if process is not processes[victim]]
+            outcomes = ended(others)
+            assert time.monotonic() - killed < 30
+            processes[victim].communicate(timeout=WAIT)
+            for code, _, messages in outcomes:
+                # What was killed after its last word is missed by nobody.
+                if code != 0:
+                    assert "RankError: Another process of this trace has ended" in messages
+            assert answers_of("checkpointed", count, file.parent) == wholes
+
+    @staticmethod
+    def _wait_until(moment: float, processes: list[subprocess.Popen]) -> None:
+        """Until then, or until all have ended."""
+        while time.monotonic() < moment and any(each.poll() is None for each in processes):
+            time.sleep(0.02)
 
     def test_ctrl_c_on_one_rank_ends_all_with_the_best_so_far(self, tmp_path):
         file = tmp_path / "checkpointed-2"

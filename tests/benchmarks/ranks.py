@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import tracekit as tk
 from tests.benchmarks.setting import Model
@@ -26,9 +27,9 @@ TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")
 
 
 class Timed:
-    """Time spent in adding parts up."""
+    """Time spent in waiting for other ranks, and in adding parts up."""
 
-    seconds = 0.0
+    waited = added = 0.0
 
     @classmethod
     def watch(cls) -> None:
@@ -37,10 +38,14 @@ class Timed:
 
         def timed(ranks: Ranks, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
             start = time.perf_counter()
+            if ranks.count > 1:
+                dist.barrier(ranks._group)
+            met = time.perf_counter()
             try:
                 return add(ranks, *parts)
             finally:
-                cls.seconds += time.perf_counter() - start
+                cls.waited += met - start
+                cls.added += time.perf_counter() - met
 
         Ranks.add = timed
 
@@ -68,15 +73,16 @@ def work(file: Path, device: str | None) -> None:
         strict=True,
     ):
         ranks.add(torch.zeros(1))  # All begin together.
-        Timed.seconds, start = 0.0, time.perf_counter()
+        Timed.waited = Timed.added = 0.0
+        start = time.perf_counter()
         task()
-        took[name] = (time.perf_counter() - start, Timed.seconds)
+        took[name] = (time.perf_counter() - start, Timed.waited, Timed.added)
     if ranks.is_first:
         file.write_text(json.dumps(took))
 
 
-def timed(ranks: int, device: str, *, copies: int = 1) -> dict[str, tuple[float, float]]:
-    """What the tasks take, and what of it goes to adding up, by so many processes.
+def timed(ranks: int, device: str, *, copies: int = 1) -> dict[str, tuple[float, float, float]]:
+    """What the tasks take, and what of it goes to waiting and adding up, by so many processes.
 
     Args:
         ranks: Processes that share a trace.
@@ -111,10 +117,11 @@ def main() -> None:
     for name in TASKS:
         ratio = alone[name][0] / together[name][0]
         possible = given.ranks * alone[name][0] / beside[name][0]
-        share = together[name][1] / together[name][0]
+        waited, added = (100 * part / together[name][0] for part in together[name][1:])
         print(  # noqa: T201
             f"{name}: {alone[name][0]:.1f} s by one, {together[name][0]:.1f} s by {given.ranks}: "
-            f"{ratio:.2f} times as fast; {100 * share:.1f} % of it adding up and waiting. "
+            f"{ratio:.2f} times as fast; {added:.1f} % of it adding up, {waited:.1f} % waiting "
+            "for the slower process. "
             f"{given.ranks} processes that share nothing do {possible:.2f} times the work of one"
         )
 
