@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tracekit as tk
+from tests import tiny
 from tracekit import metrics
 from tracekit.errors import (
     ConfigError,
     MetricShapeError,
     MissingContinuationError,
+    MissingReadingError,
     NonFiniteMetricError,
     UnknownMetricError,
 )
@@ -94,6 +98,38 @@ def test_callables_become_metrics_and_must_return_one_value_per_example():
     assert found == pytest.approx(2 * math.log(0.5))
     with pytest.raises(MetricShapeError, match=r"'<lambda>' returned \(\). It must"):
         metrics.resolve(lambda c, i: i.x.sum())(scores(0.5), scores(0.5))
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        (lambda c, i: (c.distribution - i.distribution).abs().sum(-1), "distribution"),
+        (lambda c, i: i.x_rank.float() - c.x_rank.float(), "x_rank"),
+        (lambda c, i: i.x_set - c.x_set, "x_set"),
+    ],
+)
+def test_a_metric_that_reads_what_was_not_asked_for(function, field, model):
+    pairs = tiny.pairs(4)
+    text = "The metric '<lambda>' cannot be computed. The log-probabilities of this run have no "
+    text += f"{field}. Say that the metric reads it"
+    with pytest.raises(MissingReadingError, match=re.escape(text)):
+        tk.Tracer(model, pairs, metric=function)
+    tracer = tk.Tracer(model, pairs)
+    with pytest.raises(MissingReadingError, match=re.escape(text)):
+        tracer.evaluate(torch.ones(12), metrics=[function])
+    with pytest.raises(MissingReadingError, match=re.escape(text)):
+        tracer.run("top-k", budget=1, keep=tk.Keep(metric=function, at_most=1.0))
+
+
+def test_a_metric_that_reads_y_where_there_is_none(model):
+    rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows(3)]
+    with pytest.raises(MissingContinuationError, match="The metric '<lambda>' cannot be computed"):
+        tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric=lambda c, i: i.y - c.y)
+
+
+def test_other_mistakes_of_a_metric_reach_the_user(model):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        tk.Tracer(model, tiny.pairs(3), metric=lambda c, i: i.x + "a")
 
 
 def test_not_finite_names_the_examples():

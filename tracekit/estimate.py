@@ -165,7 +165,10 @@ class Question:
         is_local = getattr(search, "name", "") == "local-search" or bool(
             getattr(search, "refine", False)
         )
-        cost = self._as_asked(planned.cost, is_local=is_local)
+        cost = planned.cost
+        if getattr(search, "max_passes", None) is None:
+            # A limit is on all that is run.
+            cost = self._as_asked(cost, is_local=is_local)
         is_exact = planned.is_exact and self.n_kept is None
         if self._has_objective:
             is_exact = is_exact and planned.cost.backward == 0

@@ -18,6 +18,7 @@ from tracekit._options import is_whole, shortened
 from tracekit.errors import ComponentError, UnknownKindError
 from tracekit.files import tensors_digest
 
+_PATTERN_HOOK = "attn.hook_pattern"
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
 """What an axis of an activation stands for."""
 
@@ -224,6 +225,11 @@ class Kind:
         """Axis of the position attended to; None if there is none."""
         return self.axes.index("key") if "key" in self.axes else None
 
+    @property
+    def is_attention_pattern(self) -> bool:
+        """Whether rows over the keys are distributions: those behind the softmax are."""
+        return self.hook == _PATTERN_HOOK
+
     def expected_shape(
         self, *, rows: int, length: int, n_components: int, d_model: int
     ) -> tuple[int | None, ...]:
@@ -267,7 +273,7 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind(
             name="attention-patterns",
-            hook="attn.hook_pattern",
+            hook=_PATTERN_HOOK,
             axes=("batch", "component", "query", "key"),
             width="n_heads",
             label="L{layer}H{index}",

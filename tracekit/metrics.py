@@ -31,8 +31,10 @@ token where there are none):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -205,6 +207,24 @@ class Metric:
         direction = "" if self.direction == "noising" else f", {self.direction}"
         return printable(f"Metric({self.name}: {self.axis_label}{direction})")
 
+    def _lacking(
+        self, clean: ContinuationLogProbs, intervened: ContinuationLogProbs
+    ) -> MissingReadingError | MissingContinuationError | None:
+        """The error that names what the function read although it is not there."""
+        lacking: list[str] = []
+        watched = [_Watched(**vars(each)) for each in (clean, intervened)]
+        for each in watched:
+            vars(each)["lacking"] = lacking
+        with suppress(Exception):
+            self.function(*watched)
+        if not lacking:
+            return None
+        try:
+            getattr(clean, f"require_{lacking[-1]}", partial(clean.require, lacking[-1]))()
+        except (MissingReadingError, MissingContinuationError) as error:
+            return type(error)(f"The metric {self.name!r} cannot be computed. {error}")
+        return None
+
     def denoising(self) -> Metric:
         """The metric of clean values that are put back into the counterfactual run.
 
@@ -233,9 +253,17 @@ class Metric:
         Raises:
             MetricShapeError: The function returned something else.
             MetricSideEffectError: It changed what it was given.
+            MissingReadingError: It reads what `reads` does not name.
+            MissingContinuationError: It reads y, and some example has none.
         """
         versions = _versions(clean), _versions(intervened)
-        effects = self.function(clean, intervened)
+        try:
+            effects = self.function(clean, intervened)
+        except (TypeError, AttributeError) as error:
+            lacking = self._lacking(clean, intervened)
+            if lacking is None:
+                raise
+            raise lacking from error
         if (_versions(clean), _versions(intervened)) != versions:
             raise MetricSideEffectError(
                 f"The metric {self.name!r} changes the log-probabilities that it is given, which "
@@ -248,6 +276,16 @@ class Metric:
                 f"It must return a tensor of shape {tuple(clean.x.shape)}: one effect per example."
             )
         return effects if effects.is_floating_point() else effects.float()
+
+
+class _Watched(ContinuationLogProbs):
+    """Log-probabilities that note which of what they lack was read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if value is None and name in ContinuationLogProbs.__dataclass_fields__:
+            super().__getattribute__("lacking").append(name)
+        return value
 
 
 def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:

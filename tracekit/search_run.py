@@ -64,6 +64,10 @@ class Traced:
     """The question: model, data set, components, metric."""
     source: str
     """Where the values come from that are put in."""
+    source_seed: int | None
+    """What draws them, if they are drawn."""
+    by: str | None
+    """What is told apart beside layers and indices."""
     also: tuple[Metric, ...]
     """Further metrics."""
     held_out: Engine | None
@@ -140,6 +144,8 @@ class Traced:
             stopped=selection.stopped,
             metric=engine.metric.name,
             source=self.source,
+            source_seed=self.source_seed,
+            by=self.by,
             direction=engine.metric.direction,
             axis_label=engine.metric.axis_label,
             continuation_mean=config.continuation_mean,
@@ -472,14 +478,18 @@ class SearchRun:
     ) -> ParetoFront:
         """A front with what it takes to believe it."""
         engine = self.traced.engine
-        before = searched.cost
+        # A search that keeps something counts the traced work too; a score has accounts of its own.
+        accounts = {searched} if self.keeping is not None else {engine, searched}
+        before = [account.cost for account in accounts]
         sets = {
             size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
             for size in sizes_of_statistics(front.sizes)
         }
         names = [search.name for search in searches]
         rows = measure_statistics(engine, sets, self.seed, maximised=searched, fit=fit, names=names)
-        cost = searched.cost - before + (Cost() if fit is None else fit.cost)
+        cost = Cost() if fit is None else fit.cost
+        for account, spent in zip(accounts, before, strict=True):
+            cost += account.cost - spent
         front = replace(front, statistics=rows, statistics_cost=cost)
         doubts.warn_of_front(front)
         return front

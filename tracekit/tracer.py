@@ -47,7 +47,14 @@ from tracekit.engine.objectives import (
     Objective,
     ObjectiveName,
 )
-from tracekit.engine.sources import Source, name_of, resolve_source
+from tracekit.engine.sources import (
+    Noise,
+    Source,
+    draws,
+    name_of,
+    resolve_source,
+    with_counterfactuals,
+)
 from tracekit.errors import (
     ComponentError,
     ConfigError,
@@ -227,7 +234,7 @@ class Tracer:
         registry = components if isinstance(components, ComponentRegistry) else None
         _check_split(by, positions, registry, pairs, [layers, indices, windows != 1 or None])
         self._tell_apart = self._splitter(by, registry, [pairs, *([held_out] if held_out else [])])
-        pairs = self._tell_apart(pairs)
+        given, pairs = pairs, self._tell_apart(pairs)
         components = registry or ComponentRegistry.build(
             self.model.cfg,
             components,  # type: ignore[arg-type]
@@ -257,8 +264,11 @@ class Tracer:
         )
         self.source = name_of(source)
         """Where the values come from that are put in."""
+        self._source_seed = source_seed if draws(source) else None
+        self._by = by
         self._to_pairs = to_pairs
-        self._noising = _Question(to_pairs(pairs), resolve_metric(metric))
+        self._is_on_spans = isinstance(source, Noise) and source.spans is not None
+        self._noising = _Question(self._prepared(given), resolve_metric(metric))
         self._engines: dict[str, Engine] = {}
         asked = self._noising if direction == "noising" else self._noising.reversed()
         self.engine = Engine(self.model, asked.pairs, components, asked.metric, config)
@@ -719,6 +729,8 @@ class Tracer:
         return Traced(
             engine=self.engine,
             source=self.source,
+            source_seed=self._source_seed,
+            by=self._by,
             also=self.also,
             held_out=self._held_out,
             tracer=weakref.ref(self),
@@ -734,9 +746,17 @@ class Tracer:
         pairs = self.pairs if keep.pairs is None else self._asked_of(keep.pairs)
         return Engine(engine.model, pairs, engine.registry, metric, engine.config)
 
+    def _prepared(self, pairs: PromptPairs) -> PromptPairs:
+        """Pairs with this tracer's spans and source."""
+        told_apart = self._tell_apart(pairs)
+        if not self._is_on_spans:
+            return self._to_pairs(told_apart)
+        # Noise is on the spans that prompts name, whatever is told apart.
+        return with_counterfactuals(told_apart, self._to_pairs(pairs))
+
     def _asked_of(self, pairs: PromptPairs) -> PromptPairs:
         """Other pairs, with this tracer's spans, source and direction."""
-        prepared = self._to_pairs(self._tell_apart(pairs))
+        prepared = self._prepared(pairs)
         return prepared if self.direction == "noising" else prepared.reversed()
 
     def _resolved(self, metrics: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:

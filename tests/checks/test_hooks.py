@@ -198,3 +198,28 @@ def test_a_stream_that_the_mlps_add_nothing_to_is_no_reason_to_refuse():
         layer.mlp.down_proj.weight.data.zero_()
     model = tk.load_model(hf)
     check_sites(model, tk.ComponentRegistry.build(model.cfg, "residual-between"))
+
+
+def test_a_hook_point_that_is_off():
+    """TransformerLens has some only on request."""
+    model = tk.load_model(tiny.hf_model("gpt2"))
+    kind = tk.Kind(
+        name="head-results",
+        hook="attn.hook_result",
+        axes=("batch", "pos", "component", "d_model"),
+        width="n_heads",
+        label="L{layer}R{index}",
+    )
+    text = r"blocks.0.attn.hook_result is off until model.set_use_attn_result\(True\) is called"
+    with pytest.raises(HookPointError, match=text):
+        tk.Tracer(model, tiny.pairs(4), kind)
+    model.set_use_attn_result(True)
+    results, heads = (
+        tk.Tracer(model, tiny.pairs(4), each, "logit-difference") for each in (kind, "head-outputs")
+    )
+    torch.testing.assert_close(
+        results.evaluate(torch.ones(12), per_example=True),
+        heads.evaluate(torch.ones(12), per_example=True),
+        rtol=1e-4,
+        atol=1e-5,
+    )

@@ -136,6 +136,37 @@ def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_mode
     assert tk.Explanation.load(run).labels == tk.TraceResult.load(run).labels
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"source": tk.Noise(spans=("subject",), factor=2.5), "source_seed": 7},
+        {"source": "noise", "source_seed": 3, "direction": "denoising"},
+        {"source": "mean", "by": "span"},
+        {"by": "position"},
+    ],
+)
+def test_sources_are_rebuilt_from_the_run(command, tmp_path, demo_model, options):  # noqa: F811
+    facts = tk.load_dataset("demo-facts", demo_model)
+    length = len(facts[0].prompt_ids)
+    n = next(n for n, pair in enumerate(facts) if len(pair.prompt_ids) != length)
+    tracer = tk.Tracer(demo_model, facts[:n], "head-outputs", "probability-drop", **options)
+    run = tracer.run("top-k", budget=2, seed=5).save(tmp_path / "run")
+    code, _, err = command("explain", run, *QUICK)
+    assert code == 0, err
+    assert tk.Explanation.load(run).source == tracer.source
+
+
+def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):  # noqa: F811
+    facts = tk.load_dataset("demo-facts", demo_model)
+    source = tk.Mean(pairs=facts[8:])
+    tracer = tk.Tracer(demo_model, facts[:8], "head-outputs", "probability-drop", source=source)
+    run = tracer.run("top-k", budget=2).save(tmp_path / "run")
+    code, _, err = command("explain", run, *QUICK)
+    assert code == 1
+    assert "The source 'mean of demo-facts' takes more than its name." in err
+    assert "Build the tracer in Python for others." in err
+
+
 def test_runs_that_cannot_be_measured_again(
     command,  # noqa: F811
     folder,

@@ -9,6 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit import _progress
 from tracekit.engine.keeping import KeepingEngine
 from tracekit.errors import BudgetError, ConfigError, NothingKeptError, UnknownMetricError
 from tracekit.masks import from_indices
@@ -148,6 +149,21 @@ def test_a_front_of_sets_within_the_bound(model, tracer, neutral, every_set, tmp
     # The checkpoint of a search that kept something is of no use to one that does not.
     with pytest.raises(tk.errors.CheckpointError):
         tracer.pareto(**options)
+
+
+@pytest.mark.parametrize("max_passes", [12, 40, 160])
+def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
+    """Whatever is run: a set that is measured is measured on the kept pairs, too."""
+    n, n_kept = len(tracer.pairs), len(neutral)
+    keep = tk.Keep(pairs=neutral, metric="kl", at_most=1e3)
+    _ = tracer.full_effect
+    with _progress.run("counts", None, 1, shown=False) as counted:
+        front = tracer.pareto(max_budget=6, statistics=False, max_passes=max_passes, keep=keep)
+    # Beside the search, what answers do to what is kept.
+    assert counted.done <= max_passes * n + 2 * len(front) * n_kept
+    # All of it is used, but for less than a gradient takes.
+    assert front[0].cost.forward_equivalents > max_passes - (2 + 3 * n_kept / n)
+    assert front.stopped == "max_passes"
 
 
 def test_a_metric_of_the_traced_examples_is_kept(model, tracer):

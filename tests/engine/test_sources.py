@@ -5,12 +5,15 @@ The reference is `tests/plain.py`.
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
 from tests.plain import MODULES, Plain
+from tracekit.engine.sources import name_of, source_of_name
 from tracekit.errors import ConfigError, PairsError, SourceError
 
 
@@ -174,6 +177,137 @@ class TestAgainstHuggingFace:
         )
 
 
+class PlainPatterns:
+    """A Hugging Face model whose attention weights are read and replaced where they are made."""
+
+    def __init__(self, architecture):
+        self.model = tiny.hf_model(architecture)
+        self.model.set_attn_implementation("eager")
+
+    def run(self, ids, change):
+        """Log-probabilities; `change(layer, weights)` is seen or gives other weights."""
+        softmax, layers = torch.nn.functional.softmax, count()
+
+        def changed(scores, *args, **options):
+            weights = softmax(scores, *args, **options)
+            if weights.ndim != 4:
+                return weights
+            other = change(next(layers), weights)
+            return weights if other is None else other
+
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(torch.nn.functional, "softmax", changed)
+            logits = self.model(torch.tensor([list(ids)])).logits[0]
+        assert next(layers) == self.model.config.num_hidden_layers
+        return logits.log_softmax(-1)
+
+    def score(self, prompt, ids, change):
+        logs = self.run([*prompt, *ids[:-1]], change)
+        return torch.stack([logs[len(prompt) - 1 + n, token] for n, token in enumerate(ids)]).mean()
+
+    def means(self, rows):
+        """By layer, the mean row of every head over all prompt positions of all examples."""
+        longest = max(len(row["prompt_ids"]) for row in rows)
+        sums = {}
+
+        def add(layer, weights):
+            padded = torch.nn.functional.pad(weights[0], (0, longest - weights.shape[-1]))
+            sums[layer] = sums.get(layer, 0) + padded.double().sum(1)
+
+        for row in rows:
+            self.run(row["prompt_ids"], add)
+        total = sum(len(row["prompt_ids"]) for row in rows)
+        return {layer: (value / total).float() for layer, value in sums.items()}
+
+
+@pytest.mark.parametrize("source", ["zero", "mean"])
+def test_attention_patterns_under_constants(architecture, bridge, mask_of, source):
+    """Every query gets zeros, or the mean row, cut to the keys it sees and made a distribution."""
+    plain = PlainPatterns(architecture)
+    tracer = tracer_of(bridge, "attention-patterns", without_counterfactuals(), source=source)
+    mask, means = mask_of(tracer), plain.means(ROWS)
+
+    def mixed(length):
+        def change(layer, weights):
+            weights = weights.clone()
+            for query in range(length):
+                row = torch.zeros(weights.shape[1], weights.shape[-1])
+                if source == "mean":
+                    visible = means[layer][:, : query + 1]
+                    row[:, : query + 1] = visible / visible.sum(-1, keepdim=True)
+                share = mask[layer][:, None]
+                weights[0, :, query] = (1 - share) * weights[0, :, query] + share * row
+            return weights
+
+        return change
+
+    expected = []
+    for row in ROWS:
+        prompt = row["prompt_ids"]
+        changes = (mixed(len(prompt)), lambda layer, weights: None)
+        (x_after, x), (y_after, y) = (
+            [plain.score(prompt, row[key], change) for change in changes]
+            for key in ("x_ids", "y_ids")
+        )
+        expected.append((y_after - x_after) - (y - x))
+    expected = torch.stack(expected)
+    assert expected.abs().max() > 1e-2
+    found = tracer.evaluate(mask, per_example=True)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+class TestScores:
+    """A kind of one's own with queries and keys that is no distribution."""
+
+    SCORES = tk.Kind(
+        name="attention-scores",
+        hook="attn.hook_attn_scores",
+        axes=("batch", "component", "query", "key"),
+        width="n_heads",
+        label="L{layer}S{index}",
+    )
+
+    @pytest.mark.parametrize("source", ["counterfactual", "resample"])
+    def test_all_scores_of_a_run_are_its_patterns(self, model, even_pairs, source):
+        """Continuations of several tokens stand behind the queries that are changed."""
+        scores, patterns = (
+            tk.Tracer(model, even_pairs, kind, "logit-difference", source=source)
+            for kind in (self.SCORES, "attention-patterns")
+        )
+        for members in ([0], [3, 7], list(range(12))):
+            mask = torch.zeros(12).index_fill(0, torch.tensor(members), 1.0)
+            found = scores.evaluate(mask, per_example=True)
+            expected = patterns.evaluate(mask, per_example=True)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert expected.abs().max() > 1e-2
+
+    @pytest.mark.parametrize("source", ["zero", "mean"])
+    def test_constants_are_refused(self, model, even_pairs, source):
+        with pytest.raises(SourceError, match="the later ones included, and a constant would let"):
+            tk.Tracer(model, even_pairs, self.SCORES, source=source)
+
+
+class TestNames:
+    """Results name their source, and the name gives it again."""
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            *("counterfactual", "noise", "zero", "mean", "mean-positional", "resample"),
+            tk.Noise(spans=("subject",)),
+            tk.Noise(spans=("subject", "the rest"), factor=1 / 3),
+            tk.Noise(factor=2.5e-7),
+        ],
+    )
+    def test_names_give_the_source(self, source):
+        assert source_of_name(name_of(source)) == source
+
+    @pytest.mark.parametrize("name", ["mean of pairs", "own tensors", "noise times -1.2.3", "x"])
+    def test_others_take_more_than_a_name(self, name):
+        with pytest.raises(SourceError, match=f"The source '{name}' takes more than its name. By"):
+            source_of_name(name)
+
+
 class TestNoise:
     def rows(self):
         rows = [{**row, "spans": {"subject": [1, 3]}} for row in without_counterfactuals()]
@@ -189,12 +323,39 @@ class TestNoise:
         assert part.full_effect != whole.full_effect
         assert part.run("top-k", budget=1).source == "noise on subject times 6"
 
+    @pytest.mark.parametrize("by", ["span", "position", None])
+    def test_it_is_on_spans_whatever_is_told_apart(self, model, by):
+        """ROME's figure: noise on the subject, and every position a component."""
+        rows = [
+            {**row, "prompt_ids": row["prompt_ids"][:4], "spans": {"subject": [1, 3]}}
+            for row in without_counterfactuals(tiny.rows(4, seed=3))
+        ]
+        rows = [row for row in rows if len(row["prompt_ids"]) == 4]
+        pairs, source = tk.PromptPairs.from_ids(rows), tk.Noise(spans=("subject", "last"))
+        options = {"direction": "denoising", "source": source, "by": by}
+        tracer = tk.Tracer(model, pairs, "residual-before", "logit-difference", **options)
+        for pair in tracer.pairs.reversed():
+            noise = pair.counterfactual.noise
+            assert (noise[[1, 2, 3]] != 0).all()
+            assert not noise[0].any()
+        # Restoring the input of the first block at the noisy positions restores all.
+        everything = tracer.evaluate(torch.ones(len(tracer.registry)))
+        first = {"span": ("subject", "last"), "position": ("1", "2", "3")}.get(by)
+        chosen = [
+            each.layer == 0 and (first is None or each.span.split()[0] in first)
+            for each in tracer.registry
+        ]
+        found = tracer.evaluate(torch.tensor(chosen).float())
+        assert found == pytest.approx(everything, abs=1e-4)
+        assert abs(found) > 1e-3
+
     def test_noise_on_what_is_no_span(self, bridge, unchecked):
         with pytest.raises(SourceError, match="on 'object', and example 0 .* the spans subject"):
             tk.Tracer(bridge, self.rows(), source=tk.Noise(spans=("object",)))
-        with pytest.raises(SourceError, match="Give a tuple of names"):
-            tk.Noise(spans="subject")
-        for factor in (0, float("nan"), "3"):
+        for spans in ("subject", (), 3, ("subject", 3)):
+            with pytest.raises(SourceError, match="Give a tuple of names"):
+                tk.Noise(spans=spans)
+        for factor in (0, float("nan"), "3", True):
             with pytest.raises(SourceError, match="It must be positive"):
                 tk.Noise(factor=factor)
 
@@ -424,16 +585,20 @@ class TestMeaning:
             torch.tensor(denoising.both(members).to_numpy()), torch.tensor(frame.to_numpy())
         )
 
-    def test_constants_run_no_counterfactual(self, model, even_pairs, monkeypatch):
-        tracer = tk.Tracer(model, even_pairs, source="zero")
+    @pytest.mark.parametrize("source", ["zero", "mean", "mean-positional"])
+    def test_constants_run_no_counterfactual(self, model, even_pairs, monkeypatch, source):
+        length = len(even_pairs[0].prompt_ids)
+        even = [n for n, pair in enumerate(even_pairs) if len(pair.prompt_ids) == length]
+        tracer = tk.Tracer(model, even_pairs.subset(even), "head-outputs", source=source)
         calls = []
         original = model.run_with_hooks
         monkeypatch.setattr(
             model, "run_with_hooks", lambda *a, **k: calls.append(a) or original(*a, **k)
         )
-        tracer.engine.effects(torch.ones(12))
         n_batches = len(tracer.engine.batches)
-        assert len(calls) == 2 * n_batches  # The clean run and the intervened one.
+        for n_masks in (1, 2, 3):
+            tracer.engine.effects(torch.full((12,), n_masks / 3))
+            assert len(calls) == (1 + n_masks) * n_batches  # The clean run, and each mask.
         assert tracer.engine.counterfactual_cache.storage is None
 
     def test_the_seed_draws(self, model, even_pairs):
@@ -519,6 +684,31 @@ class TestRefusals:
         change(tensors)
         with pytest.raises(SourceError, match=text):
             tk.Tracer(model, even_pairs, "mlp-outputs", source=tensors)
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize("value", ["a", None, [[1.0], [1.0, 2.0]]])
+    def test_own_tensors_that_are_none(self, model, even_pairs, value):
+        tensors = {f"blocks.{layer}.attn.hook_z": value for layer in range(3)}
+        with pytest.raises(SourceError, match=r"at blocks.0.attn.hook_z. Give a tensor of shape"):
+            tk.Tracer(model, even_pairs, "head-outputs", source=tensors)
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize("pairs", [None, [1, 2]])
+    def test_means_over_what_is_no_pairs(self, pairs):
+        with pytest.raises(SourceError, match=r"The mean is over .* Give PromptPairs, e.g. of"):
+            tk.Mean(pairs=pairs)
+
+    @pytest.mark.parametrize(
+        ("ids", "text"),
+        [
+            ([10_000], r"the token 10000 \(example 0\), and the model has \d+ tokens"),
+            ([1] * 500, r"a prompt of 500 tokens \(example 0, .*\), and the model takes \d+"),
+        ],
+    )
+    def test_means_over_what_the_model_cannot_run(self, model, even_pairs, ids, text):
+        over = tk.PromptPairs.from_ids([{"prompt_ids": ids, "x_ids": [1]}])
+        with pytest.raises(SourceError, match=text):
+            tk.Tracer(model, even_pairs, "head-outputs", source=tk.Mean(pairs=over))
 
     def test_own_tensors_for_patterns(self, model, even_pairs):
         tensors = {f"blocks.{n}.attn.hook_pattern": torch.zeros(4, 8) for n in range(3)}

@@ -17,6 +17,7 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -120,8 +121,18 @@ def _observe(
         if site.hook_name not in model.hook_dict:
             raise _refusal(model, site, "does not exist")
     hooks, recorded = recording_hooks(registry.hook_names)
-    with torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    try:
+        with torch.no_grad():
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+    except (ValueError, AssertionError) as error:
+        # TransformerLens has some hook points only on request.
+        flag = re.search(r"use_\w+", str(error))
+        site = next((s for s in registry.sites if s.hook_name in str(error)), registry.sites[0])
+        if flag is None:
+            raise
+        raise _refusal(
+            model, site, f"is off until model.set_{flag[0]}(True) is called; call it first"
+        ) from error
     for site in registry.sites:
         fired = recorded[site.hook_name]
         if len(fired) != 1:

@@ -234,7 +234,7 @@ SourceOption = Annotated[
     typer.Option(
         metavar="NAME",
         help="Where the values come from that are put in: counterfactual, noise, zero, mean, "
-        "mean-positional or resample.",
+        "mean-positional, resample, or noise on spans, e.g. 'noise on subject'.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -412,6 +412,7 @@ def build_tracer(
     by: str | None = None,
     windows: int = 1,
     source: str = "counterfactual",
+    source_seed: int | None = None,
     direction: str = "noising",
     continuation_mean: str = "geometric",
     model_option: list[str] | None = None,
@@ -430,6 +431,7 @@ def build_tracer(
     import tracekit as tk
     from tracekit.cli.output import join_ranks, print_skipped
     from tracekit.data.registry import describe
+    from tracekit.engine.sources import source_of_name
     from tracekit.ranks import own_device
 
     join_ranks()
@@ -459,9 +461,9 @@ def build_tracer(
         positions=parse_positions(positions) if isinstance(positions, str) else positions,
         by=by,  # type: ignore[arg-type]
         windows=windows,
-        source=source,  # type: ignore[arg-type]
+        source=source_of_name(source),
         direction=direction,  # type: ignore[arg-type]
-        source_seed=seed,
+        source_seed=seed if source_seed is None else source_seed,
         continuation_mean=continuation_mean,  # type: ignore[arg-type]
         max_batch_size=max_batch_size,
         max_memory=None if max_memory is None else max_memory * 2**20,

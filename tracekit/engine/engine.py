@@ -699,6 +699,20 @@ class Engine:
         )
         return patch.hooks(mask)
 
+    def examples_of_set(self, n_examples: int) -> int:
+        """Examples that are run to measure a set on so many of them."""
+        return n_examples
+
+    def examples_of_gradient(self, n_examples: int, *, is_soft: bool) -> int:
+        """Examples that are run for a gradient on so many, there and back.
+
+        Args:
+            n_examples: How many of the traced examples are read.
+            is_soft: Whether it is of a soft mask, not of what changing a set would bring.
+        """
+        del is_soft
+        return 2 * n_examples
+
     def report_measured(
         self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]
     ) -> None:

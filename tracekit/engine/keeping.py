@@ -167,6 +167,17 @@ class KeepingEngine(Engine):
             self.report_measured([listed[number] for number in inside], effects[inside])
         return self._ranked(effects, kept)
 
+    def examples_of_set(self, n_examples: int) -> int:
+        """Examples that are run to measure a set; see `Engine.examples_of_set`."""
+        return self._traced.examples_of_set(n_examples) + self._keeping.n_examples
+
+    def examples_of_gradient(self, n_examples: int, *, is_soft: bool) -> int:
+        """Examples that are run for a gradient; see `Engine.examples_of_gradient`."""
+        n_kept = self._keeping.n_examples
+        # A prediction also needs what the set itself does to what is kept.
+        kept = 2 * min(n_examples, n_kept) if is_soft else 3 * n_kept
+        return self._traced.examples_of_gradient(n_examples, is_soft=is_soft) + kept
+
     def _ranked(
         self, effects: Float[Tensor, "*set example"], kept: Float[Tensor, "*set kept_example"]
     ) -> Float[Tensor, "*set example"]:

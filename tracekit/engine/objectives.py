@@ -245,6 +245,11 @@ class ScoringEngine(Engine):
         )
         return scores.to(mask.device), gradient
 
+    def examples_of_gradient(self, n_examples: int, *, is_soft: bool) -> int:
+        """Examples that are run for a gradient; see `Engine.examples_of_gradient`."""
+        own = super().examples_of_gradient(n_examples, is_soft=is_soft)
+        return own if isinstance(self._objective, LogOdds) else own + n_examples
+
     def _scored(self, effects: Effects, example_weights: GradientWeight) -> tuple[Effects, Effects]:
         """Scores, and what an effect weighs in their weighted sum."""
         with torch.enable_grad():

@@ -116,10 +116,12 @@ def _mixed(
     """Values between the clean and the counterfactual ones."""
     if features is None:
         return torch.lerp(clean, counterfactual, share)
-    # What the features do not reconstruct stays as it is.
-    own = features.encode(clean)
-    mixed = torch.lerp(own, features.encode(counterfactual)[None], share)
-    return clean + (features.decode(mixed) - features.decode(own))
+    # Features are of float32, whatever the model runs in (see `FeatureMap`).
+    with torch.autocast(clean.device.type, enabled=False):
+        own = features.encode(clean)
+        mixed = torch.lerp(own, features.encode(counterfactual)[None], share)
+        # What the features do not reconstruct stays as it is.
+        return clean + (features.decode(mixed) - features.decode(own))
 
 
 def _weight(
@@ -196,6 +198,8 @@ def _replace_first_positions(activation: Tensor, start: Tensor, kind: Kind) -> T
     if n_positions == length:
         return start
     if kind.key_dim is not None:
-        # The last axis: these queries pay no attention to the keys after them.
-        start = torch.nn.functional.pad(start, (0, activation.shape[kind.key_dim] - n_positions))
+        # The keys after these queries, which they cannot see, keep what they have.
+        after = activation.narrow(dim, 0, n_positions)
+        n_after = activation.shape[kind.key_dim] - n_positions
+        start = torch.cat([start, after.narrow(kind.key_dim, n_positions, n_after)], kind.key_dim)
     return torch.cat([start, activation.narrow(dim, n_positions, length - n_positions)], dim=dim)

@@ -14,15 +14,16 @@ A source turns the pairs of a data set into pairs with the counterfactuals that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
-from tracekit._options import check_seed
+from tracekit._options import check_seed, shortened
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactual_sources import (
     ConstantCounterfactual,
@@ -34,6 +35,7 @@ from tracekit.data.counterfactual_sources import (
     PromptCounterfactual,
 )
 from tracekit.data.prompts import PromptPair, PromptPairs
+from tracekit.data.spans import with_implied
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
 from tracekit.errors import SourceError
@@ -59,6 +61,13 @@ class Mean:
     positional: bool = False
     """Whether every prompt position has a mean of its own."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.pairs, PromptPairs):
+            raise SourceError(
+                f"The mean is over {shortened(self.pairs)}. Give PromptPairs, e.g. of "
+                "tk.load_dataset."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
@@ -71,21 +80,33 @@ class Noise:
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.factor, (int, float)) and isfinite(self.factor)
-        if not is_number or self.factor <= 0:
+        if not is_number or isinstance(self.factor, bool) or self.factor <= 0:
             raise SourceError(f"The noise has a factor of {self.factor!r}. It must be positive.")
-        if self.spans is not None and (isinstance(self.spans, str) or not self.spans):
+        is_list = isinstance(self.spans, (tuple, list)) and len(self.spans) > 0
+        if self.spans is None:
+            return
+        if not is_list or not all(isinstance(name, str) for name in self.spans):
             raise SourceError(
                 f"The spans of the noise are {self.spans!r}. Give a tuple of names, or None for "
                 "the whole prompt."
             )
+        object.__setattr__(self, "spans", tuple(self.spans))
 
     def describe(self) -> str:
-        """What results call it."""
+        """What results call it; `source_of_name` understands it."""
         on = "" if self.spans is None else f" on {', '.join(self.spans)}"
-        return f"noise{on}" + ("" if self.factor == 3 else f" times {self.factor:g}")
+        # As short as it can be without another value.
+        short = f"{self.factor:g}"
+        factor = short if float(short) == self.factor else repr(self.factor)
+        return f"noise{on}" + ("" if self.factor == 3 else f" times {factor}")
 
 
 Source = SourceName | Mean | Noise | Mapping[str, Tensor]
+
+
+def draws(source: Source) -> bool:
+    """Whether a source draws, so that its seed matters."""
+    return source in ("noise", "resample") or isinstance(source, Noise)
 
 
 def name_of(source: Source) -> str:
@@ -97,6 +118,31 @@ def name_of(source: Source) -> str:
     if isinstance(source, Noise):
         return source.describe()
     return "own tensors"
+
+
+def source_of_name(name: str) -> Source:
+    """The source that results call by a name, e.g. `zero` or `noise on subject times 2.5`.
+
+    Raises:
+        SourceError: It takes more than its name.
+    """
+    found = re.fullmatch(r"noise(?: on (?P<spans>.+?))?(?: times (?P<factor>[\d.e+-]+))?", name)
+    if found is not None and any(found.groups()):
+        spans, factor = found["spans"], found["factor"]
+        try:
+            return Noise(
+                spans=None if spans is None else tuple(spans.split(", ")),
+                factor=3.0 if factor is None else float(factor),
+            )
+        except ValueError:
+            found = None
+    if name in get_args(SourceName):
+        return cast(SourceName, name)
+    raise SourceError(
+        f"The source {name!r} takes more than its name. By name there are "
+        f"{', '.join(get_args(SourceName))}, and noise on spans, e.g. 'noise on subject'. Build "
+        "the tracer in Python for others."
+    )
 
 
 def resolve_source(
@@ -144,9 +190,12 @@ def resolve_source(
         )
     if isinstance(source, (str, Mean)):
         if source == "zero":
+            _refuse_scores(kinds)
             values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}
             return _constant(Constants("zero", values))
+        _refuse_scores(kinds)
         over = source.pairs if isinstance(source, Mean) else pairs
+        _check_runs(over, model)
         positional = source.positional if isinstance(source, Mean) else source != "mean"
         if positional:
             _check_positional(over, pairs, kinds, positions)
@@ -179,6 +228,11 @@ def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPa
     return replace(pairs, pairs=tuple(changed))
 
 
+def with_counterfactuals(pairs: PromptPairs, others: PromptPairs) -> PromptPairs:
+    """Pairs with the counterfactuals of others, one by one."""
+    return _with(pairs, [other.counterfactual for other in others])
+
+
 def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
     noise = GaussianNoise(std=source.factor * embedding_std(model), seed=seed)
     width = int(model.cfg.d_model)
@@ -186,7 +240,7 @@ def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
     def in_spans(number: int, pair: PromptPair, draw: Tensor) -> Tensor:
         if source.spans is None:
             return draw
-        spans = pair.spans or {}
+        spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
         lacking = [name for name in source.spans if name not in spans]
         if lacking:
             raise SourceError(
@@ -231,6 +285,33 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
             "source='mean'."
         )
     return _with(pairs, counterfactuals)
+
+
+def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
+    """Refuses constants where keys may be seen that a query must not see."""
+    for name, kind in kinds.items():
+        if kind.key_dim is not None and not kind.is_attention_pattern:
+            raise SourceError(
+                f"At {name} every query has values for all keys, the later ones included, and a "
+                "constant would let it see these. Use source='counterfactual', 'noise' or "
+                "'resample'."
+            )
+
+
+def _check_runs(pairs: PromptPairs, model: HookedModel) -> None:
+    """Refuses prompts for means that the model cannot run."""
+    vocabulary, context = int(model.cfg.d_vocab), int(getattr(model.cfg, "n_ctx", 0) or 0)
+    for number, pair in enumerate(pairs):
+        if context and len(pair.prompt_ids) > context:
+            raise SourceError(
+                f"The mean is over a prompt of {len(pair.prompt_ids)} tokens (example {number}, "
+                f"{pair.describe()}), and the model takes {context}. Leave it out."
+            )
+        if max(pair.prompt_ids) >= vocabulary:
+            raise SourceError(
+                f"The mean is over a prompt with the token {max(pair.prompt_ids)} (example "
+                f"{number}), and the model has {vocabulary} tokens. Give pairs of this model."
+            )
 
 
 def _check_positional(
@@ -346,7 +427,13 @@ def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dic
                 "Attention patterns take no tensor of one's own: a row depends on the number of "
                 "keys. Use source='zero', 'mean' or 'resample', or head-outputs."
             )
-        value = torch.as_tensor(tensors[name]).detach().float().cpu()
+        try:
+            value = torch.as_tensor(tensors[name]).detach().float().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SourceError(
+                f"The source has {shortened(tensors[name])} at {name}. Give a tensor of shape "
+                f"{tuple(shape)}."
+            ) from error
         if list(value.shape) != shape:
             raise SourceError(
                 f"The tensor of the source at {name} has shape {tuple(value.shape)}. It needs "

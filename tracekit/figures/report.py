@@ -5,7 +5,7 @@ The page is that of `page.py`: one HTML file that opens without a network, all t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -17,7 +17,8 @@ from tracekit.components import ComponentRegistry
 from tracekit.data.display import shown_pair
 from tracekit.data.registry import DATASETS
 from tracekit.engine.objectives import ObjectiveName
-from tracekit.errors import ComparisonError, NoResultError
+from tracekit.engine.sources import source_of_name
+from tracekit.errors import ComparisonError, NoResultError, SourceError
 from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
 from tracekit.figures.curves import curve, pareto_curve
 from tracekit.figures.heatmap import comparison_heatmap, front_heatmap
@@ -307,8 +308,8 @@ def _code(group: _Group) -> str:
         lines.append(f"# The runs are of {n} examples. If they were chosen otherwise, choose so.")
     else:
         lines.append(f"pairs = tk.load_pairs(...)  # the {n} examples of {first.dataset!r}")
-    lines.append(f"assert pairs.fingerprint == {first.dataset_fingerprint!r}")
     lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", *_options(first), ")"]
+    lines.append(f"assert tracer.pairs.fingerprint == {first.dataset_fingerprint!r}")
     of_fronts = {id(result) for front in group.fronts for result in front}
     by_run: dict[tuple[Any, ...], list[TraceResult]] = {}
     for result in group.results:
@@ -326,21 +327,31 @@ def _options(result: TraceResult) -> list[str]:
     """Arguments of the tracer, a line each, but for those with their defaults."""
     registry = result.registry
     options: dict[str, str] = {"components": _components(registry), "metric": repr(result.metric)}
+    notes = {"metric": "" if result.metric in METRICS else "  # your function"}
     if registry.spans:
-        options["by"] = "'span'"
+        options["by"] = repr(result.by or "span")
     elif result.positions != "prompt":
         options["positions"] = repr(result.positions)
     if result.source != "counterfactual":
-        options["source"] = repr(result.source)
+        options["source"], notes["source"] = _source(result.source)
+    if result.source_seed:
+        options["source_seed"] = repr(result.source_seed)
     if result.direction != "noising":
         options["direction"] = repr(result.direction)
     if result.continuation_mean != "geometric":
         options["continuation_mean"] = repr(result.continuation_mean)
-    notes = {
-        "metric": "" if result.metric in METRICS else "  # your function",
-        "by": "  # or 'position'",
-    }
+    if result.also_metrics:
+        options["also"] = repr(list(result.also_metrics))
     return [f"    {name}={value},{notes.get(name, '')}" for name, value in options.items()]
+
+
+def _source(name: str) -> tuple[str, str]:
+    """Code that makes a source, and what the name of the source leaves out."""
+    try:
+        source = source_of_name(name)
+    except SourceError:
+        return "...", f"  # {name}"
+    return (repr(source) if isinstance(source, str) else f"tk.{source!r}"), ""
 
 
 def _components(registry: ComponentRegistry) -> str:
@@ -397,8 +408,20 @@ def _search_options(result: TraceResult) -> list[str]:
     arguments = [f"seed={result.seed}"]
     if result.objective in get_args(ObjectiveName) and result.objective != "mean":
         arguments.append(f"objective={result.objective!r}")
+    if result.kept is not None:
+        arguments.append(f"keep={_keep(result, result.kept)}")
     options = {name: value for name, value in result.config.items() if value is not None}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
+
+
+def _keep(result: TraceResult, kept: Mapping[str, Any]) -> str:
+    """Code that makes what a search was to leave as it is."""
+    arguments = [f"metric={kept['metric']!r}", f"at_most={kept['at_most']!r}"]
+    if kept["dataset_fingerprint"] != result.dataset_fingerprint:
+        name = kept["dataset"]
+        pairs = f"tk.load_dataset({name!r}, model)" if name in DATASETS else "..."
+        arguments.insert(0, f"pairs={pairs}")
+    return f"tk.Keep({', '.join(arguments)})"
 
 
 def _note_on_run(result: TraceResult) -> str:
@@ -406,8 +429,9 @@ def _note_on_run(result: TraceResult) -> str:
     notes = []
     if result.objective not in get_args(ObjectiveName):
         notes.append(f"with the objective {result.objective}")
-    if result.kept is not None:
-        notes.append(f"with keep, of {result.kept.get('metric')}")
+    kept = result.kept
+    if kept is not None and kept["dataset_fingerprint"] != result.dataset_fingerprint:
+        notes.append(f"keeps on those examples of {kept['dataset']} that it kept on")
     if result.stopped:
         notes.append(f"stopped by {result.stopped}")
     return f"  # {'; '.join(notes)}" if notes else ""

@@ -115,6 +115,10 @@ class TraceResult:
     """What cut the search short, if anything: `max_passes`, `max_seconds` or `interrupted`."""
     source: str = "counterfactual"
     """Where the values came from that were put in."""
+    source_seed: int | None = None
+    """What drew them, if they were drawn."""
+    by: str | None = None
+    """What was told apart beside layers and indices: `span`, `position` or nothing."""
     direction: str = "noising"
     """`noising`: counterfactual values into the clean run; `denoising`: clean values back."""
     metric: str

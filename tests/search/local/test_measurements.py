@@ -22,7 +22,7 @@ def test_sets_are_measured_once_and_within_limits(tracer, monkeypatch):
     assert measurements.measure([Heat(sets=[(0,), (1,), (0,)])], "") == [(0,), (1,)]
     more = Heat(sets=[(1,), (2,), (3,), (4,), (5,)])
     assert measurements.measure([more], "") == [(2,), (3,), (4,)]
-    assert (seen, measurements.room) == ([(0,), (1,), (2,), (3,), (4,)], 0)
+    assert (seen, measurements.spent) == ([(0,), (1,), (2,), (3,), (4,)], 5)
     assert measurements.measure([Heat(sets=[(3,)])], "") == []
     with pytest.raises(LimitReachedError):
         measurements.measure([Heat(sets=[(6,)])], "")

@@ -163,8 +163,10 @@ class MeasurementCache:
         new = [members for members in listed if members not in self]
         if not new:
             return []
-        self._require_room(1)
-        new = new[: int(self.room)] if self._is_bounded else new
+        n = self.engine.n_examples
+        room = self._room(self.engine.examples_of_set(n) / n, planned=1)
+        self._require(room)
+        new = new[: int(room)] if self._is_bounded else new
         self._planned += len(new) * self.engine.n_examples
         running, is_late = new, False
         for examples, stop in zip(self._portions.rounds, self._portions.stops, strict=True):
@@ -215,7 +217,8 @@ class MeasurementCache:
                     effects[members] = torch.full((self.engine.n_examples,), torch.nan)
                 effects[members][examples] = row
         n_missing, n_held = len(missing), len(sets) - len(missing)
-        self._count(n_missing * len(examples), n_held * len(examples))
+        each = self.engine.examples_of_set(len(examples))
+        self._count(n_missing * each, n_held * each)
 
     def _still_running(
         self, heats: Sequence[Heat], running: Sequence[ComponentSet], stop: int
@@ -246,7 +249,7 @@ class MeasurementCache:
         predictions = self._measured.predictions
         if members in self._predicted:
             return predictions[members]
-        self._require_room(2)
+        self._require(self._room_of_gradients(is_soft=False))
         # The ranking of all components, which the whole search draws on, is of all examples.
         examples = self._examples_of_gradient() if members else None
         is_held = members in predictions
@@ -262,7 +265,7 @@ class MeasurementCache:
             # A prediction beyond the range of numbers is still the best one.
             predictions[members] = replace(prediction, gains=prediction.gains.nan_to_num())
         self._predicted.add(members)
-        self._count_gradient(examples, is_held)
+        self._count_gradient(examples, is_held, is_soft=False)
         return predictions[members]
 
     def soft_gradient(
@@ -277,12 +280,12 @@ class MeasurementCache:
         Raises:
             LimitReachedError: There is no room for it.
         """
-        self._require_room(2)
+        self._require(self._room_of_gradients(is_soft=True))
         gradients, examples = self._measured.soft_gradients, self._examples_of_gradient()
         is_held = step < len(gradients)
         if not is_held:
             gradients.append(compute(examples))
-        self._count_gradient(examples, is_held)
+        self._count_gradient(examples, is_held, is_soft=True)
         return gradients[step]
 
     def _examples_of_gradient(self) -> Int[Tensor, " example"] | None:
@@ -291,18 +294,30 @@ class MeasurementCache:
 
     # ---- limits ---------------------------------------------------------------------------
 
-    @property
-    def room(self) -> float:
-        """Passes left."""
-        planned = self._planned / self.engine.n_examples
-        return min(self._limits.max_passes - self.spent, self._limits.max_planned - planned)
+    def _room(self, passes: float, *, planned: int) -> float:
+        """How often the limits allow something.
+
+        Args:
+            passes: What it takes, with all that is run besides.
+            planned: What the method's own plan counts it as.
+        """
+        spent = self._planned / self.engine.n_examples
+        return min(
+            (self._limits.max_passes - self.spent) / passes,
+            (self._limits.max_planned - spent) / planned,
+        )
+
+    def _room_of_gradients(self, *, is_soft: bool) -> float:
+        n = self.engine.n_examples
+        passes = self.engine.examples_of_gradient(n, is_soft=is_soft) / n
+        return self._room(passes, planned=2)
 
     @property
     def _is_bounded(self) -> bool:
         return min(self._limits.max_passes, self._limits.max_planned) < float("inf")
 
-    def _require_room(self, passes: int) -> None:
-        if self.room < passes:
+    def _require(self, room: float) -> None:
+        if room < 1:
             raise LimitReachedError("max_passes")
         if self._is_late:
             raise LimitReachedError("max_seconds")
@@ -318,12 +333,15 @@ class MeasurementCache:
         """The error that names the limit which keeps sets from being measured."""
         return LimitReachedError("max_seconds" if self._is_late else "max_passes")
 
-    def _count_gradient(self, examples: Int[Tensor, " example"] | None, is_held: bool) -> None:
+    def _count_gradient(
+        self, examples: Int[Tensor, " example"] | None, is_held: bool, *, is_soft: bool
+    ) -> None:
         n = self.engine.n_examples if examples is None else len(examples)
         self._planned += 2 * self.engine.n_examples
         self._n_saved_backward += n if is_held else 0
         self._n_spent += n
-        self._count(0 if is_held else n, n if is_held else 0)
+        others = self.engine.examples_of_gradient(n, is_soft=is_soft) - n
+        self._count(0 if is_held else others, others if is_held else 0)
 
     def _count(self, n_done: int, n_held: int) -> None:
         """Counts examples that were read, and those whose effects the checkpoint held."""
