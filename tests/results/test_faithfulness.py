@@ -176,7 +176,7 @@ def test_what_is_refused(tracer, unchecked):
 def test_importances_go_to_a_file_and_back(model, tmp_path):
     tracer = tk.Tracer(model, tiny.pairs(8), "head-outputs+mlp-blocks", "logit-difference")
     result = tracer.run("top-k", budget=4)
-    path = result.to_mib(tmp_path / "importances.json")
+    path = result.to_mib(tmp_path / "new" / "importances.json")
     document = json.loads(path.read_text())
     assert document["cfg"] == {
         "n_layers": 3,
@@ -213,6 +213,20 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
     )
     with pytest.raises(MibFormatError, match="is of another model: its n_layers is 12"):
         tracer.from_mib(tmp_path / "other.json")
+    for change, text in (
+        ({"cfg": {}}, "does not say the n_layers of its model"),
+        (
+            {"nodes": {**document["nodes"], "a12.h3": {"score": 0.1}}},
+            "has the node a12.h3, and the traced model has 3 layers of 4 heads",
+        ),
+        (
+            {"nodes": {**document["nodes"], "a0.h0": {"score": True}}},
+            "has no score of a0.h0",
+        ),
+    ):
+        (tmp_path / "changed.json").write_text(json.dumps({**document, **change}))
+        with pytest.raises(MibFormatError, match=text):
+            tracer.from_mib(tmp_path / "changed.json")
     (tmp_path / "none.json").write_text("[1, 2]")
     for name in ("none.json", "missing.json"):
         with pytest.raises(MibFormatError, match="cannot be read as importances of MIB"):
@@ -220,6 +234,25 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
     wide = tk.Tracer(model, tiny.pairs(8), "mlp-blocks", windows=2)
     with pytest.raises(MibFormatError, match="Trace without them"):
         wide.run("top-k", budget=1).to_mib(path)
+
+
+def test_searches_within_bounds_rank_nothing(tracer, tmp_path):
+    keep = tk.Keep(metric="kl", at_most=1e3)
+    for options, text in (
+        ({"keep": keep}, "within bounds"),
+        ({"objective": "median"}, "by median"),
+    ):
+        result = tracer.run("top-k", budget=2, **options)
+        with pytest.raises(ConfigError, match=f"was searched {text}, so the components have no"):
+            _ = result.ranked_by
+
+
+def test_completeness_is_measured_with_faithfulness(tracer):
+    result = tracer.run("top-k", budget=3)
+    (completeness,) = result.completeness().completeness
+    assert completeness == result.faithfulness().completeness[0]
+    front = tracer.pareto(max_budget=3, statistics=False)
+    assert front.completeness().completeness == front.faithfulness().completeness
 
 
 def test_a_selection_ranks_nothing(tracer, tmp_path):

@@ -6,9 +6,9 @@ block at which sets part, and only the blocks above are run for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +26,7 @@ from tracekit.models.hooked import frozen, to_device
 if TYPE_CHECKING:
     from tracekit.engine.engine import Engine
 
+_T = TypeVar("_T")
 _FEWEST_SHOWN = 3
 """Sets below which there is no progress bar for them alone."""
 _FEW_EXAMPLES = 8
@@ -71,7 +72,7 @@ def set_effects(
                     n_in_all / max(1, n_own),
                     n_done,
                 )
-                descent.run(tree, None)
+                descent.run([tree], None)
         except KeyboardInterrupt:
             if engine.ranks.count == 1:
                 whole = (n_done == engine.n_examples).nonzero()[:, 0].tolist()
@@ -128,42 +129,71 @@ class _Descent:
     n_done: Int[Tensor, " set"]
     """On how many examples each set was measured; filled in."""
 
-    def run(self, node: PrefixNode, residual: ResidualStream | None) -> None:
-        """Fills in the effects of all sets below a node; `residual` enters its block."""
-        self._run_leaves(node, residual)
-        for child in node.children:
-            hooks = self.engine.hooks(
-                self.batch, self.source, self._masks([child.prefix]), self._layers(child.prefix)
-            )
-            carried = self.engine.forward_pass.residual_at(
-                self.batch, hooks, child.layer, start=node.layer, residual=residual
-            )
-            self.run(child, carried)
+    def run(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:
+        """Fills in the effects of all sets below some nodes of one block.
 
-    def _run_leaves(self, node: PrefixNode, residual: ResidualStream | None) -> None:
+        Args:
+            nodes: The nodes.
+            residual: What enters the block: the rows of the batch for each node in turn.
+        """
+        self._run_leaves(nodes, residual)
+        by_layer: dict[int, list[tuple[int, PrefixNode]]] = {}
+        for place, node in enumerate(nodes):
+            for child in node.children:
+                by_layer.setdefault(child.layer, []).append((place, child))
+        for layer, below in by_layer.items():
+            for chunk in self._chunks(below):
+                children = [child for _, child in chunk]
+                prefixes = [child.prefix for child in children]
+                carried = self.engine.forward_pass.residual_at(
+                    self.batch.repeat(len(chunk)),
+                    self.engine.hooks(
+                        self.batch, self.source, self._masks(prefixes), self._layers(prefixes)
+                    ),
+                    layer,
+                    start=nodes[0].layer,
+                    residual=self._rows_of(residual, [place for place, _ in chunk], len(nodes)),
+                )
+                self.run(children, carried)
+
+    def _run_leaves(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:
         """Several sets at a time, as far as they fit into a batch."""
-        max_batch_size = self.engine.config.max_batch_size
-        sets_per_pass = max(1, max_batch_size // len(self.batch.examples))
-        for first in range(0, len(node.leaves), sets_per_pass):
-            numbers = node.leaves[first : first + sets_per_pass]
+        start = nodes[0].layer
+        leaves = [(place, leaf) for place, node in enumerate(nodes) for leaf in node.leaves]
+        for chunk in self._chunks(leaves):
+            numbers = [number for _, number in chunk]
             sets = [self.sets[number] for number in numbers]
-            # Patches below this node are in the residual stream already.
-            layers = {layer for members in sets for layer in self._layers(members)}
             values = self.engine.batch_effects(
                 self.batch,
                 self.source,
                 self._masks(sets),
-                layers={layer for layer in layers if layer >= node.layer},
-                start=node.layer,
-                residual=residual,
+                # Patches below the nodes are in the residual stream already.
+                layers={layer for layer in self._layers(sets) if layer >= start},
+                start=start,
+                residual=self._rows_of(residual, [place for place, _ in chunk], len(nodes)),
             )
             rows = to_device(torch.tensor(numbers), self.engine.device)
             self.effects[rows[:, None], self.batch.examples] = values
             self.n_done[numbers] += len(self.batch.examples)
             self.engine.advance(len(numbers) * len(self.batch.examples) * self.examples_for_each)
 
-    def _layers(self, members: ComponentSet) -> set[int]:
-        return {self.engine.layers_of_components[index] for index in members}
+    def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        """As many at a time as fit into a batch."""
+        size = max(1, self.engine.config.max_batch_size // len(self.batch.examples))
+        return (items[first : first + size] for first in range(0, len(items), size))
+
+    @staticmethod
+    def _rows_of(
+        residual: ResidualStream | None, places: Sequence[int], n_nodes: int
+    ) -> Float[Tensor, "picked pos d_model"] | None:
+        """What enters the block for the nodes at some places, one after the other."""
+        if residual is None:
+            return None
+        return residual.unflatten(0, (n_nodes, -1))[list(places)].flatten(0, 1)
+
+    def _layers(self, sets: Sequence[ComponentSet]) -> set[int]:
+        layer_of = self.engine.layers_of_components
+        return {layer_of[index] for members in sets for index in members}
 
     def _masks(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set component"]:
         masks = [from_indices(members, self.engine.n_components) for members in sets]

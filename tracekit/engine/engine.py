@@ -642,7 +642,7 @@ class Engine:
             masks: The masks, on the model's device.
             layers: Layers that get hooks; all by default.
             start: First block to run.
-            residual: What it reads, for the rows of the batch.
+            residual: What it reads: the rows of the batch for each mask in turn.
             clean: The clean log-probabilities of the batch, if they are at hand.
         """
         log_probs = self._batch_log_probs(
@@ -664,8 +664,6 @@ class Engine:
     ) -> ContinuationLogProbs:
         """Log-probabilities of a batch under each of a few masks, one after the other."""
         hooks = self.hooks(batch, source, masks, layers)
-        if residual is not None:
-            residual = residual.repeat(len(masks), 1, 1)
         return self.forward_pass.log_probs(
             batch.repeat(len(masks)),
             hooks,

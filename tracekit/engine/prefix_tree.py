@@ -22,9 +22,6 @@ from dataclasses import dataclass, field
 
 from tracekit.components import ComponentSet
 
-_PASS_OVERHEAD_LAYERS = 2
-"""What a pass of its own costs besides its layers, in layers."""
-
 
 @dataclass
 class PrefixNode:
@@ -79,9 +76,8 @@ def _grow(
         groups.setdefault(by_layer[number].get(layer, ()), []).append(number)
     for group in groups.values():
         parting = _parting_layer(group, by_layer, layer, n_layers)
-        layers_saved = (len(group) - 1) * (parting - layer)
         # Sets that are equal never part; they are run as they are.
-        if parting == n_layers or layers_saved <= _PASS_OVERHEAD_LAYERS:
+        if len(group) == 1 or parting == n_layers:
             node.leaves += group
         else:
             shared = by_layer[group[0]]

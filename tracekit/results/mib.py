@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def write_mib(
     ):
         nodes[_node(component)] = {"in_graph": is_selected, "score": score}
     document = {"cfg": dict(sizes), "nodes": nodes, "edges": {}}
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
@@ -98,17 +100,32 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
             f"{path} cannot be read as importances of MIB: a JSON file with the entries cfg, nodes "
             "and edges. Export it again."
         ) from error
+    lacking = [name for name in SIZES[:2] if name not in cfg]
+    if lacking:
+        raise MibFormatError(
+            f"{path} does not say the {lacking[0]} of its model, so nothing tells whether it is of "
+            "this one. Export it with its cfg."
+        )
     for name in SIZES:
         if name in cfg and cfg[name] != sizes[name]:
             raise MibFormatError(
                 f"{path} is of another model: its {name} is {cfg[name]}, and that of the traced "
                 f"model is {sizes[name]}. Trace the model that the file is of."
             )
+    for name in nodes:
+        found = re.fullmatch(r"(?:a(\d+)\.h(\d+)|m(\d+))", name)
+        layer, head = (0, 0) if found is None else (int(found[1] or found[3]), int(found[2] or 0))
+        if layer >= sizes["n_layers"] or head >= sizes["n_heads"]:
+            raise MibFormatError(
+                f"{path} has the node {name}, and the traced model has {sizes['n_layers']} layers "
+                f"of {sizes['n_heads']} heads. Trace the model that the file is of."
+            )
     scores = []
     for component in registry:
         node = nodes.get(_node(component))
         score = node.get("score") if isinstance(node, dict) else None
-        if not isinstance(score, (int, float)) or not math.isfinite(score):
+        is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
+        if not is_number or not math.isfinite(score):
             raise MibFormatError(
                 f"{path} has no score of {_node(component)} ({component}). Score every node, or "
                 "trace only those that have one."

@@ -160,6 +160,14 @@ class ParetoFront(Sequence[TraceResult]):
         """
         return tracer_of(self.results[0]).faithfulness(self)
 
+    def completeness(self) -> Faithfulness:
+        """How much is left without its sets: what `faithfulness` measures, too.
+
+        Raises:
+            NoTracerError: The front was loaded, or its tracer is gone.
+        """
+        return self.faithfulness()
+
     def curve(self) -> go.Figure:
         """Effect against size, its spread, held-out effect, control and full effect."""
         from tracekit import figures

@@ -201,6 +201,12 @@ class TraceResult:
         if self.component_scores is not None:
             return self.component_scores
         if torch.equal(self.soft_mask, self.binary_mask.float()):
+            if self.kept is not None or self.objective != "mean":
+                asked = "within bounds" if self.kept is not None else f"by {self.objective}"
+                raise ConfigError(
+                    f"This result of {self.method} was searched {asked}, so the components have no "
+                    "scores of their own. Use a result without keep and objective."
+                )
             raise ConfigError(
                 f"This result of {self.method} has no scores of components, only a selection, "
                 "which ranks nothing. Use a result of top-k, attribution, mask-ig or pgb-ct."
@@ -278,6 +284,14 @@ class TraceResult:
             NoTracerError: The result was loaded, or its tracer is gone.
         """
         return tracer_of(self).faithfulness(self)
+
+    def completeness(self) -> Faithfulness:
+        """How much is left without the selected components: what `faithfulness` measures, too.
+
+        Raises:
+            NoTracerError: The result was loaded, or its tracer is gone.
+        """
+        return self.faithfulness()
 
     def to_mib(self, path: str | Path) -> Path:
         """Writes the importance of every component as a file of the MIB benchmark.
