@@ -7,9 +7,9 @@ the circuit. Heads are `head-outputs`, MLPs `mlp-blocks`. Other kinds have no co
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,7 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
     for component in registry:
         node = nodes.get(_node(component))
         score = node.get("score") if isinstance(node, dict) else None
-        is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
-        if not is_number or not math.isfinite(score):
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or not isfinite(score):
             raise MibFormatError(
                 f"{path} has no score of {_node(component)} ({component}). Score every node, or "
                 "trace only those that have one."

@@ -17,7 +17,7 @@ _OF_GREEDY = 0.4
 """Share of greedy's passes."""
 _LEAST = 250
 """Passes that are spent in any case, if greedy takes as many: those of PGB-CT with its refinement.
-Half of them miss up to a fifth of the effect on tasks of the embedded model."""
+Half of them miss up to a sixth of the probability drop on tasks of the embedded model."""
 _FOR_SOFT_TOPK = 100
 """Passes below which soft top-k learns nothing worth its steps."""
 _GROUPS = 16
