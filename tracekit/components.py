@@ -173,7 +173,7 @@ class ComponentRegistry(Sequence[Component]):
         start = 0
         for kind in chosen:
             width = kind.width_in(shape)
-            for layer in _check_features(kind, in_layers, layers, windows):
+            for layer in _check_features(kind, in_layers, layers, windows, shape.n_layers):
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
                     window = _window(layer, windows, shape.n_layers)
@@ -439,11 +439,17 @@ def _check_kinds(kinds: Any) -> list[Kind]:
 
 
 def _check_features(
-    kind: Kind, in_layers: Sequence[int], asked: Sequence[int] | None, windows: int
+    kind: Kind, in_layers: Sequence[int], asked: Sequence[int] | None, windows: int, n_layers: int
 ) -> Sequence[int]:
     """Layers in which a kind has components: of features, those that have some."""
     if not kind.feature_layers:
         return in_layers
+    outside = [layer for layer in kind.feature_layers if not 0 <= layer < n_layers]
+    if outside:
+        raise ComponentError(
+            f"The kind {kind.name!r} has features of layer {outside[0]}, and the model has layers "
+            f"0 to {n_layers - 1}. Name the layers as the model does."
+        )
     lacking = [layer for layer in in_layers if layer not in kind.feature_layers]
     if (asked is not None and lacking) or windows > 1:
         problem = f"in layers {_ranges(lacking)}" if lacking else "of windows"

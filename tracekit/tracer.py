@@ -824,6 +824,8 @@ class Tracer:
             )
         if metrics is not None:
             resolved = self._resolved(metrics)
+            if not resolved:
+                raise ConfigError("metrics is empty. Name at least one, or leave it out.")
             return metric_table(self.engine, entries, resolved, per_example=per_example)
         effects = self.engine.effects(entries)
         return effects if per_example else effects.mean().item()

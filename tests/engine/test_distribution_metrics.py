@@ -218,6 +218,8 @@ def test_what_is_refused(model, unchecked):
         tracer.evaluate(torch.zeros(12), metrics=["kll"])
     with pytest.raises(ConfigError, match="named twice in \\['kl', 'kl'\\]"):
         tracer.evaluate(torch.zeros(12), metrics=["kl", "kl"])
+    with pytest.raises(ConfigError, match="metrics is empty. Name at least one, or leave it out."):
+        tracer.evaluate(torch.zeros(12), metrics=[])
     with pytest.raises(ConfigError, match="The metrics are 'kl'. Give a list"):
         tk.Tracer(model, pairs, "head-outputs", also="kl")
     with pytest.raises(ConfigError, match="reads 'rank'. Give a tuple of 'argmax'"):

@@ -11,7 +11,13 @@ import tracekit as tk
 from tests import tiny
 from tracekit import _progress
 from tracekit.engine.keeping import KeepingEngine
-from tracekit.errors import BudgetError, ConfigError, NothingKeptError, UnknownMetricError
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NotDifferentiableError,
+    NothingKeptError,
+    UnknownMetricError,
+)
 from tracekit.masks import from_indices
 
 METHODS = (
@@ -225,6 +231,14 @@ def test_histories_hold_effects_only(tracer, neutral):
     keep = tk.Keep(pairs=neutral, metric="kl", at_most=0.05)
     result = tracer.run("local-search", budget=4, keep=keep)
     assert all(abs(record["effect"]) < 1e3 for record in result.history)
+
+
+@pytest.mark.parametrize("method", ["pgb-ct", "dcm", "local-search", "mask-ig"])
+def test_what_is_kept_needs_a_gradient_where_the_search_follows_one(tracer, method):
+    text = f"keeping accuracy on pairs at most 0.5 .* has no gradient for {method} to follow"
+    with pytest.raises(NotDifferentiableError, match=text):
+        tracer.run(method, budget=2, keep=tk.Keep(metric="accuracy", at_most=0.5))
+    assert tracer.run("top-k", budget=2, keep=tk.Keep(metric="accuracy", at_most=0.5)).kept
 
 
 def test_arguments_of_another_type(tracer, unchecked):

@@ -43,6 +43,14 @@ def rows_with_spans(count=6, seed=0, *, other_length=False):
     return rows
 
 
+def skip_what_is_not_there(architecture, kind):
+    """Where attention and MLP run in parallel, there is no stream between them; it is refused."""
+    if (architecture, kind) == ("gpt_neox", "residual-between"):
+        with pytest.raises(HookPointError, match="hook_resid_mid does not exist. Use residual"):
+            tk.Tracer(tk.load_model(tiny.hf_model(architecture)), tiny.pairs(2), kind)
+        pytest.skip("There is nothing between attention and MLP.")
+
+
 def plain_effect(plain, row, by_span, names):
     """Logit difference of one example; `by_span[layer]` has the axes component and span."""
     prompt = row["prompt_ids"]
@@ -83,6 +91,7 @@ def plain_effect(plain, row, by_span, names):
 @pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.soak), True])
 @pytest.mark.parametrize("other_length", [False, True])
 def test_spans_of_every_kind_equal_plain_hooks(architecture, kind, soft, other_length):
+    skip_what_is_not_there(architecture, kind)
     plain = Plain(architecture, kind)
     rows = rows_with_spans(4, other_length=other_length)
     tracer = tk.Tracer(
@@ -105,9 +114,71 @@ def test_spans_of_every_kind_equal_plain_hooks(architecture, kind, soft, other_l
     assert found.abs().max() > 1e-2
 
 
+QUESTIONS = [
+    ("zero", "noising"),
+    ("mean", "noising"),
+    ("noise", "noising"),
+    ("noise", "denoising"),
+    ("counterfactual", "denoising"),
+]
+
+
+@pytest.mark.cells(4)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["head-outputs", "residual", "residual-between", "keys"])
+@pytest.mark.parametrize(("source", "direction"), QUESTIONS)
+def test_spans_under_every_source_equal_plain_hooks(architecture, kind, source, direction):
+    skip_what_is_not_there(architecture, kind)
+    plain, rows = Plain(architecture, kind), rows_with_spans(4)
+    options = {"source": source, "direction": direction}
+    tracer = tk.Tracer(
+        tk.load_model(tiny.hf_model(architecture)),
+        tk.PromptPairs.from_ids(rows),
+        kind,
+        "logit-difference",
+        by="span",
+        **options,
+    )
+    names, n_layers = tracer.registry.spans, len(plain.modules)
+    mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
+    by_span = mask.reshape(n_layers, plain.count, len(names))
+    every = [plain.activations(row["prompt_ids"]) for row in rows]
+    mean = {layer: torch.cat([each[layer] for each in every]).mean(0) for layer in range(n_layers)}
+    noising = tracer.pairs if direction == "noising" else tracer.pairs.reversed()
+    found = tracer.evaluate(mask, per_example=True)
+    for effect, row, own, pair in zip(found, rows, every, noising, strict=True):
+        clean, length = row["prompt_ids"], len(row["prompt_ids"])
+        noise = pair.counterfactual.noise if source == "noise" else None
+        constant = {layer: (mean[layer] * (source == "mean")).expand(length, -1) for layer in mean}
+        other = row["counterfactual_ids"] if source == "counterfactual" else clean
+        values = constant if source in ("zero", "mean") else plain.activations(other, noise)
+        base, base_noise = clean, None
+        if direction == "denoising":
+            base, base_noise, values = other, noise, own
+        weights = []
+        spans = {**row["spans"], "last": [length - 1, length]}
+        for layer in by_span:
+            weight = layer[:, names.index("rest")].repeat(length, 1)
+            # Named spans take the place of what is implied.
+            for name in sorted(spans, key=lambda name: name != "last"):
+                weight[slice(*spans[name])] = layer[:, names.index(name)]
+            weights.append(weight)
+        odds = [
+            plain.score(base, row["y_ids"], act, base_noise)
+            - plain.score(base, row["x_ids"], act, base_noise)
+            for act in (plain.mixed(weights, values, length), lambda layer, value: None)
+        ]
+        sign = 1 if direction == "noising" else -1
+        assert effect.item() == pytest.approx(sign * (odds[0] - odds[1]).item(), abs=1e-3)
+    # Qwen3 norms its keys, so that keys nearer to zero are the same keys.
+    if (architecture, kind, source) != ("qwen3", "keys", "zero"):
+        assert found.abs().max() > 1e-2
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_at_all_positions_equal_plain_hooks(architecture, kind):
+    skip_what_is_not_there(architecture, kind)
     plain = Plain(architecture, kind)
     rows = tiny.rows(4)
     tracer = tk.Tracer(
@@ -580,6 +651,14 @@ def test_features_that_do_not_fit(model, unchecked):
             tk.Kind(**{**vars(feature_kind("d")), "features": features})
     with pytest.raises(ComponentError, match="Give an object with the methods encode and decode"):
         tk.Kind(**{**vars(feature_kind("e")), "features": {0: torch.nn.Linear(2, 2)}})
+
+
+@pytest.mark.parametrize("layer", [9, -1])
+def test_features_of_a_layer_that_the_model_lacks(model, layer):
+    with pytest.raises(
+        ComponentError, match=f"features of layer {layer}, and the model has layers"
+    ):
+        tk.Tracer(model, tiny.pairs(4), feature_kind(f"lacks {layer}", layers=(0, layer)))
 
 
 def test_features_are_tried_on_the_activation(model):

@@ -90,7 +90,12 @@ class KeepingEngine(Engine):
         _ = traced.full_effects, traced.clean
         kept = f"keeping {keep.describe(traced.pairs)} ({keeping.pairs.fingerprint[:12]})"
         # A name of its own, for checkpoints; and effects below any bound are possible now.
-        metric = replace(traced.metric, name=f"{traced.metric.name}, {kept}", lower_bound=None)
+        metric = replace(
+            traced.metric,
+            name=f"{traced.metric.name}, {kept}",
+            lower_bound=None,
+            differentiable=traced.metric.differentiable and keeping.metric.differentiable,
+        )
         vars(self).update(vars(traced))
         vars(self).update(
             _metric=metric,
