@@ -302,9 +302,16 @@ class TestNames:
     def test_names_give_the_source(self, source):
         assert source_of_name(name_of(source)) == source
 
-    @pytest.mark.parametrize("name", ["mean of pairs", "own tensors", "noise times -1.2.3", "x"])
+    @pytest.mark.parametrize("name", ["mean of pairs", "mean-positional of x", "own tensors"])
     def test_others_take_more_than_a_name(self, name):
         with pytest.raises(SourceError, match=f"The source '{name}' takes more than its name. By"):
+            source_of_name(name)
+
+    @pytest.mark.parametrize("name", ["nothing", "noise times 1.2.3", "noise on ", "mean of"])
+    def test_names_that_are_none(self, name):
+        with pytest.raises(
+            SourceError, match=f"Unknown source '{name}'. Use one of counterfactual"
+        ):
             source_of_name(name)
 
 

@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,65 @@ def searches(arguments):
             assert result.budget is None or result.n_selected <= result.budget
             for scores in (result.soft_mask, result.component_scores):
                 assert scores is None or torch.isfinite(scores).all()
+
+
+@about(
+    16,
+    arguments=values.mostly(
+        {
+            "models": st.just(["demo"]),
+            "datasets": st.sampled_from([["demo-facts"], [{"name": "demo-bias"}]]),
+            "methods": st.sampled_from([["top-k"], ["greedy"], [tk.TopK()]]),
+            "budgets": st.sampled_from([[1], [0.1], [1, 2]]),
+            "limit": st.integers(2, 4),
+            "components": st.sampled_from([["head-outputs"], ["mlp-blocks"]]),
+            "executor": st.sampled_from([None, "threads"]),
+            "part": st.sampled_from([None, "1/1", "2/2"]),
+        },
+        {
+            "models": values.junk,
+            "datasets": values.junk,
+            "methods": values.junk,
+            "budgets": values.junk,
+            "limit": values.scalars,
+            "components": values.junk,
+            "executor": st.one_of(
+                values.scalars,
+                st.sampled_from(["dask://", "dask://x:y", "slurm://", "submitit://x"]),
+            ),
+            "executor_options": values.junk,
+            "part": st.one_of(values.scalars, st.sampled_from(["0/2", "3/2", "1/0", "1/2/3"])),
+            "jobs": st.one_of(st.integers(-2, 0), values.words, st.floats()),
+            "data_dir": st.one_of(values.words, st.integers()),
+            "max_batch_size": values.scalars,
+            "source": values.words,
+            "seeds": values.junk,
+        },
+    ),
+)
+def sweeps(arguments):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as threads:
+        if arguments["executor"] == "threads":
+            arguments = {**arguments, "executor": threads}
+        with taken_or_refused():
+            runs = tk.sweep(**arguments, output=folder, progress=False)
+            assert not runs.failures or all(str(failure) for failure in runs.failures)
+            for run in runs:
+                for result in run.curve:
+                    assert math.isclose(
+                        result.effect, result.per_example.mean().item(), abs_tol=1e-5
+                    )
+                    pairs = tk.load_dataset(result.dataset, demo())[: len(result.per_example)]
+                    traced = tk.Tracer(
+                        demo(),
+                        pairs,
+                        result.registry,
+                        result.metric,
+                        positions=result.positions,
+                        source=result.source,
+                    )
+                    assert traced.pairs.fingerprint == result.dataset_fingerprint
+                    assert_right(result.per_example, plain_effects(traced, result.binary_mask))
 
 
 @about(

@@ -138,9 +138,9 @@ class _Descent:
         """
         self._run_leaves(nodes, residual)
         by_layer: dict[int, list[tuple[int, PrefixNode]]] = {}
-        for place, node in enumerate(nodes):
+        for parent, node in enumerate(nodes):
             for child in node.children:
-                by_layer.setdefault(child.layer, []).append((place, child))
+                by_layer.setdefault(child.layer, []).append((parent, child))
         for layer, below in by_layer.items():
             for chunk in self._chunks(below):
                 children = [child for _, child in chunk]
@@ -152,16 +152,16 @@ class _Descent:
                     ),
                     layer,
                     start=nodes[0].layer,
-                    residual=self._rows_of(residual, [place for place, _ in chunk], len(nodes)),
+                    residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
                 )
                 self.run(children, carried)
 
     def _run_leaves(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:
         """Several sets at a time, as far as they fit into a batch."""
         start = nodes[0].layer
-        leaves = [(place, leaf) for place, node in enumerate(nodes) for leaf in node.leaves]
+        leaves = [(parent, leaf) for parent, node in enumerate(nodes) for leaf in node.leaves]
         for chunk in self._chunks(leaves):
-            numbers = [number for _, number in chunk]
+            numbers = [leaf for _, leaf in chunk]
             sets = [self.sets[number] for number in numbers]
             values = self.engine.batch_effects(
                 self.batch,
@@ -170,7 +170,7 @@ class _Descent:
                 # Patches below the nodes are in the residual stream already.
                 layers={layer for layer in self._layers(sets) if layer >= start},
                 start=start,
-                residual=self._rows_of(residual, [place for place, _ in chunk], len(nodes)),
+                residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
             )
             rows = to_device(torch.tensor(numbers), self.engine.device)
             self.effects[rows[:, None], self.batch.examples] = values
@@ -184,12 +184,12 @@ class _Descent:
 
     @staticmethod
     def _rows_of(
-        residual: ResidualStream | None, places: Sequence[int], n_nodes: int
+        residual: ResidualStream | None, parents: Sequence[int], n_nodes: int
     ) -> Float[Tensor, "picked pos d_model"] | None:
-        """What enters the block for the nodes at some places, one after the other."""
+        """What enters the block for some of the nodes, one after the other."""
         if residual is None:
             return None
-        return residual.unflatten(0, (n_nodes, -1))[list(places)].flatten(0, 1)
+        return residual.unflatten(0, (n_nodes, -1))[list(parents)].flatten(0, 1)
 
     def _layers(self, sets: Sequence[ComponentSet]) -> set[int]:
         layer_of = self.engine.layers_of_components

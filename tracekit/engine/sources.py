@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal, cast, get_args
@@ -49,6 +50,7 @@ from tracekit.models.hooked import (
 )
 
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
+_OWN_TENSORS = "own tensors"
 ToPairs = Callable[[PromptPairs], PromptPairs]
 
 
@@ -117,31 +119,34 @@ def name_of(source: Source) -> str:
         return f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
     if isinstance(source, Noise):
         return source.describe()
-    return "own tensors"
+    return _OWN_TENSORS
 
 
 def source_of_name(name: str) -> Source:
     """The source that results call by a name, e.g. `zero` or `noise on subject times 2.5`.
 
     Raises:
-        SourceError: It takes more than its name.
+        SourceError: There is none, or it takes more than its name.
     """
-    found = re.fullmatch(r"noise(?: on (?P<spans>.+?))?(?: times (?P<factor>[\d.e+-]+))?", name)
-    if found is not None and any(found.groups()):
-        spans, factor = found["spans"], found["factor"]
-        try:
+    if name in get_args(SourceName):
+        return cast(SourceName, name)
+    noise = re.fullmatch(r"noise(?: on (?P<spans>.+?))?(?: times (?P<factor>[\d.e+-]+))?", name)
+    if noise is not None:
+        spans, factor = noise["spans"], noise["factor"]
+        with suppress(ValueError):
             return Noise(
                 spans=None if spans is None else tuple(spans.split(", ")),
                 factor=3.0 if factor is None else float(factor),
             )
-        except ValueError:
-            found = None
-    if name in get_args(SourceName):
-        return cast(SourceName, name)
+    by_name = ", ".join(get_args(SourceName))
+    if name == _OWN_TENSORS or re.match(r"mean(-positional)? of ", name):
+        raise SourceError(
+            f"The source {name!r} takes more than its name. By name there are {by_name}, and noise "
+            "on spans, e.g. 'noise on subject'. Build the tracer in Python for others."
+        )
     raise SourceError(
-        f"The source {name!r} takes more than its name. By name there are "
-        f"{', '.join(get_args(SourceName))}, and noise on spans, e.g. 'noise on subject'. Build "
-        "the tracer in Python for others."
+        f"Unknown source {name!r}. Use one of {by_name}, or noise on spans, e.g. "
+        "'noise on subject'."
     )
 
 
@@ -202,7 +207,7 @@ def resolve_source(
         means = _means(model, over, kinds, positional, max_batch_size)
         length = len(over[0].prompt_ids) if positional else None
         return _constant(Constants(name_of(source), means, positional), length)
-    return _constant(Constants("own tensors", _checked(source, model, kinds)))
+    return _constant(Constants(_OWN_TENSORS, _checked(source, model, kinds)))
 
 
 def _constant(constants: Constants, length: int | None = None) -> ToPairs:

@@ -113,8 +113,8 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
                 f"model is {sizes[name]}. Trace the model that the file is of."
             )
     for name in nodes:
-        found = re.fullmatch(r"(?:a(\d+)\.h(\d+)|m(\d+))", name)
-        layer, head = (0, 0) if found is None else (int(found[1] or found[3]), int(found[2] or 0))
+        node = re.fullmatch(r"(?:a(\d+)\.h(\d+)|m(\d+))", name)
+        layer, head = (0, 0) if node is None else (int(node[1] or node[3]), int(node[2] or 0))
         if layer >= sizes["n_layers"] or head >= sizes["n_heads"]:
             raise MibFormatError(
                 f"{path} has the node {name}, and the traced model has {sizes['n_layers']} layers "
