@@ -45,10 +45,25 @@ def test_sources_are_the_activations_of_the_counterfactual_run(any_model, positi
             tokens = torch.tensor([pairs[number].counterfactual.ids])
             _, cache = any_model.run_with_cache(tokens)
             for at in batch.positions[row].nonzero()[:, 0].tolist():
-                pattern = found["blocks.1.attn.hook_pattern"][row, :, at, : at + 1]
+                slot = at - batch.first_position
+                pattern = found["blocks.1.attn.hook_pattern"][row, :, slot, : at + 1]
                 close(pattern, cache["blocks.1.attn.hook_pattern"][0, :, at, : at + 1])
-                output = found["blocks.2.hook_mlp_out"][row, at]
+                output = found["blocks.2.hook_mlp_out"][row, slot]
                 close(output, cache["blocks.2.hook_mlp_out"][0, at])
+
+
+@pytest.mark.parametrize("positions", ["last", [-2, -1], "prompt"])
+def test_only_the_positions_in_use_are_handed_out(model, positions):
+    """Of long prompts, rows of attention for all queries would not fit."""
+    pairs = tiny.pairs(7, seed=6, longest=1)
+    pairs = pairs.subset([n for n, pair in enumerate(pairs) if len(pair.prompt_ids) >= 4])
+    engine = tiny.engine(model, pairs, positions=positions, max_batch_size=1)
+    for batch in engine.batches:
+        length = int(batch.positions.any(0).nonzero().max()) + 1
+        n_used = {"last": 1, "prompt": length}.get(str(positions), 2)
+        found = engine.counterfactual_cache.activations_for(batch)
+        for value in found.values():
+            assert value.shape == (1, 4, n_used, length)
 
 
 def stored(engine):

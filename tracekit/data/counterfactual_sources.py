@@ -223,23 +223,23 @@ class Constants:
     positional: bool = False
     """Whether every position of the prompt has values of its own."""
 
-    def activation(self, hook_name: str, kind: Kind, span: int) -> Float[Tensor, ...]:
-        """The values at positions 0 to `span` - 1, as an activation without its row axis.
+    def activation(self, hook_name: str, kind: Kind, first: int, stop: int) -> Float[Tensor, ...]:
+        """The values at positions `first` to `stop` - 1, as an activation without its row axis.
 
         For attention patterns every query gets the same row, cut to the keys it can see and, if
         anything is left, divided by its sum: a distribution stays one. A row of zeros stays zero.
         """
         values = self.values[hook_name]
         if kind.key_dim is not None:
-            padded = torch.nn.functional.pad(values, (0, max(0, span - values.shape[-1])))
-            rows = padded[:, None, :span].expand(-1, span, -1).tril()
+            padded = torch.nn.functional.pad(values, (0, max(0, stop - values.shape[-1])))
+            rows = padded[:, None, :stop].expand(-1, stop - first, -1).tril(first)
             total = rows.sum(-1, keepdim=True)
             return torch.where(total != 0, rows / torch.where(total != 0, total, 1.0), rows)
         at = kind.position_dim - 1
         if self.positional:
-            return values.narrow(at, 0, span)
+            return values.narrow(at, first, stop - first)
         shape = list(values.shape)
-        return values.unsqueeze(at).expand(*shape[:at], span, *shape[at:])
+        return values.unsqueeze(at).expand(*shape[:at], stop - first, *shape[at:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,8 @@ class Batch:
     """The counterfactual sequence of each row; always on the CPU."""
     positions: Bool[Tensor, "row pos"]
     """Where components are intervened on."""
+    first_position: int
+    """The first position that is intervened on in any row."""
     n_positions: int
     """One past the last position that is intervened on in any row."""
     span_numbers: Int[Tensor, "row pos"] | None

@@ -96,19 +96,20 @@ class CounterfactualCache:
     def activations_for(self, batch: Batch) -> dict[str, Tensor]:
         """Activations for the rows of a batch, by hook point.
 
-        They cover positions 0 to `batch.n_positions - 1`; where nothing is intervened on, their
-        values mean nothing.
+        They cover positions `batch.first_position` to `batch.n_positions - 1`; where nothing is
+        intervened on, their values mean nothing.
         """
         if batch.source_index is not None:
-            return self._in_place_of(batch, batch.source_index[:, : batch.n_positions])
+            covered = slice(batch.first_position, batch.n_positions)
+            return self._in_place_of(batch, batch.source_index[:, covered])
         return self._of_sources(batch)
 
     def _in_place_of(self, batch: Batch, index: Int[Tensor, "row pos"]) -> dict[str, Tensor]:
         """Activations of other positions of the sources, put where they are used."""
-        is_used = batch.positions[:, : batch.n_positions]
+        is_used = batch.positions[:, batch.first_position : batch.n_positions]
         index = torch.where(is_used, index, 0)
         whole = self._of_sources(
-            replace(batch, n_positions=int(index.max()) + 1, source_index=None)
+            replace(batch, first_position=0, n_positions=int(index.max()) + 1, source_index=None)
         )
         moved = {}
         for name, values in whole.items():
@@ -122,9 +123,9 @@ class CounterfactualCache:
         if self._constants is not None:
             n_rows = len(batch.sources)
             return {
-                name: self._constants.activation(name, kind, batch.n_positions)[None].expand(
-                    n_rows, *[-1] * (len(kind.axes) - 1)
-                )
+                name: self._constants.activation(
+                    name, kind, batch.first_position, batch.n_positions
+                )[None].expand(n_rows, *[-1] * (len(kind.axes) - 1))
                 for name, kind in self._kinds.items()
             }
         while self.storage != "recomputed" and any(
@@ -149,8 +150,9 @@ class CounterfactualCache:
         # Where their layer lies, unless they were sent away.
         device = device_of(self._model) if self.storage == "host" else like.device
         kind, n_positions = self._kinds[name], batch.n_positions
+        first = batch.first_position
         shape = list(like.shape)
-        shape[0], shape[kind.position_dim] = len(batch.sources), n_positions
+        shape[0], shape[kind.position_dim] = len(batch.sources), n_positions - first
         if kind.key_dim is not None:
             shape[kind.key_dim] = n_positions
         assembled = like.new_zeros(shape, device=device)
@@ -162,14 +164,15 @@ class CounterfactualCache:
             target = assembled
             if kind.key_dim is not None:
                 target = target.narrow(kind.key_dim, 0, values.shape[kind.key_dim])
-            if self._contiguous:
+            if self._contiguous and first == 0:
                 # Slots are positions: one copy instead of an index for each of them.
                 width = min(n_positions, values.shape[kind.position_dim])
                 target = target.narrow(kind.position_dim, 0, width)
                 target[to_device(rows, device)] = values.narrow(kind.position_dim, 0, width)
             else:
-                row, slot = (slots < n_positions).nonzero(as_tuple=True)
-                to = (to_device(rows[row], device), to_device(slots[row, slot], device))
+                is_covered = (slots >= first) & (slots < n_positions)
+                row, slot = is_covered.nonzero(as_tuple=True)
+                to = (to_device(rows[row], device), to_device(slots[row, slot] - first, device))
                 at = (to_device(row, device), to_device(slot, device))
                 target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
         return assembled

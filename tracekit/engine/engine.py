@@ -694,6 +694,7 @@ class Engine:
             counterfactual={name: source[name] for name in names},
             positions=batch.positions,
             span_numbers=batch.span_numbers,
+            first_position=batch.first_position,
         )
         return patch.hooks(mask)
 

@@ -190,6 +190,7 @@ class Layout:
         rows, local = self.rows[examples].unique(return_inverse=True)
         longest = int(self.lengths[rows].max())
         positions = self.positions[rows, :longest]
+        used = positions.any(0).nonzero()
         valid = self.valid[examples]
         valid = valid[..., : int(valid.sum(-1).max())].contiguous()
         example, side, step = valid.nonzero(as_tuple=True)
@@ -208,7 +209,8 @@ class Layout:
             sequences=self.sequences.rows(rows, longest),
             sources=self.row_sources[rows],
             positions=positions,
-            n_positions=int(positions.any(0).nonzero().max()) + 1,
+            first_position=int(used.min()),
+            n_positions=int(used.max()) + 1,
             span_numbers=None if self.span_numbers is None else self.span_numbers[rows, :longest],
             source_index=None if self.source_index is None else self.source_index[rows, :longest],
             readout_positions=(readouts // longest, readouts % longest),

@@ -44,11 +44,14 @@ class MaskedPatch:
     """The components that mask entries stand for."""
     counterfactual: Activations
     """Activations of the counterfactual run at `registry.hook_names`, row by row. They may be
-    shorter than the clean run: they cover positions 0 to their length less one."""
+    shorter than the clean run: they cover as many positions as they have, from
+    `first_position` on; and of the keys of attention patterns those up to the last of these."""
     positions: Bool[Tensor, "row pos"]
     """Where to intervene. For `attention-patterns`, the queries whose attention is replaced."""
     span_numbers: Int[Tensor, "row pos"] | None = None
     """Number of the span of each position, -1 for none; needed if the registry has spans."""
+    first_position: int = 0
+    """Position of the run that the first one of the counterfactual activations belongs to."""
 
     def hooks(
         self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
@@ -70,13 +73,16 @@ class MaskedPatch:
     def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
         source, kind = self.counterfactual[name], sites[0].kind
         layer = int(name.split(".")[1])
-        n_positions = source.shape[kind.position_dim]
-        numbers = None if self.span_numbers is None else self.span_numbers[:, :n_positions]
+        first = self.first_position
+        covered = slice(first, first + source.shape[kind.position_dim])
+        numbers = None if self.span_numbers is None else self.span_numbers[:, covered]
         weights = [_weight(site, mask, source.ndim, numbers) for site in sites]
-        is_patched = _along_positions(self.positions[:, :n_positions], kind, source.ndim)
+        is_patched = _along_positions(self.positions[:, covered], kind, source.ndim)
         features = [site.kind.features_in(layer) for site in sites]
         parts = list(zip(weights, features, strict=True))
-        mix = partial(_mix, source=source, kind=kind, is_patched=is_patched, parts=parts)
+        mix = partial(
+            _mix, source=source, kind=kind, first=first, is_patched=is_patched, parts=parts
+        )
         return partial(_mix_in_place, mix=mix) if name.endswith(_STREAM_PASSES_BY) else mix
 
 
@@ -86,11 +92,12 @@ def _mix(
     *,
     source: Tensor,
     kind: Kind,
+    first: int,
     is_patched: Tensor,
     parts: Sequence[tuple[Tensor, FeatureMap | None]],
 ) -> Tensor:
     """An activation with counterfactual values mixed in, by the weights of each site in turn."""
-    start = _first_positions(activation, kind, source.shape[kind.position_dim])
+    start = _covered_positions(activation, kind, first, source.shape[kind.position_dim])
     # In float32, or in the activation's own type where that is wider.
     dtype = torch.promote_types(activation.dtype, torch.float32)
     # The rows once per mask, beside the one copy of their counterfactual values.
@@ -100,7 +107,7 @@ def _mix(
     for weight, features in parts:
         share = (weight * is_patched).to(activation.device, dtype)
         mixed = _mixed(mixed, values, share, features)
-    return _replace_first_positions(activation, mixed.flatten(0, 1).to(activation.dtype), kind)
+    return _replaced(activation, mixed.flatten(0, 1).to(activation.dtype), kind, first)
 
 
 def _mix_in_place(
@@ -184,22 +191,24 @@ def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:
     return positions.reshape(shape)
 
 
-def _first_positions(activation: Tensor, kind: Kind, n_positions: int) -> Tensor:
-    """The part of an activation that belongs to the first `n_positions` positions."""
-    start = activation.narrow(kind.position_dim, 0, n_positions)
+def _covered_positions(activation: Tensor, kind: Kind, first: int, n_positions: int) -> Tensor:
+    """The part of an activation that belongs to some positions, one after the other."""
+    covered = activation.narrow(kind.position_dim, first, n_positions)
     # Attention from these queries cannot reach later keys: the models are causal.
-    return start if kind.key_dim is None else start.narrow(kind.key_dim, 0, n_positions)
+    return covered if kind.key_dim is None else covered.narrow(kind.key_dim, 0, first + n_positions)
 
 
-def _replace_first_positions(activation: Tensor, start: Tensor, kind: Kind) -> Tensor:
-    """The activation with `start` in its first positions."""
+def _replaced(activation: Tensor, covered: Tensor, kind: Kind, first: int) -> Tensor:
+    """The activation with `covered` in its positions from `first` on."""
     dim = kind.position_dim
-    n_positions, length = start.shape[dim], activation.shape[dim]
+    n_positions, length = covered.shape[dim], activation.shape[dim]
     if n_positions == length:
-        return start
+        return covered
+    stop = first + n_positions
     if kind.key_dim is not None:
         # The keys after these queries, which they cannot see, keep what they have.
-        after = activation.narrow(dim, 0, n_positions)
-        n_after = activation.shape[kind.key_dim] - n_positions
-        start = torch.cat([start, after.narrow(kind.key_dim, n_positions, n_after)], kind.key_dim)
-    return torch.cat([start, activation.narrow(dim, n_positions, length - n_positions)], dim=dim)
+        own = activation.narrow(dim, first, n_positions)
+        later = own.narrow(kind.key_dim, stop, activation.shape[kind.key_dim] - stop)
+        covered = torch.cat([covered, later], dim=kind.key_dim)
+    before, after = activation.narrow(dim, 0, first), activation.narrow(dim, stop, length - stop)
+    return torch.cat([before, covered, after], dim=dim)
