@@ -50,6 +50,9 @@ def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypat
     assert "explain: up to 79 passes, about " in out
     assert "Nothing was run or written." in out
     assert sorted(tmp_path.rglob("*")) == before
+    code, out, err = command("explain", folder, "--json", "--dry-run", *QUICK)
+    assert code == 0, err
+    assert json.loads(out)["passes"] == 79
 
 
 def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):  # noqa: F811

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +125,11 @@ def explain(
         quiet=quiet,
     )
     if dry_run:
-        print_estimates([tracer.estimate_explain(result, max_sets=max_sets)])
+        estimate = tracer.estimate_explain(result, max_sets=max_sets)
+        if as_json:
+            typer.echo(json.dumps(asdict(estimate), indent=1))
+        else:
+            print_estimates([estimate])
         return
     why = tracer.explain(result, max_sets=max_sets, tolerance=tolerance, seed=seed)
     why.save(run)
