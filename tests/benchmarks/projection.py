@@ -93,17 +93,22 @@ def recorded(seed: int = 0) -> list[Call]:
     """The calls of local search over a random model, up to 30 % of 64 heads."""
     engine = random_engine(seed, SCALES["mild"], pairs=_RECORDED)
     calls = []
-    measure, predict = engine.set_effects, engine.predict_changes
+    measure, predict, expanded = engine.set_effects, engine.predict_changes, engine.expand
 
     def set_effects(sets, label="sets", *, examples=None):
         calls.append(Call(len(sets), _RECORDED if examples is None else len(examples), 1))
         return measure(sets, label, examples=examples)
 
-    def predict_changes(members, *, examples=None, expand=False):
+    def predict_changes(members, *, examples=None):
         calls.append(Call(1, _RECORDED if examples is None else len(examples), 2))
-        return predict(members, examples=examples, expand=expand)
+        return predict(members, examples=examples)
+
+    def expand(masks, examples):
+        calls.append(Call(1, len(examples), 2))
+        return expanded(masks, examples)
 
     object.__setattr__(engine, "set_effects", set_effects)
+    object.__setattr__(engine, "expand", expand)
     object.__setattr__(engine, "predict_changes", predict_changes)
     tk.LocalSearch().search(engine, Goal(budgets=(19,)), seed)
     return calls

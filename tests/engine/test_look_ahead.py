@@ -7,6 +7,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.cost import Cost
 from tracekit.masks import from_indices
 from tracekit.metrics import METRICS, ContinuationLogProbs
 
@@ -85,3 +86,28 @@ def test_gains_predict_better_than_the_gradient_where_the_model_is_certain(model
 
     assert agreement(ahead.gains) > 0.85
     assert agreement(ahead.gradient) < 0.6
+
+
+@pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "logit-difference"])
+@pytest.mark.parametrize("data", [tiny.pairs(7, seed=5), twins()], ids=["ragged", "shared"])
+def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
+    """Against engines of single examples, in whatever order the examples are asked for."""
+    engine = tiny.engine(model, data, metric=metric, max_batch_size=3)
+    generator = torch.Generator().manual_seed(4)
+    examples = torch.randperm(len(data), generator=generator)[:5]
+    masks = (torch.rand(len(examples), 12, generator=generator) < 0.4).float()
+    before = engine.cost
+    expansion = engine.expand(masks, examples)
+    expected = Cost(len(examples) / len(data), len(examples) / len(data))
+    assert engine.cost - before == expected
+    link = METRICS[metric].linearization
+    for row, number in enumerate(examples.tolist()):
+        alone = engine.with_pairs(data.subset([number]))
+        effects, slope = alone.gradient(masks[row], torch.ones_like)
+        if link is None:
+            value, weight = effects, torch.ones(1)
+        else:
+            value = link.to_linear(alone.log_probs(masks[row])).detach().requires_grad_(True)
+            weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
+        torch.testing.assert_close(expansion.quantity[row], value.detach()[0])
+        torch.testing.assert_close(expansion.slopes[row], slope / weight, rtol=1e-3, atol=1e-5)

@@ -37,8 +37,10 @@ from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.look_ahead import (
     BatchPrediction,
+    Expansion,
     FirstOrderPrediction,
     changes_by_batch,
+    expand,
     predict_changes,
 )
 from tracekit.engine.patching import Activations, MaskedPatch
@@ -586,14 +588,12 @@ class Engine:
         members: ComponentSet,
         *,
         examples: Int[Tensor, " some"] | None = None,
-        expand: bool = False,
     ) -> FirstOrderPrediction:
         """What adding or removing single components would bring, from one gradient at a set.
 
         Args:
             members: The set.
             examples: Numbers of the examples to predict on; all by default.
-            expand: Whether to hand over what it was made of, example by example.
 
         Returns:
             The predictions, on the CPU. They may not be finite.
@@ -601,7 +601,24 @@ class Engine:
         Raises:
             NotDifferentiableError: The metric has no gradient.
         """
-        return predict_changes(self, members, examples=examples, expand=expand)
+        return predict_changes(self, members, examples=examples)
+
+    def expand(
+        self, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
+    ) -> Expansion:
+        """The quantity that is about linear in the mask, and its slopes, one mask per example.
+
+        Args:
+            masks: The mask of each of the examples.
+            examples: Their numbers, each once.
+
+        Returns:
+            Both on the CPU, in the order of `examples`.
+
+        Raises:
+            NotDifferentiableError: The metric has no gradient.
+        """
+        return expand(self, masks, examples)
 
     def objective_of(self, effects: Float[Tensor, "example set"]) -> Float[Tensor, " set"]:
         """What a search maximises, of sets with these effects on some examples: the mean."""

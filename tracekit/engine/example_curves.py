@@ -2,7 +2,7 @@
 
 For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Two models of
 sets are built on it: the additive one of Shapley values (`anatomy/additive_model.py`) and the one
-of local search (`search/local/slope_model.py`).
+of local search (`search/local/single_examples.py`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tracekit.components import ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, GradientWeight
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction
 from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError, NothingKeptError
 from tracekit.masks import Mask
@@ -230,14 +230,11 @@ class KeepingEngine(Engine):
         members: ComponentSet,
         *,
         examples: Int[Tensor, " some"] | None = None,
-        expand: bool = False,
     ) -> FirstOrderPrediction:
         """Predictions less the penalty that they bring; see `Engine.predict_changes`.
 
-        What is kept is predicted on all of its examples. There is nothing to hand over of single
-        examples (`expand`), as the penalty is not one of theirs.
+        What is kept is predicted on all of its examples.
         """
-        del expand
         traced = self._traced.predict_changes(members, examples=examples)
         kept = self._keeping.predict_changes(members)
         now = self.kept_effect(members)
@@ -253,6 +250,12 @@ class KeepingEngine(Engine):
         return FirstOrderPrediction(
             less_penalty(traced.gains, kept.gains), less_penalty(traced.gradient, kept.gradient)
         )
+
+    def expand(
+        self, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
+    ) -> Expansion:
+        """That of the traced metric alone; see `Engine.expand`."""
+        return self._traced.expand(masks, examples)
 
 
 def nothing_kept(keep: Keep, effect: float | None = None) -> NothingKeptError:

@@ -10,7 +10,7 @@ there: it is taken halfway to the full mask instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,26 +21,23 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.engine.batch import Batch
 from tracekit.masks import Mask, from_indices
-from tracekit.metrics import ContinuationLogProbs, Effects
+from tracekit.metrics import Effects
 from tracekit.models.hooked import frozen, to_device
 
 if TYPE_CHECKING:
     from tracekit.engine.engine import Engine
 
 
-@dataclass(frozen=True, eq=False)
-class Expansion:
-    """The quantity of the metric's linearization at a set, to first order, example by example.
+class Expansion(NamedTuple):
+    """The quantity of the metric's linearization on some examples, to first order in their masks.
 
     Where the metric has no linearization the quantity is the effect, times the example's weight.
     """
 
-    examples: Int[Tensor, " some"]
-    """Numbers of the examples."""
     quantity: Float[Tensor, " some"]
-    """Its values at the set."""
+    """Its values."""
     slopes: Float[Tensor, "some component"]
-    """Its gradient there."""
+    """Its gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +50,6 @@ class FirstOrderPrediction:
     metric's linearization, example by example."""
     gradient: Mask
     """Gradient of the mean effect: first order in the effect itself."""
-    expansion: Expansion | None = None
-    """What it was made of, if that was asked for and there is such a thing."""
 
 
 class BatchPrediction(NamedTuple):
@@ -66,10 +61,6 @@ class BatchPrediction(NamedTuple):
     """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
     slopes: Float[Tensor, "example component"]
     """Gradient of the effect on each."""
-    quantity: Float[Tensor, " example"]
-    """As in `Expansion`."""
-    quantity_slopes: Float[Tensor, "example component"]
-    """Its gradient."""
 
 
 def predict_changes(
@@ -78,7 +69,6 @@ def predict_changes(
     *,
     example_weights: Effects | None = None,
     examples: Int[Tensor, " some"] | None = None,
-    expand: bool = False,
 ) -> FirstOrderPrediction:
     """The prediction at a set; see `Engine.predict_changes`.
 
@@ -87,16 +77,10 @@ def predict_changes(
         members: The set.
         example_weights: What each example counts for in the mean, 1 by default.
         examples: Numbers of the examples to predict on; all by default.
-        expand: Whether to hand over the quantity and its slopes on every example.
     """
     if engine.metric.is_flat_at_clean and not members:
         return _halfway(engine, examples)
-    numbers = torch.arange(engine.n_examples) if examples is None else examples
     gains, gradient = torch.zeros(2, engine.n_components, device=engine.device)
-    n_rows = len(numbers) if expand else 0
-    quantity, quantity_slopes = torch.zeros(n_rows), torch.zeros(n_rows, engine.n_components)
-    row_of = torch.empty(engine.n_examples, dtype=torch.long)
-    row_of[numbers] = torch.arange(len(numbers))
     for batch in _changes_of(engine, members, engine.own(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
@@ -104,20 +88,28 @@ def predict_changes(
             gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
         gains += gains_of_batch.sum(0)
         gradient += slopes.sum(0)
-        if expand:
-            rows = row_of[batch.examples.cpu()]
-            quantity[rows] = batch.quantity.float().cpu()
-            quantity_slopes[rows] = batch.quantity_slopes.float().cpu()
-    n_examples = len(numbers)
+    n_examples = engine.n_examples if examples is None else len(examples)
     engine.count_forward(n_examples / engine.n_examples, backward=True)
-    gains, gradient, quantity, quantity_slopes = engine.ranks.add(
-        gains, gradient, quantity, quantity_slopes
-    )
-    return FirstOrderPrediction(
-        (gains / n_examples).cpu(),
-        (gradient / n_examples).cpu(),
-        Expansion(numbers, quantity, quantity_slopes) if expand else None,
-    )
+    gains, gradient = engine.ranks.add(gains, gradient)
+    return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
+
+
+def expand(
+    engine: Engine, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
+) -> Expansion:
+    """The expansion of each example at a mask of its own; see `Engine.expand`."""
+    _ = engine.clean
+    masks = to_device(masks.float(), engine.device)
+    row_of = torch.zeros(engine.n_examples, dtype=torch.long, device=engine.device)
+    row_of[to_device(examples, engine.device)] = torch.arange(len(examples), device=engine.device)
+    quantity, slopes = torch.zeros(len(examples), device=engine.device), torch.zeros_like(masks)
+    for batch in _unshared_batches(engine, engine.own(examples)):
+        rows = row_of[batch.examples]
+        of_batch = _expanded(engine, batch, masks[rows])
+        quantity[rows], slopes[rows] = of_batch.quantity.float(), of_batch.slopes.float()
+    engine.count_forward(len(examples) / engine.n_examples, backward=True)
+    quantity, slopes = engine.ranks.add(quantity, slopes)
+    return Expansion(quantity.cpu(), slopes.cpu())
 
 
 def changes_by_batch(engine: Engine, members: ComponentSet) -> Iterator[BatchPrediction]:
@@ -133,21 +125,38 @@ def _changes_of(
     """The prediction on some examples, or all, where the model is."""
     _ = engine.clean
     mask = from_indices(members, engine.n_components).to(engine.device).float()
-    # +1 for components that would join, -1 for those that would leave.
-    direction = 1 - 2 * mask
-    batches = engine.unshared_layout.batches(
+    for batch in _unshared_batches(engine, examples):
+        expansion = _expanded(engine, batch, mask.expand(len(batch.examples), -1))
+        yield _batch_prediction(engine, batch, expansion, mask)
+
+
+def _unshared_batches(engine: Engine, examples: Int[Tensor, " some"] | None) -> Iterable[Batch]:
+    """Some examples, or all, in batches of which no row serves two of them."""
+    return engine.unshared_layout.batches(
         engine.config.max_batch_size, device=engine.device, examples=examples
     )
-    for batch in batches:
-        with frozen(engine.model), torch.enable_grad():
-            # Every row has a mask of its own, so that one backward pass tells examples apart.
-            leaf = mask.repeat(1, len(batch.sequences), 1).requires_grad_(True)
-            source = engine.counterfactual_cache.activations_for(batch)
-            log_probs = engine.forward_pass.log_probs(
-                batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
-            )
-            prediction = _batch_prediction(engine, batch, log_probs, leaf, direction)
-        yield prediction
+
+
+def _expanded(engine: Engine, batch: Batch, masks: Float[Tensor, "example component"]) -> Expansion:
+    """The expansion of every example of a batch at a mask of its own."""
+    of_rows = batch.rows_of_examples.to(masks.dtype)
+    with frozen(engine.model), torch.enable_grad():
+        # Every row has a mask of its own, so that one backward pass tells examples apart.
+        leaf = (of_rows.T @ masks)[None].requires_grad_(True)
+        source = engine.counterfactual_cache.activations_for(batch)
+        log_probs = engine.forward_pass.log_probs(
+            batch, engine.hooks(batch, source, leaf), reads=engine.metric.reads
+        )
+        linearization = engine.metric.linearization
+        if linearization is None:
+            values = engine.weighted(batch, engine.metric(engine.clean_of(batch), log_probs))
+        else:
+            values = linearization.to_linear(log_probs)
+        if not values.requires_grad:
+            raise engine.no_gradient()
+        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+    # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
+    return Expansion(values.detach(), of_rows @ slopes[0])
 
 
 def _halfway(engine: Engine, examples: Int[Tensor, " example"] | None) -> FirstOrderPrediction:
@@ -159,27 +168,21 @@ def _halfway(engine: Engine, examples: Int[Tensor, " example"] | None) -> FirstO
 
 
 def _batch_prediction(
-    engine: Engine, batch: Batch, log_probs: ContinuationLogProbs, leaf: Tensor, direction: Mask
+    engine: Engine, batch: Batch, expansion: Expansion, mask: Mask
 ) -> BatchPrediction:
-    clean, linearization = engine.clean_of(batch), engine.metric.linearization
+    linearization, (quantity, slopes) = engine.metric.linearization, expansion
     if linearization is None:
-        values = engine.weighted(batch, engine.metric(clean, log_probs))
-    else:
-        values = linearization.to_linear(log_probs)
-    if not values.requires_grad:
-        raise engine.no_gradient()
-    # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
-    slopes = torch.autograd.grad(values.sum(), leaf)[0][0]
-    slopes = batch.rows_of_examples.to(slopes.dtype) @ slopes
-    quantity = values.detach()
-    if linearization is None:
-        return BatchPrediction(batch.examples, slopes, slopes, quantity, slopes)
-    values = quantity.clone().requires_grad_(True)
-    effects = linearization.to_effect(clean, values)
-    (curvature,) = torch.autograd.grad(effects.sum(), values)
+        return BatchPrediction(batch.examples, slopes, slopes)
+    clean = engine.clean_of(batch)
+    # +1 for components that would join, -1 for those that would leave.
+    direction = 1 - 2 * mask
+    with torch.enable_grad():
+        values = quantity.clone().requires_grad_(True)
+        effects = linearization.to_effect(clean, values)
+        (curvature,) = torch.autograd.grad(effects.sum(), values)
     with torch.no_grad():
-        changed = linearization.to_effect(clean, values[:, None] + slopes * direction)
+        changed = linearization.to_effect(clean, quantity[:, None] + slopes * direction)
         changes = changed - effects[:, None]
     gains = engine.weighted(batch, changes.T).T * direction
     of_effect = engine.weighted(batch, curvature)[:, None] * slopes
-    return BatchPrediction(batch.examples, gains, of_effect, quantity, slopes)
+    return BatchPrediction(batch.examples, gains, of_effect)

@@ -268,21 +268,18 @@ class ScoringEngine(Engine):
         members: ComponentSet,
         *,
         examples: Int[Tensor, " some"] | None = None,
-        expand: bool = False,
     ) -> FirstOrderPrediction:
         """What changing a component would bring; see `Engine.predict_changes`.
 
         Of a part of the examples, the objective is that of the part.
         """
         if isinstance(self._objective, LogOdds):
-            return super().predict_changes(members, examples=examples, expand=expand)
+            return super().predict_changes(members, examples=examples)
         mask = from_indices(members, self.n_components).float()
         numbers = torch.arange(self.n_examples) if examples is None else examples
         _, slopes = self._scored(self.effects_of(numbers, mask).cpu(), torch.ones_like)
         weights = torch.zeros(self.n_examples).index_put((numbers,), slopes)
-        return predict_changes(
-            self, members, example_weights=weights, examples=examples, expand=expand
-        )
+        return predict_changes(self, members, example_weights=weights, examples=examples)
 
 
 def log_odds_of(metric: Metric) -> Metric:

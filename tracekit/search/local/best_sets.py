@@ -6,22 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.masks import from_indices, ranking
+from tracekit.engine.example_curves import ExampleCurves
+from tracekit.masks import ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
-from tracekit.search.local.slope_model import SlopeModel, exchanges
+from tracekit.search.local.single_examples import OwnSets, can_one_example_matter
 from tracekit.search.racing import Heat
 
 _KEPT = 8
 """Sets kept of each size."""
-_STARTS = 6
-"""Sets made for single examples by a model that are measured at a size."""
-_IMPROVED_STARTS = 3
-"""How many of them are improved, beside the best set of the size."""
-_EXCHANGES = 3
-_CLIMBED = 2
-"""Sets measured to improve one: with one component exchanged, and with more."""
 
 
 class BestSets:
@@ -39,7 +33,6 @@ class BestSets:
         self._means: dict[ComponentSet, float] = {(): 0.0}
         self._best: dict[int, list[ComponentSet]] = {0: [()]}
         self._efforts: dict[ComponentSet, int] = {}
-        self._models: dict[tuple[int, ...], SlopeModel] = {}
 
     @property
     def engine(self) -> Engine:
@@ -145,47 +138,30 @@ class BestSets:
             best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
 
-    def start_from_examples(self, sizes: Iterable[int]) -> None:
-        """Measures sets that are made for single examples, and improves the best of them.
-
-        Where effects grow like odds, a few examples carry most of the mean. A walk along the
-        gradient of the mean settles early on which ones; these sets put all of them to the test.
+    def start_from_examples(self, sizes: Sequence[int], passes: float) -> None:
+        """Measures sets that were made for single examples, where such sets can matter.
 
         Args:
-            sizes: Of these sets.
+            sizes: Of these sets, ascending.
+            passes: Passes that may go into making them, about.
 
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
         """
-        everything = tuple(range(self.engine.n_components))
-        for size in sizes:
-            learned = self.model_at(everything)
-            # A checkpoint of a search with fewer passes holds gradients without slopes.
-            if learned is None or () not in learned:
-                return
-            starts: list[ComponentSet] = []
-            # The second has learned most about the sets that the first sweep went through.
-            for model in (learned.only([(), everything]), learned):
-                rows = model.sets_for_examples((), size)
-                starts += model.best((), rows, _STARTS, self.measurements.__contains__)
-            starts = list(dict.fromkeys(starts))
-            self.measure(starts, "starts")
-            starts.sort(key=self.measurements.mean, reverse=True)
-            improved = starts[:_IMPROVED_STARTS]
-            for members in improved:
-                self._improve(members)
-            if self.best(size) not in improved:
-                self._improve(self.best(size))
-
-    def _improve(self, members: ComponentSet) -> None:
-        """Measures the exchanges that promise most by the model, and further ones from the best."""
-        model = self.model_at(members)
-        if model is None:
+        curves = ExampleCurves.of(self.engine)
+        sizes = [size for size in sizes if size <= self.largest]
+        # Where the score of an example hangs on the others it has no best set.
+        if curves is None or not sizes or not self.engine.examples_are_independent:
             return
-        rows = exchanges(from_indices(members, self.engine.n_components).float())
-        swapped = model.best(members, rows, _EXCHANGES, self.measurements.__contains__)
-        climbed = model.climb(members, swapped[0], _CLIMBED) if swapped else ()
-        self.measure([*swapped, *climbed], "starts")
+        if not can_one_example_matter(curves, max(map(self.effect, self.sizes))):
+            return
+        own_sets = OwnSets(self.measurements, curves, sizes, passes)
+        own_sets.walk()
+        first = own_sets.best(1)
+        self.measure(first, "starts")
+        if own_sets.carry([self.measurements.mean(members) for members in first]):
+            own_sets.improve()
+            self.measure(own_sets.best(), "starts")
 
     # ---- neighbours -----------------------------------------------------------------------
 
@@ -213,24 +189,6 @@ class BestSets:
         prediction = self.measurements.predict_changes(())
         return [ranking(prediction.gains), ranking(prediction.gradient)]
 
-    def model_at(self, members: ComponentSet) -> SlopeModel | None:
-        """A model that has learned from the gradient at a set, which is taken if it was not yet.
-
-        None: what the gradient was made of is not kept.
-        """
-        expansion = self.measurements.predict_changes(members).expansion
-        if expansion is None:
-            return None
-        # Gradients take turns on parts of the examples; each part has a model of its own.
-        part = tuple(expansion.examples.tolist())
-        if part not in self._models:
-            self._models[part] = SlopeModel(self.engine, expansion.examples)
-            at_empty = self.measurements.predict_changes(()).expansion
-            if at_empty is not None:
-                self._models[part].add((), at_empty)
-        self._models[part].add(members, expansion)
-        return self._models[part]
-
     def explore(
         self,
         members: ComponentSet,
@@ -252,8 +210,6 @@ class BestSets:
             effort: Recorded, so that the set is taken up again only with more.
         """
         self._efforts[members] = effort
-        # The model learns from every gradient, though it proposes nothing here.
-        self.model_at(members)
         singles = [each for each in self._means if len(each) == 1]
         around = Surroundings(
             members=members,

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction
+from tracekit.engine.look_ahead import FirstOrderPrediction
 from tracekit.errors import CheckpointError, CheckpointWarning
 from tracekit.files import digest_of, locked, tensors_digest, write_beside
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
 
-_FORMAT = 2
+_FORMAT = 3
 """Of what searches keep; a search goes another way without what an older file lacks."""
 
 
@@ -35,6 +35,9 @@ class Measured:
     """What changing a component of a set would bring."""
     soft_gradients: list[Mask] = field(default_factory=list)
     """Gradients at the soft masks of soft top-k, step by step."""
+    expansions: dict[tuple[int, ComponentSet], tuple[Tensor, Mask]] = field(default_factory=dict)
+    """The quantity and its slopes (see `look_ahead.Expansion`) of single examples at sets, by the
+    number of the example and the set."""
 
 
 class Checkpoint:
@@ -103,7 +106,10 @@ class Checkpoint:
             "gains": _stack([prediction.gains for prediction in predictions]),
             "gradients": _stack([prediction.gradient for prediction in predictions]),
             "soft_gradients": _stack(measured.soft_gradients),
-            **_flat([prediction.expansion for prediction in predictions]),
+            **_ragged("expanded", [members for _, members in measured.expansions]),
+            "expanded.examples": torch.tensor([number for number, _ in measured.expansions]),
+            "expanded.quantity": _stack([value for value, _ in measured.expansions.values()]),
+            "expanded.slopes": _stack([slopes for _, slopes in measured.expansions.values()]),
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
@@ -148,7 +154,11 @@ class Checkpoint:
                 f"The checkpoint {self._path} is of another search, model or data set. "
                 "Name another file, or delete it to start afresh."
             )
-        predictions = zip(tensors["gains"], tensors["gradients"], _expansions(tensors), strict=True)
+        predictions = zip(tensors["gains"], tensors["gradients"], strict=True)
+        expanded = zip(
+            tensors["expanded.examples"].tolist(), _sets("expanded", tensors), strict=True
+        )
+        expansions = zip(tensors["expanded.quantity"], tensors["expanded.slopes"], strict=True)
         return Measured(
             effects=dict(zip(_sets("measured", tensors), tensors["effects"], strict=True)),
             predictions={
@@ -158,6 +168,7 @@ class Checkpoint:
                 )
             },
             soft_gradients=list(tensors["soft_gradients"]),
+            expansions=dict(zip(expanded, expansions, strict=True)),
         )
 
     def _check_writable(self) -> None:
@@ -208,33 +219,6 @@ def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
 def _sets(name: str, tensors: Mapping[str, Tensor]) -> list[ComponentSet]:
     sizes = tensors[f"{name}.sizes"].tolist()
     return [tuple(part.tolist()) for part in tensors[f"{name}.members"].split(sizes)]
-
-
-def _flat(expansions: Sequence[Expansion | None]) -> dict[str, Tensor]:
-    """Expansions of different numbers of examples, one after the other, and these numbers."""
-    kept = [expansion for expansion in expansions if expansion is not None]
-    counts = [0 if expansion is None else len(expansion.examples) for expansion in expansions]
-    return {
-        "expansion.counts": torch.tensor(counts, dtype=torch.int32),
-        "expansion.examples": _joined([expansion.examples for expansion in kept]),
-        "expansion.quantity": _joined([expansion.quantity for expansion in kept]),
-        "expansion.slopes": _joined([expansion.slopes for expansion in kept]),
-    }
-
-
-def _expansions(tensors: Mapping[str, Tensor]) -> Iterator[Expansion | None]:
-    counts = tensors["expansion.counts"].tolist()
-    names = ("expansion.examples", "expansion.quantity", "expansion.slopes")
-    # Copies, as a part of a tensor keeps all of it in memory.
-    if not any(counts):
-        yield from [None] * len(counts)
-        return
-    for parts in zip(*(tensors[name].split(counts) for name in names), strict=True):
-        yield Expansion(*(part.clone() for part in parts)) if len(parts[0]) else None
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.zeros(0)
 
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:

@@ -6,11 +6,11 @@
 2. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
    soft top-k ranks all components for all budgets (see `soft_topk.py`), and prefixes of the
    rankings are measured at each size.
-3. Where most sizes are visited, it walks down from the set of all components, in up to eight steps:
-   the best large set need not hold the best small one.
-4. The search goes through the sizes upwards. At each, the gradient at the best set seen, or a model
-   of all gradients so far (see `slope_model.py`), proposes a few components to add, to remove and
-   to exchange; measured effects decide. A set that is best at one size seeds its neighbours.
+3. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
+   few components to add, to remove and to exchange; measured effects decide. A set that is best at
+   one size seeds its neighbours.
+4. Where one example alone can make up a good part of the mean, sets are made for single examples
+   (see `single_examples.py`), and the most promising ones are measured on all.
 5. Then downwards and upwards again: at each size the search expands the best set whose neighbours
    were not measured yet. That goes on until nothing promising is left or the passes are spent.
 
@@ -76,8 +76,9 @@ class LocalSearch:
     additions: int = 3
     """Sets with one component more that are measured on the first way up, at each size."""
     start_from_examples: bool = True
-    """Whether sets that promise most for single examples are made after it, where passes allow most
-    sizes to be visited; a quarter of the passes, at least 160 in all. Not for distances."""
+    """Whether sets are made for single examples after it, where passes allow most sizes to be
+    visited, at least 160 in all; a quarter of them. Only where the metric is a curve over log-odds
+    and one example alone can make up a good part of the mean effect."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
@@ -156,9 +157,7 @@ class LocalSearch:
         )
         portions = Portions.make(engine, seed, race=self.race)
         with self._checkpoint_for(engine, goal, seed) as checkpoint:
-            measurements = MeasurementCache(
-                engine, limits, checkpoint, portions, expand=plan.starts_from_examples(engine)
-            )
+            measurements = MeasurementCache(engine, limits, checkpoint, portions)
             best_sets = BestSets(measurements, last)
             state = SearchState(best_sets)
             try:
@@ -195,7 +194,7 @@ class LocalSearch:
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
         plan = SearchPlan.make(n_components, last, budgets, passes, every_size=self.refine)
         if not self.start_from_examples:
-            plan = replace(plan, start_sizes=())
+            plan = replace(plan, example_sizes=())
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.
         return replace(plan, soft_steps=min(soft_steps, passes // 4))
@@ -226,10 +225,8 @@ class LocalSearch:
         if self.refine:
             first = Moves(additions=self.additions, removals=0, swaps=1)
             sweeps = _Sweeps(best_sets, plan, first, orders, target)
+            best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
             sweeps.go_up()
-            if plan.starts_from_examples(best_sets.engine):
-                largest = best_sets.largest
-                best_sets.start_from_examples(s for s in plan.start_sizes if s <= largest)
             sweeps.go_on()
 
 

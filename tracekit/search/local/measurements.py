@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask
 from tracekit.metrics import Effects
@@ -68,8 +68,6 @@ class MeasurementCache:
         limits: Limits,
         checkpoint: Checkpoint | None = None,
         portions: Portions | None = None,
-        *,
-        expand: bool = False,
     ) -> None:
         """Starts empty, or with what the checkpoint holds.
 
@@ -78,20 +76,19 @@ class MeasurementCache:
             limits: Reaching one raises `LimitReachedError`.
             checkpoint: Written to now and then, and at the end.
             portions: What the rounds of a race see; all at once by default.
-            expand: Whether to keep the slopes of every example that gradients were made of.
 
         Raises:
             CheckpointError: The checkpoint belongs to another search, model or data set.
         """
         self.engine = engine
         self._limits = limits
-        self._expand = expand
         self._portions = portions or Portions.make(engine, 0, race=False)
         # What a checkpoint held is used when it is asked for, so that the search goes the same way.
         self._measured = Measured(effects={(): torch.zeros(engine.n_examples)})
         self._decided: set[ComponentSet] = {()}
         self._dropped: set[ComponentSet] = set()
         self._predicted: set[ComponentSet] = set()
+        self._expanded: set[tuple[int, ComponentSet]] = set()
         self._n_gradients = 0
         self._planned = 0
         # In examples, which are whole numbers: sums of shares would round.
@@ -103,6 +100,7 @@ class MeasurementCache:
             self._measured.effects.update(held.effects)
             self._measured.predictions.update(held.predictions)
             self._measured.soft_gradients = held.soft_gradients
+            self._measured.expansions.update(held.expansions)
 
     @property
     def spent(self) -> float:
@@ -254,9 +252,7 @@ class MeasurementCache:
         examples = self._examples_of_gradient() if members else None
         is_held = members in predictions
         if not is_held:
-            prediction = self.engine.predict_changes(
-                members, examples=examples, expand=self._expand
-            )
+            prediction = self.engine.predict_changes(members, examples=examples)
             if not torch.isfinite(prediction.gradient).all():
                 raise NonFiniteMetricError(
                     f"The gradient of the metric {self.engine.metric.name!r} is not finite at "
@@ -288,13 +284,47 @@ class MeasurementCache:
         self._count_gradient(examples, is_held, is_soft=True)
         return gradients[step]
 
+    def expand(
+        self, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
+    ) -> tuple[Expansion, int]:
+        """The expansion of some examples, each at a set of its own, and how many are new.
+
+        Args:
+            masks: The sets, as rows of 0 and 1.
+            examples: Numbers of the examples.
+
+        Raises:
+            LimitReachedError: There is no room for it.
+        """
+        expansions, n = self._measured.expansions, self.engine.n_examples
+        keys = [
+            (example, tuple(mask.nonzero()[:, 0].tolist()))
+            for example, mask in zip(examples.tolist(), masks, strict=True)
+        ]
+        new = [row for row, key in enumerate(keys) if key not in self._expanded]
+        if new:
+            self._require(self._room(2 * len(new) / n, planned=2 * len(new) / n))
+            missing = [row for row in new if keys[row] not in expansions]
+            if missing:
+                computed = self.engine.expand(masks[missing], examples[missing])
+                rows = zip(missing, *computed, strict=True)
+                expansions.update({keys[row]: (value, slopes) for row, value, slopes in rows})
+            self._expanded.update(keys[row] for row in new)
+            n_held = len(new) - len(missing)
+            self._planned += 2 * len(new)
+            self._n_saved_backward += n_held
+            self._n_spent += len(new)
+            self._count(len(missing), n_held)
+        quantity, slopes = zip(*(expansions[key] for key in keys), strict=True)
+        return Expansion(torch.stack(quantity), torch.stack(slopes)), len(new)
+
     def _examples_of_gradient(self) -> Int[Tensor, " example"] | None:
         self._n_gradients += 1
         return self._portions.of_gradient(self._n_gradients - 1)
 
     # ---- limits ---------------------------------------------------------------------------
 
-    def _room(self, passes: float, *, planned: int) -> float:
+    def _room(self, passes: float, *, planned: float) -> float:
         """How often the limits allow something.
 
         Args:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracekit.engine.engine import Engine
-
 _FEW = 16
 """Up to this many components, passes are cheap enough to search almost exhaustively."""
 _MANY = 384
@@ -27,12 +25,12 @@ _PER_DENSE_SIZE = 6
 _PER_SPREAD_SIZE = 18
 """Passes that visiting a size takes, about, where most sizes are visited and where few are."""
 _BISECTIONS = 40
-_MOST_SLOPES = 200_000
-"""Components times examples up to which the slopes of about a hundred gradients fit into memory."""
-_START_SIZES = (1.0, 0.6, 0.3)
-"""Shares of the largest size at which sets are made for single examples."""
-_PER_START_SIZE = 160
-"""Passes for one of these sizes, which takes about 40: a quarter of all go into them."""
+_OF_EXAMPLES = 0.25
+"""Share of the passes that go into sets for single examples."""
+_FOR_EXAMPLES = 160
+"""Passes below which there are none."""
+_EXAMPLE_SIZES = 8
+"""Sizes of these sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,10 @@ class SearchPlan:
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
     """Steps of soft top-k."""
-    start_sizes: tuple[int, ...] = ()
-    """Sizes at which sets are made for single examples, descending."""
+    example_passes: float = 0
+    """Passes that go into sets for single examples."""
+    example_sizes: tuple[int, ...] = ()
+    """Sizes of these, ascending."""
     groups: int = 0
     """Groups of components that are halved, to find single ones that no gradient points to."""
 
@@ -61,17 +61,6 @@ class SearchPlan:
         n_sizes = max(2, min(16, self.passes // 8))
         sizes = sorted({*self.sizes, *log_spaced_sizes(1, self.sizes[-1], n_sizes)})
         return [order[:size] for size in sizes for order in orders]
-
-    def starts_from_examples(self, engine: Engine) -> bool:
-        """Whether sets are made for single examples, by a model of all gradients.
-
-        A distance such as KL is about quadratic near the clean run, where slopes say little.
-
-        Args:
-            engine: What is searched.
-        """
-        fits = self.n_components * engine.n_examples <= _MOST_SLOPES
-        return bool(self.start_sizes) and fits and not engine.metric.is_flat_at_clean
 
     @classmethod
     def make(
@@ -104,15 +93,16 @@ class SearchPlan:
         soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
         rounds = max(1, n_components // _GROUPS).bit_length()
         fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
-        n_starts = min(len(_START_SIZES), passes // _PER_START_SIZE) if dense else 0
-        starts = {round(share * min(last, n_components - 1)) for share in _START_SIZES[:n_starts]}
+        has_own_sets = dense and passes >= _FOR_EXAMPLES
+        example_sizes = log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES)
         return cls(
             n_components=n_components,
             passes=passes,
             singles=singles,
             sizes=sizes,
             dense=dense,
-            start_sizes=tuple(sorted(starts - {0}, reverse=True)),
+            example_passes=_OF_EXAMPLES * passes if has_own_sets else 0,
+            example_sizes=example_sizes if has_own_sets else (),
             soft_steps=soft_steps,
             groups=_GROUPS if singles < n_components and fits else 0,
         )
