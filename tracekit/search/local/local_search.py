@@ -293,6 +293,7 @@ def refine_sets(
         _measure_singles(best_sets, plan, orders)
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
+        best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
         sweeps = _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None)
         sweeps.go_up()
         sweeps.go_on()
