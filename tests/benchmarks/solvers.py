@@ -1,11 +1,11 @@
 """The tables of docs/solvers.md: `python -m tests.benchmarks.solvers TABLE [--family ...]`.
 
-- `greedy`: paths, and single budgets with refinement, against greedy at 10, 20, 30 and 40 % of the
-  heads, and the single best head against all single heads. On the demo tasks (`demo`), and on
-  random GPT-2s with strong and mild interactions (8 layers of 8 heads, width 64, vocabulary 600,
-  weights by the recipe of the recorded numbers at scale 1.3 and 0.85; 64 pairs of 9 + 3 random
-  tokens with one prompt token changed, oriented so that the full intervention moves each towards
-  y).
+- `greedy`: paths (also with 0.15 of greedy's passes), and single budgets with refinement, against
+  greedy and the best known at 10, 20, 30 and 40 % of the heads, and the single best head against
+  all single heads. On the demo tasks (`demo`), and on random GPT-2s with strong and mild
+  interactions (8 layers of 8 heads, width 64, vocabulary 600, weights by the recipe of the recorded
+  numbers at scale 1.3 and 0.85; 64 pairs of 9 + 3 random tokens with one prompt token changed,
+  oriented so that the full intervention moves each towards y).
 - `fresh`: effects on pairs that had no part in the search, by method.
 - `objectives`: the same, by objective.
 - `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
@@ -15,8 +15,7 @@
 - `ablations`: neurons, without one part each.
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
 - `best-known`: the best effects that searches of `--passes` passes find, kept in `best_known.json`.
-- `starts`: local search with and without sets for single examples, and with 0.15 of greedy's
-  passes, against greedy and the best known.
+- `starts`: local search with and without sets for single examples.
 - `passes`: fronts of the demo model's heads with default passes, and with 0.4 of greedy's, as a
   share of the best that these and `--passes` passes find.
 - `front`: the front of GPT-2 small's heads on WinoBias dev, timed beside plain forwards.
@@ -170,35 +169,58 @@ def shown(values: Iterable[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)
 
 
+BEST_KNOWN = Path(__file__).with_name("best_known.json")
+"""Effects at 10, 20, 30 and 40 % of the heads, by case."""
+SHORT = 0.15
+"""Share of greedy's passes that a short search takes."""
+
+
 def table_greedy(family: str, seeds: range) -> None:
-    """Paths and single budgets against greedy."""
-    paths, singles, shares, costs, first = [], [], [], [], []
+    """Paths and single budgets against greedy, and against the best known."""
+    known = json.loads(BEST_KNOWN.read_text())
+    ratios: dict[str, list[float]] = {}
+    shares, costs, first = [], [], []
     for name, case in cases(family, seeds):
         greedy = searched(case, make("greedy", {}), SHARES)
         path = searched(case, make("local-search", {}), SHARES)
+        short_search = LocalSearch(max_passes=int(SHORT * greedy.passes))
         one = [searched(case, make("pgb-ct", {}), [share]) for share in SHARES]
         best = case.set_effects([[i] for i in range(case.n_components)]).mean(1).max().item()
         top = searched(case, make("local-search", {}), [1, *SHARES]).effects[0] / best
-        paths += against(path.effects, greedy.effects)
-        singles += against([answer.effects[0] for answer in one], greedy.effects)
+        answers = {
+            "local search": path.effects,
+            f"local search, {SHORT} of the passes": searched(case, short_search, SHARES).effects,
+            "one budget": [answer.effects[0] for answer in one],
+        }
+        of_case = {label: against(effects, greedy.effects) for label, effects in answers.items()}
+        if name in known:
+            of_case["local search, of the best known"] = against(path.effects, known[name])
+        for label, values in of_case.items():
+            ratios.setdefault(label, []).extend(values)
         shares.append(path.passes / greedy.passes)
         costs += [answer.passes for answer in one]
         first.append(top)
         say(
-            f"{name}: path {shown(paths[-4:])} at {path.passes:.0f} of {greedy.passes:.0f} passes;"
-            f" one budget {shown(singles[-4:])} at {' '.join(f'{c:.0f}' for c in costs[-4:])};"
-            f" first head {top:.3f} of the optimum"
+            f"{name}: {'; '.join(f'{label} {shown(row)}' for label, row in of_case.items())}; "
+            f"path at {path.passes:.0f} of {greedy.passes:.0f} passes; first head {top:.3f} of the "
+            "optimum"
         )
-    for name, ratios in (("local-search", paths), ("one budget", singles)):
-        low = sum(ratio < 0.995 for ratio in ratios)
-        say(
-            f"{family}, {name}: mean {mean(ratios):.3f}, median {median(ratios):.3f}, least "
-            f"{min(ratios):.3f}, most {max(ratios):.3f}, below 0.995 in {low} of {len(ratios)}"
-        )
+    for label, values in ratios.items():
+        say(f"{family}, {label}: {summary(values)}")
     say(
         f"{family}: path at {mean(shares):.2f} of greedy's passes, {max(shares):.2f} at most; one "
         f"budget in {max(costs):.0f} passes at most; first head at least {min(first):.3f} of the "
         "optimum"
+    )
+
+
+def summary(ratios: Sequence[float]) -> str:
+    """What is told of ratios."""
+    low = (sum(ratio < bound for ratio in ratios) for bound in (0.995, 0.9))
+    return (
+        f"mean {mean(ratios):.3f}, median {median(ratios):.3f}, least {min(ratios):.3f}, most "
+        f"{max(ratios):.3f}, below 0.995 in {next(low)} and below 0.9 in {next(low)} of "
+        f"{len(ratios)}"
     )
 
 
@@ -406,12 +428,6 @@ def table_rewards(family: str, seeds: range) -> None:
         say(f"{name}: " + "; ".join(f"{shown(a.effects)} at {a.passes:.0f}" for a in answers))
 
 
-BEST_KNOWN = Path(__file__).with_name("best_known.json")
-"""Effects at 10, 20, 30 and 40 % of the heads, by case."""
-SHORT = 0.15
-"""Share of greedy's passes that a short search takes."""
-
-
 def table_best_known(family: str, seeds: range, passes: int) -> None:
     """The best that long searches and their rivals find; kept in a file, where it only grows."""
     for name, case in cases(family, seeds):
@@ -436,35 +452,15 @@ def table_best_known(family: str, seeds: range, passes: int) -> None:
 
 
 def table_starts(family: str, seeds: range) -> None:
-    """Effects with sets for single examples, against those without, greedy and the best known."""
-    known = json.loads(BEST_KNOWN.read_text())
-    ratios: dict[str, list[float]] = {}
+    """Effects with sets for single examples, as multiples of those without."""
+    ratios: list[float] = []
     for name, case in cases(family, seeds):
-        greedy = searched(case, make("greedy", {}), SHARES)
-        short = LocalSearch(max_passes=int(SHORT * greedy.passes))
-        answers = {
-            "default": searched(case, LocalSearch(), SHARES),
-            f"{SHORT} of greedy's passes": searched(case, short, SHARES),
-        }
-        rivals = {
-            "without": searched(case, LocalSearch(start_from_examples=False), SHARES).effects,
-            "greedy": greedy.effects,
-        }
-        if name in known:
-            rivals["best known"] = known[name]
-        parts = []
-        for (label, answer), (rival, effects) in product(answers.items(), rivals.items()):
-            of_rival = against(answer.effects, effects)
-            ratios.setdefault(f"{label}, of {rival}", []).extend(of_rival)
-            parts.append(f"{label} ({answer.passes:.0f}), of {rival} {shown(of_rival)}")
-        say(f"{name}: " + "; ".join(parts))
-    for label, values in ratios.items():
-        low = sum(value < 0.995 for value in values), sum(value < 0.9 for value in values)
-        say(
-            f"{family}, {label}: mean {mean(values):.3f}, median {median(values):.3f}, least "
-            f"{min(values):.3f}, most {max(values):.3f}, below 0.995 in {low[0]} and below 0.9 in "
-            f"{low[1]} of {len(values)}"
-        )
+        ours = searched(case, LocalSearch(), SHARES)
+        without = searched(case, LocalSearch(start_from_examples=False), SHARES)
+        of_case = against(ours.effects, without.effects)
+        ratios += of_case
+        say(f"{name}: {shown(of_case)} at {ours.passes:.0f} and {without.passes:.0f} passes")
+    say(f"{family}: {summary(ratios)}")
 
 
 FRONT = 12
