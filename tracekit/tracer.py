@@ -555,7 +555,8 @@ class Tracer:
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             objective: What the search maximises over the examples, as in `run`. By default
-                `auto`, or `mean` without statistics or with `keep`.
+                `auto`, or `mean` without statistics or with `keep`. With `auto` no sets are made
+                for single examples unless you ask for them (`start_from_examples=True`).
             keep: What is to stay as it is: the front holds the sets within its bound.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
@@ -678,6 +679,10 @@ class Tracer:
         keep: Keep | None,
         seed: int,
     ) -> SearchRun:
+        is_open = isinstance(search, LocalSearch) and search.start_from_examples is None
+        if is_open and objective == "auto":
+            # Sets made for single examples have a larger mean here, and less on fresh examples.
+            search = replace(search, start_from_examples=False)
         return SearchRun(
             traced=self._traced(),
             search=search,

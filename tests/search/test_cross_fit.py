@@ -181,6 +181,21 @@ def test_what_was_chosen_from_is_saved(tracer, tmp_path):
     assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
 
 
+@pytest.mark.parametrize("given", [None, True])
+def test_auto_makes_no_sets_for_single_examples_unless_asked_to(tracer, given):
+    options = {} if given is None else {"start_from_examples": given}
+    results = [
+        tracer.pareto(max_budget=3, objective="auto", max_passes=30, **options)[0],
+        tracer.run("local-search", budget=3, objective="auto", max_passes=30, **options),
+    ]
+    for result in results:
+        if result.method == "local-search":
+            assert result.config["start_from_examples"] is bool(given)
+    plain = tracer.pareto(max_budget=3, objective="mean", max_passes=30, **options)[0]
+    assert plain.config["start_from_examples"] is given
+    assert "local-search" in {result.method for result in results}
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

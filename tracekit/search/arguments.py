@@ -88,7 +88,7 @@ class LocalOptions(TypedDict, total=False):
     learning_rate: float
     reward: Reward
     additions: int
-    start_from_examples: bool
+    start_from_examples: bool | None
     race: bool
     max_passes: int | None
     max_seconds: float | None

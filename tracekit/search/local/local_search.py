@@ -75,10 +75,11 @@ class LocalSearch:
     (`per-example`)."""
     additions: int = 3
     """Sets with one component more that are measured on the first way up, at each size."""
-    start_from_examples: bool = True
-    """Whether sets are made for single examples after it, where passes allow most sizes to be
+    start_from_examples: bool | None = None
+    """Whether sets are made for single examples before it, where passes allow most sizes to be
     visited, at least 160 in all; a quarter of them. Only where the metric is a curve over log-odds
-    and one example alone can make up a good part of the mean effect."""
+    and one example alone can make up a good part of the mean effect. None: with every objective but
+    `auto`, as such sets hold less on fresh examples."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
@@ -193,7 +194,7 @@ class LocalSearch:
     def _plan(self, n_components: int, last: int, budgets: Sequence[int]) -> SearchPlan:
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
         plan = SearchPlan.make(n_components, last, budgets, passes, every_size=self.refine)
-        if not self.start_from_examples:
+        if self.start_from_examples is False:
             plan = replace(plan, example_sizes=())
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.
@@ -293,7 +294,6 @@ def refine_sets(
         _measure_singles(best_sets, plan, orders)
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
-        best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
         sweeps = _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None)
         sweeps.go_up()
         sweeps.go_on()
