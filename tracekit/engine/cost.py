@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,10 @@ class Cost:
     """Backward passes to the mask."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.forward + other.forward, self.backward + other.backward)
+        return Cost(_exact(self.forward + other.forward), _exact(self.backward + other.backward))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(_without(self.forward, other.forward), _without(self.backward, other.backward))
+        return Cost(_exact(self.forward - other.forward), _exact(self.backward - other.backward))
 
     @property
     def forward_equivalents(self) -> float:
@@ -26,7 +27,7 @@ class Cost:
         return self.forward + self.backward
 
 
-def _without(passes: float, before: float) -> float:
-    # Both are whole numbers of examples over the number of examples. The difference of two such
-    # floats can miss the float it should be by their last bits: 41 passes would be 40.99999999.
-    return round(passes - before, 9)
+def _exact(passes: float) -> float:
+    # A whole number of examples over the number of examples: the sum or difference of two such
+    # floats misses the float it should be by its last bits, and 41 passes become 40.99999999.
+    return float(Fraction(passes).limit_denominator(100_000))
