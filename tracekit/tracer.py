@@ -679,10 +679,10 @@ class Tracer:
         keep: Keep | None,
         seed: int,
     ) -> SearchRun:
-        is_open = isinstance(search, LocalSearch) and search.start_from_examples is None
-        if is_open and objective == "auto":
+        if objective == "auto" and isinstance(search, LocalSearch):
             # Sets made for single examples have a larger mean here, and less on fresh examples.
-            search = replace(search, start_from_examples=False)
+            starts = False if search.start_from_examples is None else search.start_from_examples
+            search = replace(search, start_from_examples=starts)
         return SearchRun(
             traced=self._traced(),
             search=search,
@@ -1204,6 +1204,7 @@ class Tracer:
         components: Sequence[Component] | None = None,
         given: Any = None,
         n_looked_at: int = 64,
+        race: bool = False,
         seed: int = 0,
     ) -> StrongestPairs:
         """Finds the pairs that interact most among any number of components.
@@ -1219,6 +1220,8 @@ class Tracer:
             given: What is patched besides, in every set, as in `interactions`.
             n_looked_at: Components whose interactions with all others are predicted, one by one;
                 the more, the more passes, and the fewer pairs are missed.
+            race: Whether pairs that are far behind on a part of the proposing half are measured no
+                further. From 192 examples on; what is reported is measured on all.
             seed: Draws the halves, and the random signs that choose these components.
 
         Raises:
@@ -1242,6 +1245,7 @@ class Tracer:
             count,
             given=context,
             n_looked_at=n_looked_at,
+            race=race,
             seed=seed,
             title=title,
         )

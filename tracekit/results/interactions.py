@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._markup import printable
@@ -375,7 +375,12 @@ def measure_pairs(
 
 
 def added_effects(
-    engine: Engine, sets: Sequence[ComponentSet], given: ComponentSet, label: str
+    engine: Engine,
+    sets: Sequence[ComponentSet],
+    given: ComponentSet,
+    label: str,
+    *,
+    examples: Int[Tensor, " example"] | None = None,
 ) -> tuple[Float[Tensor, "set example"], float]:
     """What sets add to what is patched besides, on every example, and the mean effect of that.
 
@@ -384,11 +389,12 @@ def added_effects(
         sets: The sets, which share nothing with what is patched besides.
         given: What is patched besides.
         label: Names the progress bar.
+        examples: The examples; all by default.
     """
     if not given:
-        return engine.set_effects(sets, label), 0.0
+        return engine.set_effects(sets, label, examples=examples), 0.0
     joined = [given, *(tuple(sorted((*given, *members))) for members in sets)]
-    effects = engine.set_effects(joined, label)
+    effects = engine.set_effects(joined, label, examples=examples)
     return effects[1:] - effects[0], effects[0].mean().item()
 
 
