@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -366,19 +367,32 @@ def test_images(tracer, tmp_path):
 
 
 def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError("Kaleido requires Google Chrome to be installed.\nmore")
-
     figure = tracer.curve()
-    monkeypatch.setattr("plotly.io.write_images", fail)
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "chrome"))
     with pytest.raises(FigureExportError) as caught:
         figures.write(figure, tmp_path / "curve.png")
-    assert str(caught.value).startswith("Could not write curve.png: Kaleido requires Google Chrome")
+    assert str(caught.value).startswith("Could not write curve.png: ")
+    assert "Chrome" in str(caught.value).split(". Install")[0]
     assert "or write .html" in str(caught.value)
     paths = {tmp_path / name: figure for name in ("a.png", "b.html", "c.svg")}
-    with pytest.raises(FigureExportError, match=r"Could not write a.png, c.svg: Kaleido requires"):
+    with pytest.raises(FigureExportError, match=r"Could not write a.png, c.svg: "):
         figures.write_all(paths)
     assert (tmp_path / "b.html").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the browser that hangs is a shell script")
+def test_a_browser_that_hangs_is_tried_twice_and_given_up(tracer, tmp_path, monkeypatch):
+    browser = tmp_path / "chrome"
+    browser.write_text(f"#!/bin/sh\necho started >> {tmp_path / 'starts'}\nexec sleep 20\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    monkeypatch.setattr(figures.export, "_TO_START", 3.0)
+    monkeypatch.setattr(figures.export, "_PER_IMAGE", 1.0)
+    text = "Could not write curve.png: the browser did not answer in 4 seconds, 2 times. Install"
+    with pytest.raises(FigureExportError, match=text):
+        figures.write(tracer.curve(), tmp_path / "curve.png")
+    assert (tmp_path / "starts").read_text().split() == ["started", "started"]
+    assert not (tmp_path / "curve.png").exists()
 
 
 @pytest.mark.slow

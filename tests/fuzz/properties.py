@@ -611,8 +611,8 @@ def run_command(words: list[str], out: io.StringIO, err: io.StringIO) -> tuple[i
     from tracekit import cli
     from tracekit.cli.output import console, error_console
 
-    def no_browser(*given: object, **options: object) -> None:
-        raise ValueError("no browser")
+    def no_browser(document: object) -> str:
+        return "no browser"
 
     arguments = [*words, "--quiet"] if words[0] in ("trace", "pareto", "evaluate") else words
     with (
@@ -620,7 +620,7 @@ def run_command(words: list[str], out: io.StringIO, err: io.StringIO) -> tuple[i
         mock.patch.object(console, "_file", out),
         mock.patch.object(error_console, "_file", err),
         mock.patch("tracekit.models.load_model", _load_cached),
-        mock.patch("plotly.io.write_images", no_browser),
+        mock.patch("tracekit.figures.export._draw", no_browser),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         warnings.catch_warnings(),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tracekit.errors import ConfigError, FigureExportError
+from tracekit.figures import browser_process
 from tracekit.figures.style import add_legend, place_title
 from tracekit.files import draft_folder, write_beside
 
@@ -23,6 +28,10 @@ _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72, "px": 1 / _PE
 """Unit of width -> inches."""
 _FONTS = ("font", "tickfont", "textfont", "title_font")
 _DISTANCES = ("standoff", "ticklen", "xshift", "yshift")
+_TO_START, _PER_IMAGE = 60.0, 15.0
+"""Seconds that a browser has to start, and to draw an image."""
+_TRIES = 2
+"""A browser that hung once need not do so again."""
 _SMALLEST_PLOT = 60
 """Pixels; a narrower plot shows nothing."""
 _WIDTH = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>in|cm|mm|pt|px)?")
@@ -58,7 +67,7 @@ def write(
 
     Raises:
         ConfigError: The width or the size of the font is no such measure.
-        FigureExportError: Kaleido or a browser is missing.
+        FigureExportError: Kaleido or a browser is missing, or the browser hangs.
     """
     if width is None and font_size is None and font is None and title:
         return write_all({path: figure})[0]
@@ -129,7 +138,8 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
         The paths, in order.
 
     Raises:
-        FigureExportError: Kaleido or a browser is missing; `.html` files are written all the same.
+        FigureExportError: Kaleido or a browser is missing, or the browser hangs; `.html` files are
+            written all the same.
     """
     return _write({Path(name): figure for name, figure in figures.items()}, _PIXELS_PER_POINT)
 
@@ -166,29 +176,48 @@ def _write_plotly(folder: Path) -> None:
 
 
 def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
-    from plotly.io import write_images
-
-    try:
-        # Left to itself, plotly gives several figures one size, whatever their layouts say.
-        layouts: list[Any] = [figure.layout for figure in images.values()]
-        with draft_folder(next(iter(images))) as drafts:
-            # Numbered, as figures of several folders may have one name.
-            paths = {drafts / f"{n}{path.suffix}": path for n, path in enumerate(images)}
-            write_images(
-                list(images.values()),
-                list(paths),
-                width=[layout.width for layout in layouts],
-                height=[layout.height for layout in layouts],
-                scale=[scale if path.suffix == ".png" else 1 for path in images],
+    with draft_folder(next(iter(images))) as drafts:
+        # Numbered, as figures of several folders may have one name.
+        paths = {drafts / f"{n}{path.suffix}": path for n, path in enumerate(images)}
+        document = {
+            "figures": [json.loads(str(figure.to_json())) for figure in images.values()],
+            "paths": list(map(str, paths)),
+            "scales": [scale if path.suffix == ".png" else 1 for path in images],
+        }
+        wrong = _draw(document)
+        if wrong is not None:
+            raise FigureExportError(
+                f"Could not write {', '.join(path.name for path in images)}: {wrong}. "
+                "Install tracekit[figures] and Chrome or Chromium, or write .html."
             )
-            for draft, path in paths.items():
-                write_beside(path, draft.read_bytes())
-    except (ValueError, RuntimeError, ImportError) as error:
-        first = str(error).strip().splitlines()[0].rstrip(" .,:;")
-        raise FigureExportError(
-            f"Could not write {', '.join(path.name for path in images)}: {first}. "
-            "Install tracekit[figures] and Chrome or Chromium, or write .html."
-        ) from error
+        for draft, path in paths.items():
+            write_beside(path, draft.read_bytes())
+
+
+def _draw(document: Mapping[str, Any]) -> str | None:
+    """Draws images in another process; what went wrong, if anything did.
+
+    Args:
+        document: As `browser_process.py` reads it.
+    """
+    seconds = _TO_START + _PER_IMAGE * len(document["paths"])
+    for _ in range(_TRIES):
+        with suppress(subprocess.TimeoutExpired):
+            ended = subprocess.run(
+                [sys.executable, browser_process.__file__],
+                input=json.dumps(document),
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                timeout=seconds,
+            )
+            if ended.returncode == 0:
+                return None
+            lines = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"]
+            # The last line of a traceback says what it was.
+            line = lines[0] if ended.returncode == browser_process.FAILED else lines[-1]
+            return line.rstrip(" .,:;")
+    return f"the browser did not answer in {seconds:g} seconds, {_TRIES} times"
 
 
 def _inches(width: str | float) -> float:
