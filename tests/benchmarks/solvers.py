@@ -19,6 +19,7 @@
 - `passes`: fronts of the demo model's heads with default passes, and with 0.4 of greedy's, as a
   share of the best that these and `--passes` passes find.
 - `front`: the front of GPT-2 small's heads on WinoBias dev, timed beside plain forwards.
+- `many`: 9,216 hidden units on `--pairs` pairs, against eight runs of PGB-CT.
 - `races`: local search and top-k with races and without, on random GPT-2s of four layers
   and 512 pairs.
 
@@ -328,7 +329,7 @@ def table_ablations(seeds: range) -> None:
         say(f"{part}: {shown(map(mean, zip(*rows, strict=True)))}")
 
 
-FRESH = 512
+FRESH = 4096
 """Fresh pairs."""
 
 
@@ -341,22 +342,34 @@ def table_fresh(
 ) -> None:
     """Sets on pairs that had no part in the search: other pairs of a generator, or the other half.
 
-    Ratios to greedy's effect on these pairs, and to the largest of the rivals'.
+    Ratios to greedy's effect on these pairs, and to the largest of the rivals'. The largest of
+    several means is partly largest by chance: a set is called behind where the mean difference on
+    the same pairs is below zero by two standard errors.
     """
     to_greedy: dict[str, list[float]] = {}
     to_best: dict[str, list[float]] = {}
+    is_behind: dict[str, list[bool]] = {}
     for name, parts in fresh_cases(family, seeds):
-        totals: dict[str, torch.Tensor] = {}
+        on_parts: dict[str, list[torch.Tensor]] = {}
         for case, fresh in parts:
             for label, sets in searches(case).items():
-                effects = fresh.set_effects(sets).mean(1) / len(parts)
-                totals[label] = totals.get(label, torch.zeros(len(sets))) + effects
-        best = torch.stack([totals[rival] for rival in rivals]).amax(0)
-        for label, effects in totals.items():
-            to_greedy.setdefault(label, []).extend((effects / totals["greedy"]).tolist())
-            to_best.setdefault(label, []).extend((effects / best).tolist())
-        shares = "; ".join(f"{label} {shown((e / best).tolist())}" for label, e in totals.items())
-        say(f"{name}, of the best of {', '.join(rivals)}: {shares}")
+                on_parts.setdefault(label, []).append(fresh.set_effects(sets).double())
+        effects = {label: torch.cat(each, 1) for label, each in on_parts.items()}
+        of_rivals = torch.stack([effects[rival] for rival in rivals])
+        best = of_rivals[of_rivals.mean(-1).argmax(0), range(of_rivals.shape[1])]
+        for label, of_label in effects.items():
+            mean_effects, behind = of_label.mean(1), best - of_label
+            errors = behind.std(1) / behind.shape[1] ** 0.5
+            to_greedy.setdefault(label, []).extend(
+                (mean_effects / effects["greedy"].mean(1)).tolist()
+            )
+            to_best.setdefault(label, []).extend((mean_effects / best.mean(1)).tolist())
+            is_behind.setdefault(label, []).extend((behind.mean(1) > 2 * errors).tolist())
+        shares = "; ".join(
+            f"{label} {shown(each[-len(SHARES) :])}" for label, each in to_best.items()
+        )
+        error = best.std(1) / best.shape[1] ** 0.5 / best.mean(1)
+        say(f"{name}, of the best of {', '.join(rivals)} (± {shown(error.tolist())}): {shares}")
     for label, ratios in to_greedy.items():
         others = to_best[label]
         equal = mean(ratio > 0.9995 for ratio in others)
@@ -364,7 +377,7 @@ def table_fresh(
             f"{family}, {label}: against greedy median {median(ratios):.2f}, mean "
             f"{mean(ratios):.2f}, least {min(ratios):.2f}; against the best rival median "
             f"{median(others):.2f}, mean {mean(others):.2f}, least {min(others):.2f}, at least as "
-            f"good in {100 * equal:.0f} % of {len(others)}"
+            f"good in {100 * equal:.0f} % of {len(others)}, behind in {sum(is_behind[label])}"
         )
 
 
@@ -521,7 +534,7 @@ def table_races(family: str, seeds: range) -> None:
         )
 
 
-def table_front(families: Sequence[str]) -> None:
+def table_front(families: Sequence[str], passes: int | None) -> None:
     """The front of GPT-2 small's heads up to 40 % on WinoBias dev, beside plain forwards."""
     for family in families:
         config = transformers.GPT2Config(**dict[str, Any](SIZES["gpt2"]))
@@ -539,7 +552,9 @@ def table_front(families: Sequence[str]) -> None:
             batch.plain(bare)
         plain = perf_counter() - start
         start = perf_counter()
-        front = tracer.pareto(max_budget=SHARES[-1], objective="mean", statistics=False)
+        front = tracer.pareto(
+            max_budget=SHARES[-1], objective="mean", statistics=False, max_passes=passes
+        )
         taken = perf_counter() - start
         say(
             f"{family}, {len(pairs)} examples: {taken / 60:.1f} min, {taken / plain:.0f} plain "
@@ -553,6 +568,55 @@ def table_front(families: Sequence[str]) -> None:
             f"{family}, top-k: {taken / 60:.1f} min, {single[0].cost.forward_equivalents:.0f} "
             f"passes; effects {shown(result.effect for result in single)}"
         )
+
+
+LAMBDAS = tuple(10.0 ** (exponent / 2) for exponent in range(-10, -2))
+"""Of the runs of PGB-CT in `table_many`."""
+
+
+def table_many(families: Sequence[str], pairs: int) -> None:
+    """The front of 9,216 hidden units on many examples, against runs of PGB-CT without refinement.
+
+    As many units as GPT-2 small has MLP outputs, and by default as many examples as Professions.
+    """
+    for family in families:
+        model = random_model(0, SCALES[family], layers=12, hidden=768)
+        registry = tk.ComponentRegistry.build(model.cfg, "mlp-neurons")
+        case, fresh = (
+            Engine(
+                model,
+                tk.PromptPairs.from_ids(random_rows(model, seed, pairs)),
+                registry,
+                resolve("odds-ratio"),
+            )
+            for seed in (0, 50_000)
+        )
+        before = case.cost
+        best_sets = LocalSearch().run(case, Goal(budgets=(case.n_components,)), 0).best_sets
+        of_front = (case.cost - before).forward_equivalents
+        say(f"{family}: {case.n_components} units, {pairs} pairs; front {of_front:.1f} passes")
+        before, empty = case.cost, 0
+        ratios: list[float] = []
+        fresh_ratios: list[float] = []
+        for lambda1 in LAMBDAS:
+            search = make("pgb-ct", {"lambda1": lambda1, "refine": False})
+            (theirs,) = search.search(case, Goal.make(case.n_components), 0)
+            members = theirs.mask.nonzero()[:, 0].tolist()
+            if not members:
+                empty += 1
+                continue
+            ours = list(best_sets.best_within(len(members)))
+            on_own, on_fresh = (
+                each.set_effects([ours, members]).mean(1).tolist() for each in (case, fresh)
+            )
+            ratios.append(on_own[0] / on_own[1])
+            fresh_ratios.append(on_fresh[0] / on_fresh[1])
+            say(
+                f"  lambda {lambda1:.1e}: {len(ours)} and {len(members)} units, effects "
+                f"{on_own[0]:.3f} and {on_own[1]:.3f}, on fresh pairs {on_fresh[0]:.3f} and "
+                f"{on_fresh[1]:.3f}; {(case.cost - before).forward_equivalents:.0f} passes so far"
+            )
+        say(f"{family}: effects {summary(ratios)}; fresh {summary(fresh_ratios)}; {empty} empty")
 
 
 def say(line: str) -> None:
@@ -572,6 +636,7 @@ Table = Literal[
     "best-known",
     "starts",
     "passes",
+    "many",
     "races",
     "front",
 ]
@@ -584,8 +649,12 @@ def main(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Random models of each kind.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
+    pairs: Annotated[int, typer.Option(help="Examples of `many`.")] = 2703,
     passes: Annotated[
-        int | None, typer.Option(help="Of the long searches of `best-known` and `passes`.")
+        int | None,
+        typer.Option(
+            help="Of the long searches of `best-known` and `passes`; at most, of `front`."
+        ),
     ] = None,
 ) -> None:
     """Compares searches."""
@@ -612,7 +681,9 @@ def main(
     elif table == "passes":
         table_passes(passes or 1000)
     elif table == "front":
-        table_front([one for one in families if one in SCALES])
+        table_front([one for one in families if one in SCALES], passes)
+    elif table == "many":
+        table_many([one for one in families if one in SCALES], pairs)
     elif table == "races":
         for one in [one for one in families if one in SCALES]:
             table_races(one, numbers)

@@ -35,3 +35,13 @@ def test_the_number_of_passes_is_capped():
     assert {5, 921} <= set(large.sizes)
     assert (large.dense, large.soft_steps) == (False, 100)
     assert SearchPlan.make(32, 12, (3, 12), 128).sizes == tuple(range(1, 13))
+
+
+def test_the_first_sweep_fits_into_the_passes():
+    for n_components, last, passes in ((144, 57, 600), (144, 57, 330), (200, 80, 500)):
+        for from_examples in (True, False):
+            plan = SearchPlan.make(n_components, last, (last,), passes, from_examples=from_examples)
+            assert plan.dense
+            assert (plan.example_passes > 0) == from_examples
+            # At each size: three additions and an exchange, and the gradient, there and back.
+            assert plan.singles + plan.example_passes + 6 * len(plan.sizes) <= passes + 6

@@ -193,9 +193,14 @@ class LocalSearch:
 
     def _plan(self, n_components: int, last: int, budgets: Sequence[int]) -> SearchPlan:
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
-        plan = SearchPlan.make(n_components, last, budgets, passes, every_size=self.refine)
-        if self.start_from_examples is False:
-            plan = replace(plan, example_sizes=())
+        plan = SearchPlan.make(
+            n_components,
+            last,
+            budgets,
+            passes,
+            every_size=self.refine,
+            from_examples=self.start_from_examples is not False,
+        )
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.
         return replace(plan, soft_steps=min(soft_steps, passes // 4))
@@ -286,7 +291,7 @@ def refine_sets(
         passes: Passes at most.
     """
     last = budgets[-1]
-    plan = SearchPlan.make(engine.n_components, last, budgets, passes)
+    plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
     best_sets = BestSets(MeasurementCache(engine, Limits(max_passes=passes)), last)
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):

@@ -71,6 +71,7 @@ class SearchPlan:
         passes: int,
         *,
         every_size: bool = True,
+        from_examples: bool = True,
     ) -> SearchPlan:
         """Most sizes if there are passes enough, else some; spread on a logarithmic scale.
 
@@ -80,11 +81,14 @@ class SearchPlan:
             budgets: Sizes to visit in any case.
             passes: Passes at most.
             every_size: Whether to visit most sizes if possible.
+            from_examples: Whether to start from sets for single examples if possible.
         """
         # No gradient points to some that do much alone.
         cheap = n_components if n_components <= passes // 3 else passes // 8
         singles = min(n_components, max(min(16, passes // 3), cheap))
-        affordable = int((passes - singles) / _PER_DENSE_SIZE)
+        has_own_sets = from_examples and passes >= _FOR_EXAMPLES
+        example_passes = _OF_EXAMPLES * passes if has_own_sets else 0
+        affordable = int((passes - singles - example_passes) / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable
         count = affordable if dense else passes // _PER_SPREAD_SIZE
         # A search for every budget asks for none in particular.
@@ -93,7 +97,6 @@ class SearchPlan:
         soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
         rounds = max(1, n_components // _GROUPS).bit_length()
         fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
-        has_own_sets = dense and passes >= _FOR_EXAMPLES
         example_sizes = log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES)
         return cls(
             n_components=n_components,
@@ -101,8 +104,8 @@ class SearchPlan:
             singles=singles,
             sizes=sizes,
             dense=dense,
-            example_passes=_OF_EXAMPLES * passes if has_own_sets else 0,
-            example_sizes=example_sizes if has_own_sets else (),
+            example_passes=example_passes if dense else 0,
+            example_sizes=example_sizes if dense and has_own_sets else (),
             soft_steps=soft_steps,
             groups=_GROUPS if singles < n_components and fits else 0,
         )
