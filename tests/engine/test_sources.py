@@ -15,6 +15,7 @@ from tests import tiny
 from tests.plain import MODULES, Plain
 from tracekit.engine.sources import name_of, source_of_name
 from tracekit.errors import ConfigError, PairsError, SourceError
+from tracekit.search import METHODS
 
 
 def plain_effects(plain, rows, mask, source_of, *, denoising=False):
@@ -87,10 +88,10 @@ def mask_of(request):
 ROWS = tiny.rows(5, seed=3)
 
 
-def compare(tracer, plain, mask_of, source_of, **options):
+def compare(tracer, plain, mask_of, source_of, rows=ROWS, **options):
     mask = mask_of(tracer)
     found = tracer.evaluate(mask, per_example=True)
-    expected = plain_effects(plain, ROWS, mask, source_of, **options)
+    expected = plain_effects(plain, rows, mask, source_of, **options)
     assert expected.abs().max() > 1e-2
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -113,6 +114,15 @@ class TestAgainstHuggingFace:
         means = everywhere(mean_of(plain, ROWS))
         tracer = tracer_of(bridge, kind, without_counterfactuals(), source="mean", max_batch_size=2)
         compare(tracer, plain, mask_of, lambda row: (row["prompt_ids"], None, means))
+
+    def test_mean_at_each_position(self, bridge, kind, plain, mask_of):
+        rows = [
+            {**row, "prompt_ids": (row["prompt_ids"] * 4)[:4]} for row in without_counterfactuals()
+        ]
+        every = [plain.activations(row["prompt_ids"]) for row in rows]
+        means = {layer: torch.stack([each[layer] for each in every]).mean(0) for layer in every[0]}
+        tracer = tracer_of(bridge, kind, rows, source="mean-positional", max_batch_size=2)
+        compare(tracer, plain, mask_of, lambda row: (row["prompt_ids"], None, means), rows)
 
     def test_mean_of_other_pairs(self, bridge, kind, plain, mask_of):
         others = tiny.rows(4, seed=9)
@@ -460,21 +470,23 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
     )
 
 
-MEANS, RESTORED = {"source": "mean"}, {"source": "noise", "direction": "denoising"}
+QUESTIONS = [
+    *({"source": source} for source in ("zero", "mean", "noise", "resample")),
+    *({"source": each, "direction": "denoising"} for each in ("counterfactual", "noise")),
+]
+SHORT = {
+    "pgb-ct": {"epochs": 2, "trials": 2},
+    "dcm": {"epochs": 2},
+    "local-search": {"max_passes": 40},
+}
 
 
-@pytest.mark.cells(2)
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        *((method, RESTORED) for method in ("pgb-ct", "local-search", "random")),
-        *((method, MEANS) for method in ("top-k", "greedy", "dcm")),
-    ],
-    ids=str,
-)
-def test_every_search_runs(model, even_pairs, method, options, tmp_path):
+@pytest.mark.cells(6)
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("options", QUESTIONS, ids=lambda options: "-".join(options.values()))
+def test_every_search_under_every_source(model, even_pairs, method, options, tmp_path):
     tracer = tk.Tracer(model, even_pairs, metric="logit-difference", **options)
-    result = tracer.run(method, budget=3, **{"pgb-ct": {"epochs": 2, "trials": 2}}.get(method, {}))
+    result = tracer.run(method, budget=3, **SHORT.get(method, {}))
     assert result.effect == pytest.approx(tracer.evaluate(result), rel=1e-4, abs=1e-6)
     assert (result.source, result.direction) == (tracer.source, tracer.direction)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))

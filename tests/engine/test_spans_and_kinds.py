@@ -260,6 +260,35 @@ def test_spans_make_up_the_whole_prompt(any_model):
     assert split.evaluate(only_last.flatten()) == pytest.approx(last.evaluate(mask), abs=1e-5)
 
 
+@pytest.mark.cells(3)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["head-outputs", "residual", "mlp-outputs"])
+def test_positions_equal_plain_hooks(architecture, kind):
+    """A component per layer, head or coordinate, and position."""
+    plain = Plain(architecture, kind)
+    rows = [row for row in tiny.rows(40) if len(row["prompt_ids"]) == 5][:3]
+    tracer = tk.Tracer(
+        tk.load_model(tiny.hf_model(architecture)),
+        tk.PromptPairs.from_ids(rows),
+        kind,
+        "logit-difference",
+        by="position",
+    )
+    mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
+    weights = list(mask.reshape(len(plain.modules), plain.count, 5).transpose(1, 2))
+    found = tracer.evaluate(mask, per_example=True)
+    for effect, row in zip(found, rows, strict=True):
+        values = plain.activations(row["counterfactual_ids"])
+        acts = (plain.mixed(weights, values, 5), lambda layer, value: None)
+        odds = [
+            plain.score(row["prompt_ids"], row["y_ids"], act, None)
+            - plain.score(row["prompt_ids"], row["x_ids"], act, None)
+            for act in acts
+        ]
+        assert effect.item() == pytest.approx((odds[0] - odds[1]).item(), abs=1e-3)
+    assert found.abs().max() > 1e-2
+
+
 def test_positions_are_spans_of_their_own(any_model):
     rows = [row for row in tiny.rows(40) if len(row["prompt_ids"]) == 5][:4]
     tracer = tk.Tracer(any_model, tk.PromptPairs.from_ids(rows), "residual", by="position")
