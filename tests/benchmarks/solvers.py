@@ -20,8 +20,8 @@
   share of the best that these and `--passes` passes find.
 - `front`: the front of GPT-2 small's heads on WinoBias dev, timed beside plain forwards.
 - `many`: 9,216 hidden units on `--pairs` pairs, against eight runs of PGB-CT.
-- `races`: local search and top-k with races and without, on random GPT-2s of four layers
-  and 512 pairs.
+- `races`: local search, top-k and the strongest pairs with races and without, on random GPT-2s of
+  four layers and 512 pairs.
 
 Cost is in passes over the data, forward and backward alike.
 """
@@ -50,6 +50,7 @@ from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.masks import ranking
 from tracekit.metrics import resolve
+from tracekit.results.strongest_pairs import strongest_pairs
 from tracekit.search import Goal, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
 
@@ -526,6 +527,16 @@ def table_races(family: str, seeds: range) -> None:
             effects.setdefault(search.name, []).extend(ratios)
             passes.setdefault(search.name, []).append(raced.passes / exact.passes)
             say(f"{family} {seed}, {search.name}: {shown(ratios)} at {passes[search.name][-1]:.2f}")
+        pairs, costs = [], []
+        for race in (False, True):
+            before = case.cost
+            found = strongest_pairs(case, range(case.n_components), 20, n_looked_at=16, race=race)
+            costs.append((case.cost - before).forward_equivalents)
+            pairs.append(set(zip(found.first, found.second, strict=True)))
+        say(
+            f"{family} {seed}, the 20 strongest pairs: {len(pairs[0] & pairs[1])} with races too, "
+            f"at {costs[1] / costs[0]:.2f} of {costs[0]:.0f} passes"
+        )
     for name, ratios in effects.items():
         say(
             f"{family}, {name}: effects median {median(ratios):.3f}, mean {mean(ratios):.3f}, "
