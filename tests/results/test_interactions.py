@@ -155,7 +155,7 @@ class Behaviour(Planted):
         metric = tk.metrics.METRICS["odds-ratio"]
         return metric if self._direction == "noising" else metric.denoising()
 
-    def set_effects(self, sets, label="effects"):
+    def set_effects(self, sets, label="effects", *, examples=None):
         values = torch.tensor([float(self.value(frozenset(members))) for members in sets])
         return values[:, None] * torch.linspace(0.8, 1.2, 10)
 
