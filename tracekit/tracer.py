@@ -679,10 +679,13 @@ class Tracer:
         keep: Keep | None,
         seed: int,
     ) -> SearchRun:
-        if objective == "auto" and isinstance(search, LocalSearch):
+        if (
+            objective == "auto"
+            and isinstance(search, LocalSearch)
+            and search.start_from_examples is None
+        ):
             # Sets made for single examples have a larger mean here, and less on fresh examples.
-            starts = False if search.start_from_examples is None else search.start_from_examples
-            search = replace(search, start_from_examples=starts)
+            search = replace(search, start_from_examples=False)
         return SearchRun(
             traced=self._traced(),
             search=search,

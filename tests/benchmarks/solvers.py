@@ -20,6 +20,7 @@
   share of the best that these and `--passes` passes find.
 - `front`: the front of GPT-2 small's heads on WinoBias dev, timed beside plain forwards.
 - `many`: 9,216 hidden units on `--pairs` pairs, against eight runs of PGB-CT.
+- `wide`: 144 heads within `--passes` passes, as shares of what the default finds.
 - `races`: local search, top-k and the strongest pairs with races and without, on random GPT-2s of
   four layers and 512 pairs.
 
@@ -513,6 +514,16 @@ def table_passes(passes: int) -> None:
         )
 
 
+def table_wide(family: str, seeds: range, passes: int) -> None:
+    """A hundred heads and more within few passes, as shares of what the default finds."""
+    for seed in seeds:
+        case = random_engine(seed, SCALES[family], layers=12, heads=12, pairs=160)
+        default = searched(case, LocalSearch(), SHARES)
+        short = searched(case, LocalSearch(max_passes=passes), SHARES)
+        ratios = shown(against(short.effects, default.effects))
+        say(f"{family} {seed}: {ratios} at {short.passes:.0f} of {default.passes:.0f} passes")
+
+
 def table_races(family: str, seeds: range) -> None:
     """Effects and passes of searches that race, as shares of those that do not."""
     effects: dict[str, list[float]] = {}
@@ -648,6 +659,7 @@ Table = Literal[
     "starts",
     "passes",
     "many",
+    "wide",
     "races",
     "front",
 ]
@@ -663,9 +675,7 @@ def main(
     pairs: Annotated[int, typer.Option(help="Examples of `many`.")] = 2703,
     passes: Annotated[
         int | None,
-        typer.Option(
-            help="Of the long searches of `best-known` and `passes`; at most, of `front`."
-        ),
+        typer.Option(help="Of long searches (`best-known`, `passes`); at most (`front`, `wide`)."),
     ] = None,
 ) -> None:
     """Compares searches."""
@@ -695,6 +705,9 @@ def main(
         table_front([one for one in families if one in SCALES], passes)
     elif table == "many":
         table_many([one for one in families if one in SCALES], pairs)
+    elif table == "wide":
+        for one in [one for one in families if one in SCALES]:
+            table_wide(one, numbers, passes or 140)
     elif table == "races":
         for one in [one for one in families if one in SCALES]:
             table_races(one, numbers)

@@ -275,17 +275,13 @@ def test_positions_equal_plain_hooks(architecture, kind):
         by="position",
     )
     mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
-    weights = list(mask.reshape(len(plain.modules), plain.count, 5).transpose(1, 2))
+    by_position = mask.reshape(len(plain.modules), plain.count, 5)
+    names = tracer.registry.spans
     found = tracer.evaluate(mask, per_example=True)
     for effect, row in zip(found, rows, strict=True):
-        values = plain.activations(row["counterfactual_ids"])
-        acts = (plain.mixed(weights, values, 5), lambda layer, value: None)
-        odds = [
-            plain.score(row["prompt_ids"], row["y_ids"], act, None)
-            - plain.score(row["prompt_ids"], row["x_ids"], act, None)
-            for act in acts
-        ]
-        assert effect.item() == pytest.approx((odds[0] - odds[1]).item(), abs=1e-3)
+        spans = {name: [position, position + 1] for position, name in enumerate(names)}
+        expected = plain_effect(plain, {**row, "spans": spans}, by_position, names)
+        assert effect.item() == pytest.approx(expected.item(), abs=1e-3)
     assert found.abs().max() > 1e-2
 
 

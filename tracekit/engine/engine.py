@@ -620,10 +620,6 @@ class Engine:
         """
         return expand(self, masks, examples)
 
-    def objective_of(self, effects: Float[Tensor, "example set"]) -> Float[Tensor, " set"]:
-        """What a search maximises, of sets with these effects on some examples: the mean."""
-        return effects.mean(0)
-
     def predict_changes_by_batch(self, members: ComponentSet) -> Iterator[BatchPrediction]:
         """The prediction of `predict_changes` on every example, a batch at a time.
 

@@ -1,8 +1,8 @@
 """The curve of every example from the quantity that is about linear in the mask to the effect.
 
-For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Two models of
-sets are built on it: the additive one of Shapley values (`anatomy/additive_model.py`) and the one
-of local search (`search/local/single_examples.py`).
+For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Shapley values
+build an additive model of sets on it (`anatomy/additive_model.py`), and local search tells by it
+how much one example can make of the mean (`search/local/single_examples.py`).
 """
 
 from __future__ import annotations

@@ -259,10 +259,6 @@ class ScoringEngine(Engine):
             (slopes,) = torch.autograd.grad((scores * weights).sum(), leaf)
         return scores.detach(), slopes
 
-    def objective_of(self, effects: Float[Tensor, "example set"]) -> Float[Tensor, " set"]:
-        """The objective, of sets with these effects on some examples."""
-        return self._objective.scores(effects.T).mean(1)
-
     def predict_changes(
         self,
         members: ComponentSet,

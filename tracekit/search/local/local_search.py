@@ -6,11 +6,11 @@
 2. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
    soft top-k ranks all components for all budgets (see `soft_topk.py`), and prefixes of the
    rankings are measured at each size.
-3. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
+3. Where one example alone can make up a good part of the mean, sets are made for single examples
+   (see `single_examples.py`), and the most promising ones are measured on all.
+4. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
    few components to add, to remove and to exchange; measured effects decide. A set that is best at
    one size seeds its neighbours.
-4. Where one example alone can make up a good part of the mean, sets are made for single examples
-   (see `single_examples.py`), and the most promising ones are measured on all.
 5. Then downwards and upwards again: at each size the search expands the best set whose neighbours
    were not measured yet. That goes on until nothing promising is left or the passes are spent.
 
