@@ -310,9 +310,9 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "without refinement": {"refine": False},
     "without soft top-k": {"soft_steps": 0},
     "per-example reward": {"reward": "per-example"},
-    "uniform budgets": {"schedule": "uniform"},
+    "uniform budgets": {"budget_sampling": "uniform"},
     "soft top-k alone, per-example": {"refine": False, "reward": "per-example"},
-    "soft top-k alone, uniform": {"refine": False, "schedule": "uniform"},
+    "soft top-k alone, uniform": {"refine": False, "budget_sampling": "uniform"},
 }
 
 
