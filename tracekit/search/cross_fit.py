@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -50,17 +51,27 @@ class CrossFit:
     """Passes of the searches, in passes over the whole data set."""
 
     def choice(self) -> list[int]:
-        """The search with the largest mean effect at each size; the first of those that are alike.
+        """The search that each size takes: the first one, unless a later one holds better.
+
+        The first is kept where its mean effect is at least as large, unless few examples make it
+        so: where most of those on which the two differ speak against it, its mean has to be ahead
+        by a standard error. Of heavy-tailed effects a few examples make up the difference.
 
         Near sizes have their say: means of few examples are uncertain, and searches differ by size
         only slowly. A size of half or twice as many components counts half.
         """
         means = self.effects.mean(-1)
-        shares = means / means.abs().amax(0).clamp(min=torch.finfo(means.dtype).tiny)
+        largest = means.abs().amax(0).clamp(min=torch.finfo(means.dtype).tiny)
         numbers = torch.tensor(self.sizes, dtype=means.dtype)
         smaller = torch.minimum(numbers[:, None], numbers)
         nearness = smaller / torch.maximum(numbers[:, None], numbers)
-        return (shares @ nearness).argmax(0).tolist()
+        shares = torch.einsum("nse,st->nte", self.effects / largest[:, None], nearness)
+        chosen = [0] * len(self.sizes)
+        for number, rank in product(range(1, len(shares)), range(len(self.sizes))):
+            ahead = shares[chosen[rank], rank] - shares[number, rank]
+            if not _is_ahead(ahead):
+                chosen[rank] = number
+        return chosen
 
     def choice_near(self, size: int) -> int:
         """The choice at the nearest size."""
@@ -111,6 +122,13 @@ def cross_fit(
         effects=effects,
         cost=cost + (engine.cost - before),
     )
+
+
+def _is_ahead(differences: Float[Tensor, " example"]) -> bool:
+    """Whether differences are positive on average, and not by a few examples alone."""
+    mean, error = differences.mean(), differences.std() / len(differences) ** 0.5
+    most = (differences > 0).sum() >= (differences < 0).sum()
+    return bool(mean >= 0 and (most or mean >= error))
 
 
 def _without_checkpoint(search: Search) -> Search:
