@@ -87,7 +87,7 @@ class LocalOptions(TypedDict, total=False):
     temperature: float
     learning_rate: float
     reward: Reward
-    additions: int
+    additions: int | None
     start_from_examples: bool | None
     race: bool
     max_passes: int | None

@@ -27,8 +27,9 @@ def test_the_number_of_passes_is_capped():
     assert default_passes(36_864, 36_864) == default_passes(300_000, 5) == 800
     assert default_passes(64, 25) == int(0.4 * sum(64 - size for size in range(25)))
     assert default_passes(144, 144) == 600
-    # Small questions: 250, or what greedy takes if that is less; every component once in any case.
-    assert default_passes(32, 12) == default_passes(64, 5) == 250
+    # Small questions: 350, or what greedy takes if that is less; every component once in any case.
+    assert default_passes(64, 6) == default_passes(48, 19) == 350
+    assert default_passes(32, 12) == sum(32 - size for size in range(12))
     assert default_passes(32, 4) == 32 + 31 + 30 + 29
     assert default_passes(64, 1) == 66
     large = SearchPlan.make(36_864, 36_864, (5, 921), 800)
@@ -44,4 +45,15 @@ def test_the_first_sweep_fits_into_the_passes():
             assert plan.dense
             assert (plan.example_passes > 0) == from_examples
             # At each size: three additions and an exchange, and the gradient, there and back.
+            assert plan.additions == 3
             assert plan.singles + plan.example_passes + 6 * len(plan.sizes) <= passes + 6
+
+
+def test_more_additions_are_tried_where_there_are_passes_for_them():
+    plan = SearchPlan.make(32, 12, (), default_passes(32, 12))
+    assert plan.dense
+    assert plan.additions == 8
+    assert plan.singles + plan.example_passes + (8 + 3) * len(plan.sizes) <= plan.passes
+    assert SearchPlan.make(32, 12, (), 250).additions == 3
+    # Many passes for few sizes, of which most are not visited: there, sets grow by several at once.
+    assert SearchPlan.make(512, 512, (), 512).additions == 3

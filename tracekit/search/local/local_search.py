@@ -73,8 +73,9 @@ class LocalSearch:
     reward: Reward = "dataset"
     """What it follows: the mean effect (`dataset`) or the mean of 1/(1 + effect) over examples
     (`per-example`)."""
-    additions: int = 3
-    """Sets with one component more that are measured on the first way up, at each size."""
+    additions: int | None = None
+    """Sets with one component more that are measured on the first way up, at each size. None: 3,
+    or 8 where there are at least 15 passes for each size."""
     start_from_examples: bool | None = None
     """Whether sets are made for single examples before it, where passes allow most sizes to be
     visited, at least 160 in all; a quarter of them. Only where the metric is a curve over log-odds
@@ -84,10 +85,10 @@ class LocalSearch:
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
     max_passes: int | None = None
-    """Passes at most, forward and backward alike. None: 0.4 of greedy's (or N + 2k for k of N
-    components, if that is more) and at most 600; always 600 for up to 16 components; from 384 on,
-    as many as there are components and at most 800; whatever is measured on a part of the examples
-    counted as if on all."""
+    """Passes at most, forward and backward alike. None: 0.4 of greedy's and at most 600, but
+    at least 350, or greedy's own where these are fewer, and N + 2k for k of N components; always
+    600 for up to 16 components; from 384 on, as many as there are components and at most 800;
+    whatever is measured on a part of the examples counted as if on all."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
@@ -229,7 +230,7 @@ class LocalSearch:
         if not plan.dense:
             best_sets.measure(plan.prefixes(orders), "rankings")
         if self.refine:
-            first = Moves(additions=self.additions, removals=0, swaps=1)
+            first = Moves(additions=self.additions or plan.additions, removals=0, swaps=1)
             sweeps = _Sweeps(best_sets, plan, first, orders, target)
             best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
             sweeps.go_up()

@@ -13,9 +13,9 @@ _CAPS = (600, 800)
 """Passes at most, below and above."""
 _OF_GREEDY = 0.4
 """Share of greedy's passes."""
-_LEAST = 250
-"""Passes that are spent in any case, if greedy takes as many: those of PGB-CT with its refinement.
-Half of them miss up to a sixth of the probability drop on tasks of the embedded model."""
+_LEAST = 350
+"""Passes that are spent in any case, if greedy takes as many. With fewer, the search misses up to a
+sixth of the probability drop on tasks of the embedded model, and greedy's set on one."""
 _FOR_SOFT_TOPK = 100
 """Passes below which soft top-k learns nothing worth its steps."""
 _GROUPS = 16
@@ -24,6 +24,11 @@ GROUPS_HALVED = 4
 _PER_DENSE_SIZE = 6
 _PER_SPREAD_SIZE = 18
 """Passes that visiting a size takes, about, where most sizes are visited and where few are."""
+_ADDITIONS = (3, 8)
+"""Sets with one component more that the first sweep measures at each size: as a rule, and where
+there are many passes for each size."""
+_FOR_MANY_ADDITIONS = 15
+"""Passes for each size from which on there are."""
 _BISECTIONS = 40
 _OF_EXAMPLES = 0.25
 """Share of the passes that go into sets for single examples."""
@@ -49,6 +54,8 @@ class SearchPlan:
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
     """Steps of soft top-k."""
+    additions: int = _ADDITIONS[0]
+    """Sets with one component more that the first sweep measures at each size."""
     example_passes: float = 0
     """Passes that go into sets for single examples."""
     example_sizes: tuple[int, ...] = ()
@@ -88,7 +95,8 @@ class SearchPlan:
         singles = min(n_components, max(min(16, passes // 3), cheap))
         has_own_sets = from_examples and passes >= _FOR_EXAMPLES
         example_passes = _OF_EXAMPLES * passes if has_own_sets else 0
-        affordable = int((passes - singles - example_passes) / _PER_DENSE_SIZE)
+        left = passes - singles - example_passes
+        affordable = int(left / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable
         count = affordable if dense else passes // _PER_SPREAD_SIZE
         # A search for every budget asks for none in particular.
@@ -107,6 +115,7 @@ class SearchPlan:
             example_passes=example_passes if dense else 0,
             example_sizes=example_sizes if dense and has_own_sets else (),
             soft_steps=soft_steps,
+            additions=_ADDITIONS[dense and left >= _FOR_MANY_ADDITIONS * len(sizes)],
             groups=_GROUPS if singles < n_components and fits else 0,
         )
 
