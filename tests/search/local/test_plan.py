@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,22 @@ def test_the_first_sweep_fits_into_the_passes():
             # At each size: three additions and an exchange, and the gradient, there and back.
             assert plan.additions == 3
             assert plan.singles + plan.example_passes + 6 * len(plan.sizes) <= passes + 6
+
+
+def test_sets_for_single_examples_are_part_of_short_searches_too():
+    plan = SearchPlan.make(144, 57, (), 140)
+    assert not plan.dense
+    assert plan.example_passes == pytest.approx(0.4 * 140)
+    assert len(plan.example_sizes) == 8
+    for n_components, passes, from_examples in (
+        (144, 119, True),
+        (144, 140, False),
+        (512, 512, True),
+    ):
+        plan = SearchPlan.make(
+            n_components, n_components // 3, (), passes, from_examples=from_examples
+        )
+        assert (plan.example_passes, plan.example_sizes) == (0, ())
 
 
 def test_more_additions_are_tried_where_there_are_passes_for_them():

@@ -30,10 +30,11 @@ there are many passes for each size."""
 _FOR_MANY_ADDITIONS = 15
 """Passes for each size from which on there are."""
 _BISECTIONS = 40
-_OF_EXAMPLES = 0.25
-"""Share of the passes that go into sets for single examples."""
-_FOR_EXAMPLES = 160
-"""Passes below which there are none."""
+_OF_EXAMPLES = (0.25, 0.4)
+"""Share of the passes that go into sets for single examples, where most sizes are visited and where
+few are: there, the sweeps are short."""
+_FOR_EXAMPLES = (160, 120)
+"""Passes below which there are none, likewise."""
 _EXAMPLE_SIZES = 8
 """Sizes of these sets."""
 
@@ -93,9 +94,12 @@ class SearchPlan:
         # No gradient points to some that do much alone.
         cheap = n_components if n_components <= passes // 3 else passes // 8
         singles = min(n_components, max(min(16, passes // 3), cheap))
-        has_own_sets = from_examples and passes >= _FOR_EXAMPLES
-        example_passes = _OF_EXAMPLES * passes if has_own_sets else 0
-        left = passes - singles - example_passes
+        has_own_sets = from_examples and n_components < _MANY
+        of_dense, of_spread = (
+            share * passes if has_own_sets and passes >= least else 0
+            for share, least in zip(_OF_EXAMPLES, _FOR_EXAMPLES, strict=True)
+        )
+        left = passes - singles - of_dense
         affordable = int(left / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable
         count = affordable if dense else passes // _PER_SPREAD_SIZE
@@ -105,6 +109,7 @@ class SearchPlan:
         soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
         rounds = max(1, n_components // _GROUPS).bit_length()
         fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
+        for_examples = of_dense if dense else of_spread
         example_sizes = log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES)
         return cls(
             n_components=n_components,
@@ -112,8 +117,8 @@ class SearchPlan:
             singles=singles,
             sizes=sizes,
             dense=dense,
-            example_passes=example_passes if dense else 0,
-            example_sizes=example_sizes if dense and has_own_sets else (),
+            example_passes=for_examples,
+            example_sizes=example_sizes if for_examples else (),
             soft_steps=soft_steps,
             additions=_ADDITIONS[dense and left >= _FOR_MANY_ADDITIONS * len(sizes)],
             groups=_GROUPS if singles < n_components and fits else 0,
