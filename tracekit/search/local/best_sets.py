@@ -138,12 +138,15 @@ class BestSets:
             best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
 
-    def start_from_examples(self, sizes: Sequence[int], passes: float) -> None:
+    def start_from_examples(self, sizes: Sequence[int], passes: float) -> bool:
         """Measures sets that were made for single examples, where such sets can matter.
 
         Args:
             sizes: Of these sets, ascending.
             passes: Passes that may go into making them, about.
+
+        Returns:
+            Whether single examples carry most of the mean effect of such sets.
 
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
@@ -152,16 +155,18 @@ class BestSets:
         sizes = [size for size in sizes if size <= self.largest]
         # Where the score of an example hangs on the others it has no best set.
         if curves is None or not sizes or not self.engine.examples_are_independent:
-            return
+            return False
         if not can_one_example_matter(curves, max(map(self.effect, self.sizes))):
-            return
+            return False
         own_sets = OwnSets(self.measurements, curves, sizes, passes)
         own_sets.walk()
         first = own_sets.best(1)
         self.measure(first, "starts")
-        if own_sets.carry([self.measurements.mean(members) for members in first]):
+        is_carried = own_sets.carry([self.measurements.mean(members) for members in first])
+        if is_carried:
             own_sets.improve()
             self.measure(own_sets.best(), "starts")
+        return is_carried
 
     # ---- neighbours -----------------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 1. The gradient at the empty set proposes single components, which are measured. Where there are
    too many to measure a good part of them, groups of components are measured and the best ones
    halved, down to single ones: that finds those that no gradient points to.
-2. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
-   soft top-k ranks all components for all budgets (see `soft_topk.py`), and prefixes of the
-   rankings are measured at each size.
-3. Where one example alone can make up a good part of the mean, sets are made for single examples
+2. Where one example alone can make up a good part of the mean, sets are made for single examples
    (see `single_examples.py`), and the most promising ones are measured on all.
+3. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all, and
+   single examples do not carry most of the mean, soft top-k ranks all components for all budgets
+   (see `soft_topk.py`), and prefixes of the rankings are measured at each size.
 4. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
    few components to add, to remove and to exchange; measured effects decide. A set that is best at
    one size seeds its neighbours.
@@ -215,7 +215,10 @@ class LocalSearch:
         if plan.groups:
             best_sets.group_testing(plan.groups, GROUPS_HALVED)
         orders = orders_from_empty
-        if plan.soft_steps:
+        is_carried = best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
+        # Where single examples carry the mean, no ranking of components serves all sizes.
+        ranks = not is_carried or bool(self.soft_steps)
+        if plan.soft_steps and ranks:
             state.logits, gradient_sum = soft_topk_logits(
                 best_sets.measurements,
                 largest=best_sets.largest,
@@ -227,12 +230,11 @@ class LocalSearch:
                 reward=self.reward,
             )
             orders = [ranking(state.logits), ranking(gradient_sum), *orders_from_empty]
-        if not plan.dense:
+        if not plan.dense and ranks:
             best_sets.measure(plan.prefixes(orders), "rankings")
         if self.refine:
             first = Moves(additions=self.additions or plan.additions, removals=0, swaps=1)
             sweeps = _Sweeps(best_sets, plan, first, orders, target)
-            best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
             sweeps.go_up()
             sweeps.go_on()
 

@@ -88,13 +88,13 @@ class SearchPlan:
             last: Largest size.
             budgets: Sizes to visit in any case.
             passes: Passes at most.
-            every_size: Whether to visit most sizes if possible.
+            every_size: Whether to visit most sizes if possible. Without, rankings alone are used.
             from_examples: Whether to start from sets for single examples if possible.
         """
         # No gradient points to some that do much alone.
         cheap = n_components if n_components <= passes // 3 else passes // 8
         singles = min(n_components, max(min(16, passes // 3), cheap))
-        has_own_sets = from_examples and n_components < _MANY
+        has_own_sets = from_examples and every_size and n_components < _MANY
         of_dense, of_spread = (
             share * passes if has_own_sets and passes >= least else 0
             for share, least in zip(_OF_EXAMPLES, _FOR_EXAMPLES, strict=True)
