@@ -45,10 +45,13 @@ def wait_for(condition, seconds=30):
 
 
 def gone(numbers):
-    return all(
-        not psutil.pid_exists(n) or psutil.Process(n).status() == psutil.STATUS_ZOMBIE
-        for n in numbers
-    )
+    def is_gone(number):
+        try:
+            return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return all(map(is_gone, numbers))
 
 
 class TestWorkers:

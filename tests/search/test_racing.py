@@ -200,7 +200,7 @@ class TestSets:
         assert cost < 0.75 * len(sets)
         is_whole = ~effects.isnan().any(1)
         assert 3 <= is_whole.sum() < len(sets)
-        torch.testing.assert_close(effects[is_whole], whole[is_whole], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(effects[is_whole], whole[is_whole], rtol=1e-4, atol=5e-6)
         best = whole.mean(1).argsort(descending=True)[:3].tolist()
         assert means_of_race(effects).argsort(descending=True)[:3].tolist() == best
 

@@ -217,8 +217,8 @@ class LocalSearch:
         orders = orders_from_empty
         is_carried = best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
         # Where single examples carry the mean, no ranking of components serves all sizes.
-        ranks = not is_carried or bool(self.soft_steps)
-        if plan.soft_steps and ranks:
+        uses_rankings = not is_carried or bool(self.soft_steps)
+        if plan.soft_steps and uses_rankings:
             state.logits, gradient_sum = soft_topk_logits(
                 best_sets.measurements,
                 largest=best_sets.largest,
@@ -230,7 +230,7 @@ class LocalSearch:
                 reward=self.reward,
             )
             orders = [ranking(state.logits), ranking(gradient_sum), *orders_from_empty]
-        if not plan.dense and ranks:
+        if not plan.dense and uses_rankings:
             best_sets.measure(plan.prefixes(orders), "rankings")
         if self.refine:
             first = Moves(additions=self.additions or plan.additions, removals=0, swaps=1)
