@@ -94,7 +94,7 @@ from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, arguments, make
 from tracekit.search.base import config_of, require_gradient
-from tracekit.search.cross_fit import FEWEST_EXAMPLES
+from tracekit.search.cross_fit import FEWEST_EXAMPLES, as_judged
 from tracekit.search_run import SearchRun, Spent, Traced
 from tracekit.trackers import Observed, Observer
 
@@ -679,16 +679,9 @@ class Tracer:
         keep: Keep | None,
         seed: int,
     ) -> SearchRun:
-        if (
-            objective == "auto"
-            and isinstance(search, LocalSearch)
-            and search.start_from_examples is None
-        ):
-            # Sets made for single examples have a larger mean here, and less on fresh examples.
-            search = replace(search, start_from_examples=False)
         return SearchRun(
             traced=self._traced(),
-            search=search,
+            search=as_judged(search) if objective == "auto" else search,
             goal=goal,
             objective=objective,
             keeping=None if keep is None else (keep, self._engine_that_keeps(keep)),

@@ -6,7 +6,8 @@
   interactions (8 layers of 8 heads, width 64, vocabulary 600, weights by the recipe of the recorded
   numbers at scale 1.3 and 0.85; 64 pairs of 9 + 3 random tokens with one prompt token changed,
   oriented so that the full intervention moves each towards y).
-- `fresh`: effects on pairs that had no part in the search, by method.
+- `fresh`: effects on pairs that had no part in the search, by method; `--kind mlp-outputs` for
+  neurons.
 - `objectives`: the same, by objective.
 - `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
   lambda.
@@ -110,9 +111,12 @@ def random_rows(model, seed: int, pairs: int) -> list[dict]:
     return rows
 
 
-def engine(model, rows: list[dict]) -> Engine:
-    """All heads, odds ratio."""
-    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns")
+HEADS = "attention-patterns"
+
+
+def engine(model, rows: list[dict], kind: str = HEADS) -> Engine:
+    """All heads, or components of another kind; odds ratio."""
+    registry = tk.ComponentRegistry.build(model.cfg, kind)
     return Engine(model, tk.PromptPairs.from_ids(rows), registry, resolve("odds-ratio"))
 
 
@@ -340,7 +344,11 @@ Sets = dict[str, list[list[int]]]
 
 
 def table_fresh(
-    family: str, seeds: range, searches: Callable[[Engine], Sets], rivals: Sequence[str]
+    family: str,
+    seeds: range,
+    searches: Callable[[Engine], Sets],
+    rivals: Sequence[str],
+    kind: str = HEADS,
 ) -> None:
     """Sets on pairs that had no part in the search: other pairs of a generator, or the other half.
 
@@ -351,7 +359,7 @@ def table_fresh(
     to_greedy: dict[str, list[float]] = {}
     to_best: dict[str, list[float]] = {}
     is_behind: dict[str, list[bool]] = {}
-    for name, parts in fresh_cases(family, seeds):
+    for name, parts in fresh_cases(family, seeds, kind):
         on_parts: dict[str, list[torch.Tensor]] = {}
         for case, fresh in parts:
             for label, sets in searches(case).items():
@@ -362,9 +370,9 @@ def table_fresh(
         for label, of_label in effects.items():
             mean_effects, behind = of_label.mean(1), best - of_label
             errors = behind.std(1) / behind.shape[1] ** 0.5
-            to_greedy.setdefault(label, []).extend(
-                (mean_effects / effects["greedy"].mean(1)).tolist()
-            )
+            if "greedy" in effects:
+                of_greedy = mean_effects / effects["greedy"].mean(1)
+                to_greedy.setdefault(label, []).extend(of_greedy.tolist())
             to_best.setdefault(label, []).extend((mean_effects / best.mean(1)).tolist())
             is_behind.setdefault(label, []).extend((behind.mean(1) > 2 * errors).tolist())
         shares = "; ".join(
@@ -372,28 +380,36 @@ def table_fresh(
         )
         error = best.std(1) / best.shape[1] ** 0.5 / best.mean(1)
         say(f"{name}, of the best of {', '.join(rivals)} (± {shown(error.tolist())}): {shares}")
-    for label, ratios in to_greedy.items():
-        others = to_best[label]
-        equal = mean(ratio > 0.9995 for ratio in others)
+    for label, ratios in to_best.items():
+        equal = mean(ratio > 0.9995 for ratio in ratios)
+        greedy = to_greedy.get(label)
         say(
-            f"{family}, {label}: against greedy median {median(ratios):.2f}, mean "
-            f"{mean(ratios):.2f}, least {min(ratios):.2f}; against the best rival median "
-            f"{median(others):.2f}, mean {mean(others):.2f}, least {min(others):.2f}, at least as "
-            f"good in {100 * equal:.0f} % of {len(others)}, behind in {sum(is_behind[label])}"
+            f"{family}, {label}: "
+            + (f"against greedy {three(greedy)}; " if greedy else "")
+            + f"against the best rival {three(ratios)}, at least as good in {100 * equal:.0f} % of "
+            f"{len(ratios)}, behind in {sum(is_behind[label])}"
         )
 
 
-def fresh_cases(family: str, seeds: range) -> Iterator[tuple[str, list[tuple[Engine, Engine]]]]:
+def three(ratios: Sequence[float]) -> str:
+    """Median, mean and least."""
+    return f"median {median(ratios):.2f}, mean {mean(ratios):.2f}, least {min(ratios):.2f}"
+
+
+def fresh_cases(
+    family: str, seeds: range, kind: str
+) -> Iterator[tuple[str, list[tuple[Engine, Engine]]]]:
     """Name of every case, and engines to search on, each with one on fresh pairs."""
     if family != "demo":
         for seed in seeds:
             model = random_model(seed, SCALES[family], hidden=None)
             own, fresh = random_rows(model, seed, 64), random_rows(model, seed + 50_000, FRESH)
-            yield f"{family} {seed}", [(engine(model, own), engine(model, fresh))]
+            yield f"{family} {seed}", [(engine(model, own, kind), engine(model, fresh, kind))]
         return
-    for name, case in cases("demo", seeds):
-        if case.metric.linearization is None:
+    for name, heads in cases("demo", seeds):
+        if heads.metric.linearization is None:
             continue
+        case = heads if kind == HEADS else with_kind(heads, kind)
         n = case.n_examples
         order = torch.randperm(n, generator=torch.Generator().manual_seed(7)).tolist()
         parts = (order[: n // 2], order[n // 2 :])
@@ -401,12 +417,15 @@ def fresh_cases(family: str, seeds: range) -> Iterator[tuple[str, list[tuple[Eng
         yield name, [(halves[0], halves[1]), (halves[1], halves[0])]
 
 
-RIVALS = ("top-k", "greedy", "pgb-ct", "random")
+def rivals_for(kind: str) -> tuple[str, ...]:
+    """The rivals of the front; greedy where it takes no tens of thousands of passes."""
+    return ("top-k", *(("greedy",) if kind == HEADS else ()), "pgb-ct", "random")
 
 
 def sets_of_methods(case: Engine) -> Sets:
     """Of the front as it is by default, its joint search alone, and their rivals."""
-    sets = {name: selected(case, name) for name in (*RIVALS, "local-search")}
+    (kind,) = case.registry.kinds
+    sets = {name: selected(case, name) for name in (*rivals_for(kind), "local-search")}
     tracer = tk.Tracer(
         case.model, case.pairs, case.registry, case.metric, positions=case.config.positions
     )
@@ -600,6 +619,8 @@ def table_many(families: Sequence[str], pairs: int) -> None:
     """The front of 9,216 hidden units on many examples, against runs of PGB-CT without refinement.
 
     As many units as GPT-2 small has MLP outputs, and by default as many examples as Professions.
+    The front with the largest mean is held against PGB-CT's sets on the examples at hand, the one
+    that is chosen by halves on fresh ones too.
     """
     for family in families:
         model = random_model(0, SCALES[family], layers=12, hidden=768)
@@ -616,29 +637,41 @@ def table_many(families: Sequence[str], pairs: int) -> None:
         before = case.cost
         best_sets = LocalSearch().run(case, Goal(budgets=(case.n_components,)), 0).best_sets
         of_front = (case.cost - before).forward_equivalents
-        say(f"{family}: {case.n_components} units, {pairs} pairs; front {of_front:.1f} passes")
-        before, empty = case.cost, 0
+        tracer = tk.Tracer(model, case.pairs, registry, case.metric)
+        chosen = tracer.pareto(objective="auto", statistics=False)
+        of_chosen = chosen[0].cost.forward_equivalents
+        say(
+            f"{family}: {case.n_components} units, {pairs} pairs; front {of_front:.1f} passes, "
+            f"chosen by halves {of_chosen:.1f}"
+        )
+        taken, empty = 0.0, 0
         ratios: list[float] = []
         fresh_ratios: list[float] = []
+        chosen_ratios: list[float] = []
         for lambda1 in LAMBDAS:
-            search = make("pgb-ct", {"lambda1": lambda1, "refine": False})
+            search, before = make("pgb-ct", {"lambda1": lambda1, "refine": False}), case.cost
             (theirs,) = search.search(case, Goal.make(case.n_components), 0)
+            taken += (case.cost - before).forward_equivalents
             members = theirs.mask.nonzero()[:, 0].tolist()
             if not members:
                 empty += 1
                 continue
             ours = list(best_sets.best_within(len(members)))
-            on_own, on_fresh = (
-                each.set_effects([ours, members]).mean(1).tolist() for each in (case, fresh)
-            )
-            ratios.append(on_own[0] / on_own[1])
-            fresh_ratios.append(on_fresh[0] / on_fresh[1])
+            answer = chosen.at(len(members))
+            sets = [ours, answer.binary_mask.nonzero()[:, 0].tolist(), members]
+            on_own, on_fresh = (each.set_effects(sets).mean(1).tolist() for each in (case, fresh))
+            ratios.append(on_own[0] / on_own[2])
+            fresh_ratios.append(on_fresh[0] / on_fresh[2])
+            chosen_ratios.append(on_fresh[1] / on_fresh[2])
             say(
-                f"  lambda {lambda1:.1e}: {len(ours)} and {len(members)} units, effects "
-                f"{on_own[0]:.3f} and {on_own[1]:.3f}, on fresh pairs {on_fresh[0]:.3f} and "
-                f"{on_fresh[1]:.3f}; {(case.cost - before).forward_equivalents:.0f} passes so far"
+                f"  lambda {lambda1:.1e}, {len(members)} units: effects {shown(on_own)}, on fresh "
+                f"pairs {shown(on_fresh)} (front, chosen: {answer.method}, pgb-ct); "
+                f"{taken:.0f} passes so far"
             )
-        say(f"{family}: effects {summary(ratios)}; fresh {summary(fresh_ratios)}; {empty} empty")
+        say(
+            f"{family}: effects {summary(ratios)}; fresh {summary(fresh_ratios)}; fresh, chosen by "
+            f"halves {summary(chosen_ratios)}; {empty} empty"
+        )
 
 
 def say(line: str) -> None:
@@ -672,6 +705,7 @@ def main(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Random models of each kind.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
+    kind: Annotated[str, typer.Option(help="Components of `fresh`.")] = HEADS,
     pairs: Annotated[int, typer.Option(help="Examples of `many`.")] = 2703,
     passes: Annotated[
         int | None,
@@ -686,7 +720,7 @@ def main(
             table_greedy(one, numbers)
     elif table == "fresh":
         for one in families:
-            table_fresh(one, numbers, sets_of_methods, RIVALS)
+            table_fresh(one, numbers, sets_of_methods, rivals_for(kind), kind)
     elif table == "objectives":
         for one in families:
             table_fresh(one, numbers, sets_of_objectives, ("greedy", "top-k"))

@@ -23,6 +23,7 @@ from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Search, Selection
 from tracekit.search.baselines.attribution import MaskIG
 from tracekit.search.baselines.topk import TopK
+from tracekit.search.local.local_search import LocalSearch
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
@@ -33,6 +34,16 @@ _MANY = 384
 def ranking_alone(n_components: int) -> Search:
     """The search that a joint search is judged against: it ranks components one by one."""
     return TopK() if n_components <= _MANY else MaskIG()
+
+
+def as_judged(search: Search) -> Search:
+    """The same search; a local search makes no sets for single examples unless told to.
+
+    Such sets have a larger mean on the examples at hand, and less on fresh ones.
+    """
+    if isinstance(search, LocalSearch) and search.start_from_examples is None:
+        return replace(search, start_from_examples=False)
+    return search
 
 
 @dataclass(frozen=True, kw_only=True)
