@@ -50,6 +50,26 @@ def test_the_first_sweep_fits_into_the_passes():
             assert plan.singles + plan.example_passes + 6 * len(plan.sizes) <= passes + 6
 
 
+def test_a_first_sweep_over_few_sizes_fits_into_the_passes():
+    for n_components, last, passes in ((144, 57, 140), (512, 204, 512), (9216, 9216, 800)):
+        for from_examples in (True, False):
+            plan = SearchPlan.make(n_components, last, (), passes, from_examples=from_examples)
+            assert (plan.dense, plan.additions, plan.swaps) == (False, 2, 0)
+            rankings = 4 if plan.soft_steps else 2
+            planned = plan.singles + plan.example_passes + 2 * plan.soft_steps
+            planned += rankings * len(plan.prefix_sizes) + 4 * len(plan.sizes)
+            assert 0.7 * passes <= planned <= passes
+            assert len(plan.sizes) > len(plan.prefix_sizes)
+
+
+def test_soft_top_k_ranks_many_components_only():
+    assert SearchPlan.make(144, 57, (), 140).soft_steps == 0
+    assert SearchPlan.make(383, 200, (), 200).soft_steps == 0
+    assert SearchPlan.make(384, 200, (), 200).soft_steps == 25
+    # Where rankings are all there is, they are learned.
+    assert SearchPlan.make(144, 57, (), 140, every_size=False).soft_steps == 17
+
+
 def test_sets_for_single_examples_are_part_of_short_searches_too():
     plan = SearchPlan.make(144, 57, (), 140)
     assert not plan.dense
@@ -73,4 +93,4 @@ def test_more_additions_are_tried_where_there_are_passes_for_them():
     assert plan.singles + plan.example_passes + (8 + 3) * len(plan.sizes) <= plan.passes
     assert SearchPlan.make(32, 12, (), 250).additions == 3
     # Many passes for few sizes, of which most are not visited: there, sets grow by several at once.
-    assert SearchPlan.make(512, 512, (), 512).additions == 3
+    assert SearchPlan.make(512, 512, (), 512).additions == 2

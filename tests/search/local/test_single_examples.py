@@ -234,30 +234,13 @@ class TestWithinASearch:
         LocalSearch(max_passes=200).run(searched, Goal.make(N, budgets=[4]), 0)
         assert bool(made) is expected
 
-    @pytest.mark.parametrize(
-        ("carried", "soft_steps", "ranked"),
-        [(False, None, True), (True, None, False), (True, 5, True)],
-    )
-    def test_no_ranking_is_learned_where_they_carry_the_mean(
-        self, model, monkeypatch, carried, soft_steps, ranked
-    ):
-        """Few of many sizes are visited, within few passes; unless a ranking is asked for."""
+    def test_searches_of_few_sizes_make_them_too(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1), kinds="mlp-neurons")
-        asked = []
-
-        def start(self, sizes, passes):
-            asked.append((len(sizes), passes))
-            return carried
-
-        monkeypatch.setattr(BestSets, "start_from_examples", start)
-        search = LocalSearch(max_passes=120, soft_steps=soft_steps)
-        state = search.run(engine, Goal.make(engine.n_components, budget=1.0), 0)
-        assert asked == [(8, 48)]
-        assert (state.logits is not None) is ranked
-        # Whatever starts them, the sweeps visit sizes far apart.
-        sizes = state.best_sets.sizes
-        assert (sizes[0], sizes[-1]) == (1, engine.n_components)
-        assert len(sizes) >= 6
+        asked = sizes_asked_for(monkeypatch)
+        everything = Goal.make(engine.n_components, budget=1.0)
+        LocalSearch(max_passes=120).run(engine, everything, 0)
+        ((sizes, passes),) = asked
+        assert (len(sizes), passes) == (8, 48)
 
     def test_none_is_larger_than_what_reaches_the_target(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))

@@ -138,15 +138,12 @@ class BestSets:
             best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
 
-    def start_from_examples(self, sizes: Sequence[int], passes: float) -> bool:
+    def start_from_examples(self, sizes: Sequence[int], passes: float) -> None:
         """Measures sets that were made for single examples, where such sets can matter.
 
         Args:
             sizes: Of these sets, ascending.
             passes: Passes that may go into making them, about.
-
-        Returns:
-            Whether single examples carry most of the mean effect of such sets.
 
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
@@ -155,18 +152,16 @@ class BestSets:
         sizes = [size for size in sizes if size <= self.largest]
         # Where the score of an example hangs on the others it has no best set.
         if curves is None or not sizes or not self.engine.examples_are_independent:
-            return False
+            return
         if not can_one_example_matter(curves, max(map(self.effect, self.sizes))):
-            return False
+            return
         own_sets = OwnSets(self.measurements, curves, sizes, passes)
         own_sets.walk()
         first = own_sets.best(1)
         self.measure(first, "starts")
-        is_carried = own_sets.carry([self.measurements.mean(members) for members in first])
-        if is_carried:
+        if own_sets.carry([self.measurements.mean(members) for members in first]):
             own_sets.improve()
             self.measure(own_sets.best(), "starts")
-        return is_carried
 
     # ---- neighbours -----------------------------------------------------------------------
 

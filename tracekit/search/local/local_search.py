@@ -5,9 +5,10 @@
    halved, down to single ones: that finds those that no gradient points to.
 2. Where one example alone can make up a good part of the mean, sets are made for single examples
    (see `single_examples.py`), and the most promising ones are measured on all.
-3. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all, and
-   single examples do not carry most of the mean, soft top-k ranks all components for all budgets
-   (see `soft_topk.py`), and prefixes of the rankings are measured at each size.
+3. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
+   prefixes of rankings of all components are measured at some sizes: of the two by the gradient at
+   the empty set, and from 384 components on of those that soft top-k learns for all budgets (see
+   `soft_topk.py`).
 4. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
    few components to add, to remove and to exchange; measured effects decide. A set that is best at
    one size seeds its neighbours.
@@ -41,7 +42,7 @@ from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.checkpoint import Checkpoint
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache, Stop
 from tracekit.search.local.moves import Moves, in_turn
-from tracekit.search.local.plan import GROUPS_HALVED, SearchPlan, default_passes
+from tracekit.search.local.plan import GROUPS_HALVED, SearchPlan, default_passes, prefixes
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
 from tracekit.search.racing import Portions
 
@@ -63,7 +64,8 @@ class LocalSearch:
     prefixes of the rankings."""
     soft_steps: int | None = None
     """Steps of soft top-k, at most a quarter of the passes. None: an eighth of the passes where
-    not even half the sizes can be visited, else none."""
+    not even half the sizes can be visited and there are 384 components or more, or no refinement;
+    else none."""
     budget_sampling: BudgetSampling = "log"
     """How soft top-k draws budgets: `log` or `uniform`."""
     temperature: float = 0.25
@@ -75,7 +77,8 @@ class LocalSearch:
     (`per-example`)."""
     additions: int | None = None
     """Sets with one component more that are measured on the first way up, at each size. None: 3,
-    or 8 where there are at least 15 passes for each size."""
+    or 8 where there are at least 15 passes for each size, or 2 where only some sizes are
+    visited."""
     start_from_examples: bool | None = None
     """Whether sets are made for single examples before it, below 384 components. They take a
     quarter of the passes, from 160 on; or 0.4, from 120 on, where only some sizes are visited. Only
@@ -204,7 +207,11 @@ class LocalSearch:
         )
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.
-        return replace(plan, soft_steps=min(soft_steps, passes // 4))
+        return replace(
+            plan,
+            soft_steps=min(soft_steps, passes // 4),
+            additions=self.additions or plan.additions,
+        )
 
     def _search(
         self, state: SearchState, plan: SearchPlan, target: float | None, seed: int
@@ -215,10 +222,8 @@ class LocalSearch:
         if plan.groups:
             best_sets.group_testing(plan.groups, GROUPS_HALVED)
         orders = orders_from_empty
-        is_carried = best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
-        # Where single examples carry the mean, no ranking of components serves all sizes.
-        uses_rankings = not is_carried or bool(self.soft_steps)
-        if plan.soft_steps and uses_rankings:
+        best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
+        if plan.soft_steps:
             state.logits, gradient_sum = soft_topk_logits(
                 best_sets.measurements,
                 largest=best_sets.largest,
@@ -230,11 +235,10 @@ class LocalSearch:
                 reward=self.reward,
             )
             orders = [ranking(state.logits), ranking(gradient_sum), *orders_from_empty]
-        if not plan.dense and uses_rankings:
-            best_sets.measure(plan.prefixes(orders), "rankings")
+        if not plan.dense:
+            best_sets.measure(prefixes(orders, plan.prefix_sizes), "rankings")
         if self.refine:
-            first = Moves(additions=self.additions or plan.additions, removals=0, swaps=1)
-            sweeps = _Sweeps(best_sets, plan, first, orders, target)
+            sweeps = _Sweeps(best_sets, plan, orders, target)
             sweeps.go_up()
             sweeps.go_on()
 
@@ -301,8 +305,8 @@ def refine_sets(
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan, orders)
         if not plan.dense:
-            best_sets.measure(plan.prefixes(orders), "rankings")
-        sweeps = _Sweeps(best_sets, plan, Moves(additions=3, removals=0, swaps=1), orders, None)
+            best_sets.measure(prefixes(orders, plan.prefix_sizes), "rankings")
+        sweeps = _Sweeps(best_sets, plan, orders, None)
         sweeps.go_up()
         sweeps.go_on()
     return best_sets
@@ -320,12 +324,15 @@ class _Sweeps:
 
     best_sets: BestSets
     plan: SearchPlan
-    first: Moves
-    """Moves of the first sweep."""
     orders: Sequence[Sequence[int]]
     """Rankings of all components to fill up from."""
     target: float | None
     """Effect beyond which larger sets are of no interest."""
+
+    @property
+    def first(self) -> Moves:
+        """Moves of the first sweep."""
+        return Moves(additions=self.plan.additions, removals=0, swaps=self.plan.swaps)
 
     def go_up(self) -> None:
         """The first sweep."""
@@ -357,7 +364,8 @@ class _Sweeps:
             best_sets.largest = min(best_sets.largest, reached)
         if size > best_sets.largest or size == best_sets.engine.n_components:
             return False
-        if sweep == 0 and self.plan.dense:
+        is_first = sweep == 0
+        if is_first:
             members, moves = best_sets.unexplored(size, depth=1, within=0), self.first
         else:
             depth, within, times = _ESCALATION[level]
@@ -371,8 +379,8 @@ class _Sweeps:
             members,
             moves,
             up=sizes[index + 1] if index + 1 < len(sizes) else None,
-            down=sizes[index - 1] if index else None,
-            orders=self.orders,
+            down=sizes[index - 1] if index and not is_first else None,
+            orders=() if is_first else self.orders,
             effort=level,
         )
         return True

@@ -22,11 +22,17 @@ _GROUPS = 16
 GROUPS_HALVED = 4
 """Groups that all components are dealt into, and how many of them are halved in each round."""
 _PER_DENSE_SIZE = 6
-_PER_SPREAD_SIZE = 18
-"""Passes that visiting a size takes, about, where most sizes are visited and where few are."""
+_PER_SPREAD_SIZE = 4
+"""Passes that the first sweep takes at a size, about, where most sizes are visited and where few
+are."""
+_PER_PREFIX = 18
+"""Passes for each size at which prefixes of rankings are measured, where soft top-k ranks."""
+_PREFIXES = 8
+"""These sizes, where it does not."""
 _ADDITIONS = (3, 8)
-"""Sets with one component more that the first sweep measures at each size: as a rule, and where
-there are many passes for each size."""
+_SPREAD_ADDITIONS = 2
+"""Sets with one component more that the first sweep measures at each size: where most sizes are
+visited as a rule, and where there are many passes for each size; and where few sizes are."""
 _FOR_MANY_ADDITIONS = 15
 """Passes for each size from which on there are."""
 _BISECTIONS = 40
@@ -51,24 +57,22 @@ class SearchPlan:
     """Single components that are measured."""
     sizes: tuple[int, ...]
     """Sizes to visit."""
+    prefix_sizes: tuple[int, ...]
+    """Sizes of the prefixes of rankings that are measured."""
     dense: bool
     """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
     """Steps of soft top-k."""
-    additions: int = _ADDITIONS[0]
+    additions: int
     """Sets with one component more that the first sweep measures at each size."""
+    swaps: int
+    """Sets with one component exchanged that it measures there."""
     example_passes: float = 0
     """Passes that go into sets for single examples."""
     example_sizes: tuple[int, ...] = ()
     """Sizes of these, ascending."""
     groups: int = 0
     """Groups of components that are halved, to find single ones that no gradient points to."""
-
-    def prefixes(self, orders: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """Prefixes of rankings to measure: at the sizes to visit, and at more with few passes."""
-        n_sizes = max(2, min(16, self.passes // 8))
-        sizes = sorted({*self.sizes, *log_spaced_sizes(1, self.sizes[-1], n_sizes)})
-        return [order[:size] for size in sizes for order in orders]
 
     @classmethod
     def make(
@@ -102,27 +106,44 @@ class SearchPlan:
         left = passes - singles - of_dense
         affordable = int(left / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable
-        count = affordable if dense else passes // _PER_SPREAD_SIZE
         # A search for every budget asks for none in particular.
         asked = budgets if len(budgets) < last else ()
-        sizes = tuple(sorted({*log_spaced_sizes(1, last, max(2, count)), *asked}))
-        soft_steps = 0 if dense or passes < _FOR_SOFT_TOPK else passes // 8
-        rounds = max(1, n_components // _GROUPS).bit_length()
-        fits = _GROUPS + 2 * GROUPS_HALVED * rounds <= passes // 6
+        # Where a walk comes to a good part of the sizes, no ranking of all components is as good.
+        ranks = not dense and (n_components >= _MANY or not every_size)
+        soft_steps = passes // 8 if ranks and passes >= _FOR_SOFT_TOPK else 0
+        for_groups = _GROUPS + 2 * GROUPS_HALVED * max(1, n_components // _GROUPS).bit_length()
+        has_groups = singles < n_components and for_groups <= passes // 6
         for_examples = of_dense if dense else of_spread
+        many_prefixes = max(2, passes // _PER_PREFIX, min(16, passes // 8))
+        n_prefixes = many_prefixes if ranks else max(2, min(_PREFIXES, passes // 8))
+        prefix_sizes = _with(asked, log_spaced_sizes(1, last, n_prefixes))
+        if not dense:
+            n_rankings = 4 if soft_steps else 2
+            left -= of_spread + 2 * soft_steps + n_rankings * len(prefix_sizes)
+            left -= for_groups if has_groups else 0
+            affordable = max(len(prefix_sizes) if every_size else 0, int(left / _PER_SPREAD_SIZE))
+        sizes = _with(asked, log_spaced_sizes(1, last, max(2, affordable)))
+        has_many = left >= _FOR_MANY_ADDITIONS * len(sizes)
         example_sizes = log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES)
         return cls(
             n_components=n_components,
             passes=passes,
             singles=singles,
             sizes=sizes,
+            prefix_sizes=prefix_sizes,
             dense=dense,
             example_passes=for_examples,
             example_sizes=example_sizes if for_examples else (),
             soft_steps=soft_steps,
-            additions=_ADDITIONS[dense and left >= _FOR_MANY_ADDITIONS * len(sizes)],
-            groups=_GROUPS if singles < n_components and fits else 0,
+            additions=_ADDITIONS[has_many] if dense else _SPREAD_ADDITIONS,
+            swaps=int(dense),
+            groups=_GROUPS if has_groups else 0,
         )
+
+
+def prefixes(orders: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Sequence[int]]:
+    """The first components of every ranking, at every size."""
+    return [order[:size] for size in sizes for order in orders]
 
 
 def default_passes(n_components: int, last: int) -> int:
@@ -150,6 +171,10 @@ def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
         else:
             wide = factor
     return _steps(first, last, wide)
+
+
+def _with(asked: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({*sizes, *asked}))
 
 
 def _steps(first: int, last: int, factor: float) -> tuple[int, ...]:

@@ -153,6 +153,9 @@ class OwnSets:
     def carry(self, means: Sequence[float]) -> bool:
         """Whether an example carries most of the mean effect of its set, where sets are large.
 
+        Sets of other origin may have larger means at this point: what is made for the example from
+        here on has often several times the effect.
+
         Args:
             means: Mean effect over all examples of the most promising set of each size.
         """
