@@ -44,7 +44,7 @@ from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.base import best_within, config_of
-from tracekit.search.cross_fit import FEWEST_EXAMPLES, CrossFit, cross_fit, ranking_alone
+from tracekit.search.cross_fit import FEWEST_EXAMPLES, MANY, CrossFit, cross_fit, ranking_alone
 
 _T = TypeVar("_T")
 
@@ -454,19 +454,27 @@ class SearchRun:
         return cross_fit(engine, searches, sizes, self.seed, searched=searched)
 
     def _with_choices(self, front: ParetoFront, fit: CrossFit) -> ParetoFront:
-        """A front with the sets of components ranked one by one where these hold better."""
-        sizes = tuple(size for size in front.sizes if fit.choice_near(size) == 1)
+        """A front with the sets of components ranked one by one where these hold better.
+
+        There it has sets of sizes, too, at which the joint search found none with a larger mean:
+        for fresh examples, a component that does something alone is worth having.
+        """
+        joint = {result.n_selected: result for result in front}
+        many = front[0].n_components > MANY
+        between = [front.largest] if many else range(front.sizes[0], front.largest + 1)
+        sizes = tuple(size for size in sorted({*joint, *between}) if fit.choice_near(size) == 1)
         if not sizes:
             return front
         traced, rival, goal, seed = self.traced, self._rival, Goal(budgets=sizes), self.seed
         selections, spent = traced.accounted(
             traced.engine, lambda: rival.search(traced.engine, goal, seed)
         )
-        chosen = {
+        alone = {
             selection.size: traced.result(rival, selection, goal, seed, spent)
             for selection in selections
+            if selection.size in joint or _all_do_something(selection)
         }
-        results = [chosen.get(result.n_selected, result) for result in front]
+        results = [result for _, result in sorted({**joint, **alone}.items())]
         return ParetoFront.of(results, front.largest, order=front.ranking)
 
     def _with_statistics(
@@ -483,7 +491,7 @@ class SearchRun:
         before = [account.cost for account in accounts]
         sets = {
             size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
-            for size in sizes_of_statistics(front.sizes)
+            for size in (sizes_of_statistics(front.sizes) if fit is None else fit.sizes)
         }
         names = [search.name for search in searches]
         rows = measure_statistics(engine, sets, self.seed, maximised=searched, fit=fit, names=names)
@@ -493,3 +501,9 @@ class SearchRun:
         front = replace(front, statistics=rows, statistics_cost=cost)
         doubts.warn_of_front(front)
         return front
+
+
+def _all_do_something(selection: Selection) -> bool:
+    """Whether every component of a set raises the effect alone."""
+    scores = selection.component_scores
+    return scores is not None and bool((scores[selection.mask.bool()] > 0).all())

@@ -12,6 +12,7 @@ from tests import tiny
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.masks import from_indices
 from tracekit.search.cross_fit import CrossFit, cross_fit, ranking_alone
+from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
 
@@ -174,6 +175,41 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     assert frame["held_out"].tolist() == pytest.approx(torch.stack(kept).tolist())
     for result in front:
         assert result.effect == pytest.approx(tracer.evaluate(result.components))
+
+
+def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkeypatch):
+    """A larger set may have a smaller mean here; but not with components that do nothing alone."""
+    monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: 1)
+    n_positive = 5
+
+    class Ranked:
+        name = "top-k"
+
+        def search(self, engine, goal, seed):
+            scores = torch.arange(n_positive, n_positive - 12, -1.0)
+            return [
+                tk.Selection(
+                    mask=from_indices(range(size), 12),
+                    effects=torch.full((engine.n_examples,), -float(size)),
+                    component_scores=scores,
+                    budget=size,
+                )
+                for size in goal.budgets
+            ]
+
+    patched(monkeypatch, Ranked())
+    # The joint search found sets of one and of seven components.
+    monkeypatch.setattr(BestSets, "improving", [1, 7])
+    front = tracer.pareto(max_budget=9, max_passes=60)
+    assert front.sizes == (1, 2, 3, 4, 5, 7)
+    assert {result.method for result in front} == {"top-k"}
+    assert [front.at(size).n_selected for size in (3, 6, 9)] == [3, 5, 7]
+    assert front.at(4).effect == -4
+    # Where they do not hold better there are none between.
+    monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: int(size > 3))
+    front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
+    assert front.sizes == (1, 4, 5, 7)
+    assert [result.method for result in front] == ["local-search", *["top-k"] * 3]
 
 
 def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):

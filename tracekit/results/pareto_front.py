@@ -34,7 +34,9 @@ class ParetoFront(Sequence[TraceResult]):
     As a sequence it holds a `TraceResult` for every size at which a set of the joint search does
     better than all smaller ones, ascending. By default (`objective="auto"`) each is that set, or
     the components that do most alone, whichever holds better on examples that had no part in the
-    selection; its `method` says which. `at` and `smallest` answer questions.
+    selection; its `method` says which. Where the latter do, and up to 384 components, there is a
+    result for every size at which all components do something alone. `at` and `smallest` answer
+    questions.
     """
 
     results: tuple[TraceResult, ...]
@@ -108,7 +110,7 @@ class ParetoFront(Sequence[TraceResult]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes at which a set does better than all smaller ones, ascending."""
+        """Sizes of its sets, ascending."""
         return tuple(result.n_selected for result in self.results)
 
     @property

@@ -27,13 +27,13 @@ from tracekit.search.local.local_search import LocalSearch
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
-_MANY = 384
+MANY = 384
 """Beyond this many components gradients rank them, not their single effects."""
 
 
 def ranking_alone(n_components: int) -> Search:
     """The search that a joint search is judged against: it ranks components one by one."""
-    return TopK() if n_components <= _MANY else MaskIG()
+    return TopK() if n_components <= MANY else MaskIG()
 
 
 def as_judged(search: Search) -> Search:
