@@ -615,12 +615,12 @@ LAMBDAS = tuple(10.0 ** (exponent / 2) for exponent in range(-10, -2))
 """Of the runs of PGB-CT in `table_many`."""
 
 
-def table_many(families: Sequence[str], pairs: int) -> None:
+def table_many(families: Sequence[str], pairs: int, chosen_too: bool) -> None:
     """The front of 9,216 hidden units on many examples, against runs of PGB-CT without refinement.
 
     As many units as GPT-2 small has MLP outputs, and by default as many examples as Professions.
-    The front with the largest mean is held against PGB-CT's sets on the examples at hand, the one
-    that is chosen by halves on fresh ones too.
+    The front with the largest mean is held against PGB-CT's sets on the examples at hand and on
+    fresh ones, and `chosen_too` the one that is chosen by halves.
     """
     for family in families:
         model = random_model(0, SCALES[family], layers=12, hidden=768)
@@ -637,17 +637,14 @@ def table_many(families: Sequence[str], pairs: int) -> None:
         before = case.cost
         best_sets = LocalSearch().run(case, Goal(budgets=(case.n_components,)), 0).best_sets
         of_front = (case.cost - before).forward_equivalents
-        tracer = tk.Tracer(model, case.pairs, registry, case.metric)
-        chosen = tracer.pareto(objective="auto", statistics=False)
-        of_chosen = chosen[0].cost.forward_equivalents
-        say(
-            f"{family}: {case.n_components} units, {pairs} pairs; front {of_front:.1f} passes, "
-            f"chosen by halves {of_chosen:.1f}"
-        )
+        say(f"{family}: {case.n_components} units, {pairs} pairs; front {of_front:.1f} passes")
+        chosen = None
+        if chosen_too:
+            tracer = tk.Tracer(model, case.pairs, registry, case.metric)
+            chosen = tracer.pareto(objective="auto", statistics=False)
+            say(f"  chosen by halves {chosen[0].cost.forward_equivalents:.1f} passes")
         taken, empty = 0.0, 0
-        ratios: list[float] = []
-        fresh_ratios: list[float] = []
-        chosen_ratios: list[float] = []
+        ratios: dict[str, list[float]] = {}
         for lambda1 in LAMBDAS:
             search, before = make("pgb-ct", {"lambda1": lambda1, "refine": False}), case.cost
             (theirs,) = search.search(case, Goal.make(case.n_components), 0)
@@ -656,22 +653,25 @@ def table_many(families: Sequence[str], pairs: int) -> None:
             if not members:
                 empty += 1
                 continue
-            ours = list(best_sets.best_within(len(members)))
-            answer = chosen.at(len(members))
-            sets = [ours, answer.binary_mask.nonzero()[:, 0].tolist(), members]
-            on_own, on_fresh = (each.set_effects(sets).mean(1).tolist() for each in (case, fresh))
-            ratios.append(on_own[0] / on_own[2])
-            fresh_ratios.append(on_fresh[0] / on_fresh[2])
-            chosen_ratios.append(on_fresh[1] / on_fresh[2])
+            sets = {"pgb-ct": members, "front": list(best_sets.best_within(len(members)))}
+            if chosen is not None:
+                answer = chosen.at(len(members))
+                sets["chosen by halves"] = answer.binary_mask.nonzero()[:, 0].tolist()
+            of_sets = list(sets.values())
+            on_own, on_fresh = (
+                each.set_effects(of_sets).mean(1).tolist() for each in (case, fresh)
+            )
+            for rank, label in enumerate(sets):
+                if rank:
+                    ratios.setdefault(label, []).append(on_own[rank] / on_own[0])
+                    ratios.setdefault(f"{label}, fresh", []).append(on_fresh[rank] / on_fresh[0])
             say(
                 f"  lambda {lambda1:.1e}, {len(members)} units: effects {shown(on_own)}, on fresh "
-                f"pairs {shown(on_fresh)} (front, chosen: {answer.method}, pgb-ct); "
-                f"{taken:.0f} passes so far"
+                f"pairs {shown(on_fresh)} ({', '.join(sets)}); {taken:.0f} passes so far"
             )
-        say(
-            f"{family}: effects {summary(ratios)}; fresh {summary(fresh_ratios)}; fresh, chosen by "
-            f"halves {summary(chosen_ratios)}; {empty} empty"
-        )
+        for label, each in ratios.items():
+            say(f"{family}, {label}: {summary(each)}")
+        say(f"{family}: {empty} empty")
 
 
 def say(line: str) -> None:
@@ -707,6 +707,9 @@ def main(
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
     kind: Annotated[str, typer.Option(help="Components of `fresh`.")] = HEADS,
     pairs: Annotated[int, typer.Option(help="Examples of `many`.")] = 2703,
+    chosen: Annotated[
+        bool, typer.Option(help="Whether `many` measures the front chosen by halves, too.")
+    ] = True,
     passes: Annotated[
         int | None,
         typer.Option(help="Of long searches (`best-known`, `passes`); at most (`front`, `wide`)."),
@@ -738,7 +741,7 @@ def main(
     elif table == "front":
         table_front([one for one in families if one in SCALES], passes)
     elif table == "many":
-        table_many([one for one in families if one in SCALES], pairs)
+        table_many([one for one in families if one in SCALES], pairs, chosen)
     elif table == "wide":
         for one in [one for one in families if one in SCALES]:
             table_wide(one, numbers, passes or 140)
