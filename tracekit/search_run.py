@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit import _progress, checks, doubts
@@ -372,8 +373,9 @@ class SearchRun:
         """Results, or those of components ranked one by one where these hold better."""
         traced, rival, goal, seed = self.traced, self._rival, self.goal, self.seed
         engine, start = traced.engine, time.perf_counter()
-        fit = cross_fit(engine, [self.search, rival], goal.budgets, seed)
         alone, spent = traced.accounted(engine, lambda: rival.search(engine, goal, seed))
+        on_all = _effects_on_all(results, alone)
+        fit = cross_fit(engine, [self.search, rival], goal.budgets, seed, on_all=on_all)
         cost = results[0].cost + fit.cost + spent.cost
         seconds = results[0].seconds + time.perf_counter() - start
         chosen = []
@@ -426,10 +428,14 @@ class SearchRun:
             return front
         # What was searched is not lost for what could not be added to it.
         try:
-            searches = [search, self._rival] if self._chooses else [search]
-            fit = self._fit(searches, front, engine)
-            if fit is not None and self._chooses:
-                front = self._with_choices(front, fit)
+            searches: list[Search] = [search]
+            fit = None
+            if self._chooses:
+                searches.append(self._rival)
+                front, fit = self._with_choices(front, searches)
+            elif engine.n_examples >= FEWEST_EXAMPLES:
+                sizes = sizes_of_statistics(front.sizes)
+                fit = cross_fit(self.traced.engine, searches, sizes, self.seed, searched=engine)
             if statistics:
                 front = self._with_statistics(front, searches, fit, engine)
         except KeyboardInterrupt:
@@ -443,39 +449,35 @@ class SearchRun:
             )
         return front
 
-    def _fit(
-        self, searches: Sequence[Search], front: ParetoFront, searched: Engine
-    ) -> CrossFit | None:
-        """What searches do on halves of the examples; None if there are too few for halves."""
-        engine = self.traced.engine
-        if engine.n_examples < FEWEST_EXAMPLES:
-            return None
-        sizes = sizes_of_statistics(front.sizes)
-        return cross_fit(engine, searches, sizes, self.seed, searched=searched)
-
-    def _with_choices(self, front: ParetoFront, fit: CrossFit) -> ParetoFront:
+    def _with_choices(
+        self, front: ParetoFront, searches: Sequence[Search]
+    ) -> tuple[ParetoFront, CrossFit]:
         """A front with the sets of components ranked one by one where these hold better.
 
         There it has sets of sizes, too, at which the joint search found none with a larger mean:
         for fresh examples, a component that does something alone is worth having.
+
+        Returns:
+            The front, and what chose.
         """
+        traced, rival, seed = self.traced, self._rival, self.seed
+        engine = traced.engine
         joint = {result.n_selected: result for result in front}
         many = front[0].n_components > MANY
         between = [front.largest] if many else range(front.sizes[0], front.largest + 1)
-        sizes = tuple(size for size in sorted({*joint, *between}) if fit.choice_near(size) == 1)
-        if not sizes:
-            return front
-        traced, rival, goal, seed = self.traced, self._rival, Goal(budgets=sizes), self.seed
-        selections, spent = traced.accounted(
-            traced.engine, lambda: rival.search(traced.engine, goal, seed)
-        )
-        alone = {
-            selection.size: traced.result(rival, selection, goal, seed, spent)
-            for selection in selections
-            if selection.size in joint or _all_do_something(selection)
+        goal = Goal(budgets=tuple(sorted({*joint, *between})))
+        selections, spent = traced.accounted(engine, lambda: rival.search(engine, goal, seed))
+        alone = dict(zip(goal.budgets, selections, strict=True))
+        sizes = sizes_of_statistics(front.sizes)
+        on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
+        fit = cross_fit(engine, searches, sizes, seed, on_all=on_all)
+        chosen = {
+            size: traced.result(rival, selection, goal, seed, spent)
+            for size, selection in alone.items()
+            if fit.choice_near(size) == 1 and (size in joint or _all_do_something(selection))
         }
-        results = [result for _, result in sorted({**joint, **alone}.items())]
-        return ParetoFront.of(results, front.largest, order=front.ranking)
+        results = [result for _, result in sorted({**joint, **chosen}.items())]
+        return ParetoFront.of(results, front.largest, order=front.ranking), fit
 
     def _with_statistics(
         self,
@@ -501,6 +503,18 @@ class SearchRun:
         front = replace(front, statistics=rows, statistics_cost=cost)
         doubts.warn_of_front(front)
         return front
+
+
+def _effects_on_all(
+    joint: Sequence[TraceResult], alone: Sequence[Selection]
+) -> Float[Tensor, "search size example"]:
+    """Effects on every example of what either search selected on all of them, by size."""
+    return torch.stack(
+        [
+            torch.stack([result.per_example for result in joint]),
+            torch.stack([selection.effects for selection in alone]),
+        ]
+    )
 
 
 def _all_do_something(selection: Selection) -> bool:

@@ -500,8 +500,9 @@ class Tracer:
             objective: What the search maximises over the examples, if not the mean effect:
                 `log-odds`, `trimmed-mean`, `lower-bound` or `median` (see
                 `tracekit.engine.objectives`). `auto` chooses between the search and single effects
-                by what holds on examples that had no part in the selection. Results report mean
-                effects all the same.
+                by how far the search is ahead on the examples at hand, and by what holds on
+                examples that had no part in the selection. Results report mean effects all the
+                same.
             keep: What is to stay as it is: only sets within its bound are given back.
             observe: Is called with a `RunRecord` at the start, at every step, with every result and
                 at the end; one of `tracekit.trackers`, say. If it raises, that is a warning.

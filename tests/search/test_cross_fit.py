@@ -17,8 +17,8 @@ from tracekit.search.local.best_sets import BestSets
 HALVES = ((0, 1), (2, 3))
 
 
-def fit_of(effects, sizes=(1, 2)):
-    """A cross-fit with the given effects, by search, size and example."""
+def fit_of(effects, sizes=(1, 2), *, on_all=None):
+    """A cross-fit with the given effects, by search, size and example; the same on all examples."""
     nothing = (((0,),) * len(sizes),) * 2
     return CrossFit(
         sizes=sizes,
@@ -26,6 +26,7 @@ def fit_of(effects, sizes=(1, 2)):
         sets=(nothing,) * len(effects),
         effects=torch.tensor(effects),
         cost=tk.engine.Cost(),
+        on_all=torch.tensor(effects if on_all is None else on_all),
     )
 
 
@@ -63,29 +64,55 @@ def test_the_search_that_holds_better_is_chosen():
     assert fit_of([joint, joint]).choice() == [0, 0]
 
 
+ALONE = [1.0] * 4
+
+
 @pytest.mark.parametrize(
-    ("joint", "choice"),
+    ("on_own", "choice"),
     [
-        # Larger on average by one example alone, by 0.3 standard errors, and smaller on most.
-        ([2.5, 0.8, 0.7, 0.6], 1),
-        # The same mean, and larger on most.
-        ([1.0, 1.2, 1.2, 1.2], 0),
-        # Smaller on most, yet larger by 1.5 standard errors.
-        ([5.0, 4.0, 0.9, 0.9, 0.9], 0),
-        # Larger on most, and smaller on average.
-        ([1.1, 1.1, 1.1, -1.0], 1),
-        # Examples on which both do the same speak for neither.
-        ([1.0, 1.0, 1.0, 1.1], 0),
+        # One example makes up the lead: one standard error, whatever it is.
+        ([1.0, 1.0, 1.0, 100.0], 1),
+        ([0.9, 1.0, 1.0, 100.0], 1),
+        # Two do: 1.7 standard errors.
+        ([1.0, 1.0, 3.0, 3.0], 0),
+        # All do a little.
+        ([1.1, 1.2, 1.1, 1.2], 0),
+        # On average there is none.
+        ([1.1, 1.1, 1.1, 0.5], 1),
+        # The same set.
+        (ALONE, 0),
     ],
 )
-def test_few_examples_decide_nothing(joint, choice):
-    assert fit_of([[joint], [[1.0] * len(joint)]], sizes=(1,)).choice() == [choice]
+def test_a_lead_of_few_examples_is_chance(on_own, choice):
+    fit = fit_of([[[2.0, 2.1, 2.2, 2.3]], [ALONE]], sizes=(1,), on_all=[[on_own], [ALONE]])
+    assert fit.choice() == [choice]
+
+
+@pytest.mark.parametrize(
+    ("on_others", "choice"),
+    [
+        ([1.5, 0.9, 1.0, 1.1], 0),
+        # Behind by 0.3 standard errors: halves select worse than all examples.
+        ([1.5, 0.5, 0.5, 1.3], 0),
+        # Behind by 0.7.
+        ([1.3, 0.5, 0.5, 1.2], 1),
+        ([0.9, 0.9, 0.8, 0.9], 1),
+    ],
+)
+def test_a_lead_that_others_do_not_share_is_none(on_others, choice):
+    leading = [1.4, 1.2, 1.3, 1.2]
+    fit = fit_of([[on_others], [ALONE]], sizes=(1,), on_all=[[leading], [ALONE]])
+    assert fit.choice() == [choice]
+
+
+def test_a_single_search_has_no_rival():
+    assert fit_of([[ALONE, ALONE]]).choice() == [0, 0]
 
 
 def test_near_sizes_have_their_say():
     sizes = (4, 5, 100)
     # At 5, the second search is ahead by less than it is behind at 4; at 100 it is ahead.
-    first = [[1.0] * 4, [0.95] * 4, [0.5] * 4]
+    first = [[1.0, 1.1, 1.0, 1.1], [0.95] * 4, [0.5] * 4]
     second = [[0.5] * 4, [1.0] * 4, [1.0] * 4]
     fit = fit_of([first, second], sizes)
     assert fit.choice() == [0, 0, 1]
@@ -162,7 +189,9 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
 
     patched(monkeypatch, Oracle())
     front = tracer.pareto(max_budget=4)
-    fit = cross_fit(tracer.engine, [tk.LocalSearch(), Oracle()], joint.sizes, 0)
+    on_all = torch.stack([result.per_example for result in joint]).expand(2, -1, -1)
+    searches = [tk.LocalSearch(start_from_examples=False), Oracle()]
+    fit = cross_fit(tracer.engine, searches, joint.sizes, 0, on_all=on_all)
     chosen = ["oracle" if search else "local-search" for search in fit.choice()]
     assert [result.method for result in front] == chosen
     assert "oracle" in chosen
@@ -217,7 +246,13 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
     for rival, method in ((Fixed(order=order), "greedy"), (Fixed(order=order[::-1]), "fixed")):
         patched(monkeypatch, rival)
         curve = tracer.run("greedy", budgets=[2, 5], objective="auto")
-        fit = cross_fit(tracer.engine, [tk.search.make("greedy", {}), rival], [2, 5], 0)
+        greedy = tk.search.make("greedy", {})
+        goal = tk.search.Goal(budgets=(2, 5))
+        on_all = [
+            torch.stack([each.effects for each in search.search(tracer.engine, goal, 0)])
+            for search in (greedy, rival)
+        ]
+        fit = cross_fit(tracer.engine, [greedy, rival], [2, 5], 0, on_all=torch.stack(on_all))
         for rank, result in enumerate(curve):
             chosen = ("greedy", "fixed")[fit.choice()[rank]]
             assert result.method == chosen

@@ -2,19 +2,22 @@
 
 A set that was selected for its effect on some examples has less on others, and a search that tries
 more sets loses more. Where components truly act together, sets of a joint search hold on fresh
-examples; where they only seem to, the components with the largest single effects hold better. The
-halves say which it is: every example is measured once, with sets that it had no part in selecting.
+examples; where they only seem to, the components with the largest single effects hold better.
+
+Two things say which it is. One is how far a joint search is ahead on the examples that it was
+given: a lead that few examples make up is chance, as it had the choice among many sets. The other
+is what the sets of each half of the examples do on the other half: every example is measured once,
+with sets that it had no part in selecting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
@@ -29,6 +32,11 @@ FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
 MANY = 384
 """Beyond this many components gradients rank them, not their single effects."""
+_AHEAD = 1.25
+"""Standard errors that a joint search has to be ahead on the examples that it was given. A lead
+that one example makes up is one standard error, however large it is."""
+_BEHIND = 0.5
+"""Standard errors that it may be behind on others: what halves select is worse than what all do."""
 
 
 def ranking_alone(n_components: int) -> Search:
@@ -60,29 +68,36 @@ class CrossFit:
     """Effect on each example of the set that was selected on the other half."""
     cost: Cost
     """Passes of the searches, in passes over the whole data set."""
+    on_all: Float[Tensor, "search size example"] | None = None
+    """Effect on each example of the set that was selected on all of them; needed to choose."""
 
     def choice(self) -> list[int]:
-        """The search that each size takes: the first one, unless a later one holds better.
+        """The search that each size takes: 0, the joint one, or 1, that of components alone.
 
-        The first is kept where its mean effect is at least as large, unless few examples make it
-        so: where most of those on which the two differ speak against it, its mean has to be ahead
-        by a standard error. Of heavy-tailed effects a few examples make up the difference.
+        The joint one is taken where its sets do more on the examples that selected them, by 1.25
+        standard errors of the difference, and those that either half selects do not do less on the
+        other half, by more than half a standard error. Of equals it is the joint one.
 
         Near sizes have their say: means of few examples are uncertain, and searches differ by size
         only slowly. A size of half or twice as many components counts half.
         """
-        means = self.effects.mean(-1)
+        if len(self.effects) == 1:
+            return [0] * len(self.sizes)
+        assert self.on_all is not None
+        on_own, on_others = self._leads(self.on_all), self._leads(self.effects)
+        is_joint = _is_ahead(on_own, _AHEAD) & _is_ahead(on_others, -_BEHIND)
+        return [0 if joint else 1 for joint in is_joint.tolist()]
+
+    def _leads(
+        self, effects: Float[Tensor, "search size example"]
+    ) -> Float[Tensor, "size example"]:
+        """How far the joint search is ahead at each size and those near it, on each example."""
+        joint, alone = effects
+        means = effects.mean(-1)
         largest = means.abs().amax(0).clamp(min=torch.finfo(means.dtype).tiny)
-        numbers = torch.tensor(self.sizes, dtype=means.dtype)
-        smaller = torch.minimum(numbers[:, None], numbers)
-        nearness = smaller / torch.maximum(numbers[:, None], numbers)
-        shares = torch.einsum("nse,st->nte", self.effects / largest[:, None], nearness)
-        chosen = [0] * len(self.sizes)
-        for number, rank in product(range(1, len(shares)), range(len(self.sizes))):
-            ahead = shares[chosen[rank], rank] - shares[number, rank]
-            if not _is_ahead(ahead):
-                chosen[rank] = number
-        return chosen
+        sizes = torch.tensor(self.sizes, dtype=means.dtype)
+        nearness = torch.minimum(sizes[:, None], sizes) / torch.maximum(sizes[:, None], sizes)
+        return nearness @ ((joint - alone) / largest[:, None])
 
     def choice_near(self, size: int) -> int:
         """The choice at the nearest size."""
@@ -97,6 +112,7 @@ def cross_fit(
     seed: int,
     *,
     searched: Engine | None = None,
+    on_all: Float[Tensor, "search size example"] | None = None,
 ) -> CrossFit:
     """Selects on each half of the examples and measures on the other.
 
@@ -107,6 +123,7 @@ def cross_fit(
         seed: Draws the halves; the seed of the searches.
         searched: The engine that is searched, where that is another one (see `objectives.py` and
             `keeping.py`).
+        on_all: Effects of the sets that the searches select on all examples; needed to choose.
 
     Raises:
         NothingMeasuredError: A limit was reached before any set was measured.
@@ -132,14 +149,13 @@ def cross_fit(
         sets=tuple(map(tuple, sets)),
         effects=effects,
         cost=cost + (engine.cost - before),
+        on_all=on_all,
     )
 
 
-def _is_ahead(differences: Float[Tensor, " example"]) -> bool:
-    """Whether differences are positive on average, and not by a few examples alone."""
-    mean, error = differences.mean(), differences.std() / len(differences) ** 0.5
-    most = (differences > 0).sum() >= (differences < 0).sum()
-    return bool(mean >= 0 and (most or mean >= error))
+def _is_ahead(leads: Float[Tensor, "size example"], errors: float) -> Bool[Tensor, " size"]:
+    """Whether leads are by as many standard errors on average."""
+    return leads.mean(1) >= errors * leads.std(1) / leads.shape[1] ** 0.5
 
 
 def _without_checkpoint(search: Search) -> Search:
