@@ -20,7 +20,8 @@
 - `passes`: fronts of the demo model's heads with default passes, and with 0.4 of greedy's, as a
   share of the best that these and `--passes` passes find.
 - `front`: the front of GPT-2 small's heads on WinoBias dev, timed beside plain forwards.
-- `many`: 9,216 hidden units on `--pairs` pairs, against eight runs of PGB-CT.
+- `many`: 9,216 hidden units of random GPT-2s on `--pairs` pairs, and 2,048 of the demo model on
+  half of each demo data set, against eight runs of PGB-CT.
 - `wide`: 144 heads within `--passes` passes, as shares of what the default finds.
 - `races`: local search, top-k and the strongest pairs with races and without, on random GPT-2s of
   four layers and 512 pairs.
@@ -615,33 +616,47 @@ LAMBDAS = tuple(10.0 ** (exponent / 2) for exponent in range(-10, -2))
 """Of the runs of PGB-CT in `table_many`."""
 
 
-def table_many(families: Sequence[str], pairs: int, chosen_too: bool) -> None:
-    """The front of 9,216 hidden units on many examples, against runs of PGB-CT without refinement.
+def many_cases(family: str, pairs: int) -> Iterator[tuple[str, Engine, Engine]]:
+    """Name of every case, and engines to search on and of fresh pairs; hidden units."""
+    kind = "mlp-neurons"
+    if family == "demo":
+        for name, halves in fresh_cases(family, range(1), kind):
+            yield name, *halves[0]
+        return
+    model = random_model(0, SCALES[family], layers=12, hidden=768)
+    yield (
+        family,
+        engine(model, random_rows(model, 0, pairs), kind),
+        engine(model, random_rows(model, 50_000, pairs), kind),
+    )
 
-    As many units as GPT-2 small has MLP outputs, and by default as many examples as Professions.
-    The front with the largest mean is held against PGB-CT's sets on the examples at hand and on
-    fresh ones, and `chosen_too` the one that is chosen by halves.
+
+def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_too: bool) -> None:
+    """Fronts of thousands of hidden units, against runs of PGB-CT without refinement.
+
+    Random models have as many units as GPT-2 small has MLP outputs, and by default as many examples
+    as Professions. The front with the largest mean is held against PGB-CT's sets on the examples at
+    hand and on fresh ones, and `chosen_too` the one that is chosen by halves.
     """
-    for family in families:
-        model = random_model(0, SCALES[family], layers=12, hidden=768)
-        registry = tk.ComponentRegistry.build(model.cfg, "mlp-neurons")
-        case, fresh = (
-            Engine(
-                model,
-                tk.PromptPairs.from_ids(random_rows(model, seed, pairs)),
-                registry,
-                resolve("odds-ratio"),
-            )
-            for seed in (0, 50_000)
-        )
+    for family, case, fresh in (each for one in families for each in many_cases(one, pairs)):
         before = case.cost
-        best_sets = LocalSearch().run(case, Goal(budgets=(case.n_components,)), 0).best_sets
+        search = LocalSearch(max_passes=passes)
+        best_sets = search.run(case, Goal(budgets=(case.n_components,)), 0).best_sets
         of_front = (case.cost - before).forward_equivalents
-        say(f"{family}: {case.n_components} units, {pairs} pairs; front {of_front:.1f} passes")
+        say(
+            f"{family}: {case.n_components} units, {case.n_examples} pairs; "
+            f"front {of_front:.1f} passes"
+        )
         chosen = None
         if chosen_too:
-            tracer = tk.Tracer(model, case.pairs, registry, case.metric)
-            chosen = tracer.pareto(objective="auto", statistics=False)
+            tracer = tk.Tracer(
+                case.model,
+                case.pairs,
+                case.registry,
+                case.metric,
+                positions=case.config.positions,
+            )
+            chosen = tracer.pareto(objective="auto", statistics=False, max_passes=passes)
             say(f"  chosen by halves {chosen[0].cost.forward_equivalents:.1f} passes")
         taken, empty = 0.0, 0
         ratios: dict[str, list[float]] = {}
@@ -712,7 +727,9 @@ def main(
     ] = True,
     passes: Annotated[
         int | None,
-        typer.Option(help="Of long searches (`best-known`, `passes`); at most (`front`, `wide`)."),
+        typer.Option(
+            help="Of long searches (`best-known`, `passes`); at most (`front`, `many`, `wide`)."
+        ),
     ] = None,
 ) -> None:
     """Compares searches."""
@@ -741,7 +758,7 @@ def main(
     elif table == "front":
         table_front([one for one in families if one in SCALES], passes)
     elif table == "many":
-        table_many([one for one in families if one in SCALES], pairs, chosen)
+        table_many(families, pairs, passes, chosen)
     elif table == "wide":
         for one in [one for one in families if one in SCALES]:
             table_wide(one, numbers, passes or 140)
