@@ -9,6 +9,8 @@
 - `fresh`: effects on pairs that had no part in the search, by method; `--kind mlp-outputs` for
   neurons.
 - `objectives`: the same, by objective.
+- `choices`: what `objective="auto"` decides by, on the examples at hand, and what it should have
+  decided, on fresh pairs.
 - `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
   lambda.
 - `large`: the same rivals, on 20,480 hidden MLP units of a random GPT-2.
@@ -56,6 +58,8 @@ from tracekit.metrics import resolve
 from tracekit.results.strongest_pairs import strongest_pairs
 from tracekit.search import Goal, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
+from tracekit.search.cross_fit import cross_fit
+from tracekit.search.local.plan import log_spaced_sizes
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
 SCALES = {"strong": 1.3, "mild": 0.85}
@@ -436,6 +440,53 @@ def sets_of_methods(case: Engine) -> Sets:
     return sets | {"front": [answer.binary_mask.nonzero()[:, 0].tolist() for answer in answers]}
 
 
+def table_choices(family: str, seeds: range) -> None:
+    """Leads of local search over top-k, and which of them it would have been better to take."""
+    local = LocalSearch(start_from_examples=False)
+    of_choice: list[float] = []
+    leads: list[tuple[float, float, float]] = []
+    for name, parts in fresh_cases(family, seeds, HEADS):
+        for case, fresh in parts:
+            n = case.n_components
+            sizes = sorted({*log_spaced_sizes(1, as_count(SHARES[-1], n), 12), *counts(n)})
+            goal = Goal(budgets=tuple(sizes))
+            found = [search.search(case, goal, 0) for search in (local, TopK())]
+            on_all = torch.stack([torch.stack([one.effects for one in each]) for each in found])
+            fit = cross_fit(case, [local, TopK()], sizes, 0, on_all=on_all)
+            sets = [one.mask.nonzero()[:, 0].tolist() for each in found for one in each]
+            means = fresh.set_effects(sets).mean(1).unflatten(0, (2, -1))
+            choice = fit.choice()
+            for rank, size in enumerate(sizes):
+                joint, alone = means[:, rank].tolist()
+                if size in counts(n):
+                    of_choice.append(means[choice[rank], rank].item() / max(joint, alone))
+                if sets[rank] != sets[len(sizes) + rank]:
+                    own, other = (lead(effects[:, rank]) for effects in (on_all, fit.effects))
+                    leads.append((own, other, joint / alone))
+                    taken = (local, TopK())[choice[rank]].name
+                    say(
+                        f"  {name}, {size} heads: ahead by {own:.1f} standard errors, on halves by "
+                        f"{other:.1f}; fresh {joint / alone:.2f}; takes {taken}"
+                    )
+    say(f"{family}: the chosen one has of the better one {three(of_choice)}")
+    if len(leads) > 2:
+        correlations = torch.tensor(leads).T.corrcoef()[2, :2].tolist()
+        say(f"{family}: correlations of these leads with the ratio: {shown(correlations)}")
+
+
+def counts(n: int) -> list[int]:
+    """Sizes at 10, 20, 30 and 40 %."""
+    return [as_count(share, n) for share in SHARES]
+
+
+def lead(effects: torch.Tensor) -> float:
+    """Standard errors by which the first of two sets is ahead on average."""
+    differences = effects[0] - effects[1]
+    return (
+        differences.mean() / differences.std().clamp(min=1e-12) * len(differences) ** 0.5
+    ).item()
+
+
 def sets_of_objectives(case: Engine) -> Sets:
     """Of local search by objective, greedy and top-k."""
     return {
@@ -698,6 +749,7 @@ Table = Literal[
     "greedy",
     "fresh",
     "objectives",
+    "choices",
     "rivals",
     "large",
     "optimum",
@@ -744,6 +796,9 @@ def main(
     elif table == "objectives":
         for one in families:
             table_fresh(one, numbers, sets_of_objectives, ("greedy", "top-k"))
+    elif table == "choices":
+        for one in families:
+            table_choices(one, numbers)
     elif table == "rewards":
         for one in [one for one in families if one in SCALES]:
             table_rewards(one, numbers)
