@@ -241,6 +241,34 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     assert [result.method for result in front] == ["local-search", *["top-k"] * 3]
 
 
+@pytest.mark.parametrize("asked", ["front", "run"])
+def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked):
+    """The effects that choose: of the joint search's sets first, size by size."""
+    fits = []
+
+    def kept(*args, **options):
+        fits.append(cross_fit(*args, **options))
+        return fits[-1]
+
+    monkeypatch.setattr("tracekit.search_run.cross_fit", kept)
+    if asked == "front":
+        options = {"max_budget": 4, "statistics": False, "max_passes": 60}
+        joint = tracer.pareto(objective="mean", start_from_examples=False, **options)
+        tracer.pareto(objective="auto", **options)
+    else:
+        joint = tracer.run("greedy", budgets=[2, 5])
+        tracer.run("greedy", budgets=[2, 5], objective="auto")
+    (fit,) = fits
+    alone = tracer.run("top-k", budgets=list(fit.sizes))
+    assert len(fit.sizes) > 1
+    by_hand = [
+        [result.per_example for result in results if result.n_selected in fit.sizes]
+        for results in (joint, alone)
+    ]
+    expected = torch.stack([torch.stack(rows) for rows in by_hand])
+    assert torch.allclose(fit.on_all, expected, atol=1e-6)
+
+
 def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
     order = worst_first(tracer)
     for rival, method in ((Fixed(order=order), "greedy"), (Fixed(order=order[::-1]), "fixed")):
