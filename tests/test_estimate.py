@@ -25,6 +25,7 @@ from tracekit.search.baselines.topk import TopK
 
 DETERMINISTIC = {
     "top-k": {},
+    "shrunken-top-k": {"by_gradients": True, "steps": 3},
     "greedy": {},
     "random": {"draws": 10},
     "exhaustive": {},
@@ -87,7 +88,7 @@ class TestPasses:
 
     @pytest.mark.parametrize("statistics", [False, True])
     def test_of_a_front_hold_with_its_statistics(self, tracer, statistics):
-        options = {"max_budget": 3, "max_passes": 40, "statistics": statistics}
+        options = {"max_budget": 3, "max_passes": 40, "statistics": statistics, "objective": "mean"}
         _ = tracer.full_effect  # Shared by all runs, and in the account of none.
         estimate = tracer.estimate_pareto(**options)
         with _progress.run("counts", None, 1, shown=False) as counted:
@@ -108,9 +109,23 @@ class TestPasses:
         assert counted.done <= estimate.example_passes
         spent = front[0].cost + front.statistics_cost
         assert spent.forward_equivalents * len(tracer.pairs) <= estimate.example_passes
-        if asked != "auto":
-            # What is kept, and scores, are run for the statistics too.
-            assert spent.forward_equivalents * len(tracer.pairs) > 0.95 * counted.done
+        # What is kept, and scores, are run for the statistics too.
+        assert spent.forward_equivalents * len(tracer.pairs) > 0.95 * counted.done
+
+    @pytest.mark.parametrize("statistics", [False, True])
+    def test_of_a_front_count_both_searches(self, tracer, statistics):
+        """Local search, twelve components alone and three of their prefixes; halves besides."""
+        options = {"max_budget": 3, "max_passes": 40, "statistics": statistics}
+        _ = tracer.full_effect
+        estimate = tracer.estimate_pareto(objective="auto", **options)
+        assert estimate.passes == 40 + 12 + 3
+        with _progress.run("counts", None, 1, shown=False) as counted:
+            front = tracer.pareto(objective="auto", **options)
+        assert {result.cost for result in front} == {front[0].cost}
+        assert {result.stopped for result in front} == {"max_passes"}
+        assert 38 + 15 < front[0].cost.forward_equivalents <= estimate.passes
+        spent = (front[0].cost + front.statistics_cost).forward_equivalents * len(tracer.pairs)
+        assert 0.95 * counted.done < spent <= counted.done <= estimate.example_passes
 
     def test_say_what_is_measured_besides(self, model):
         tracer = tk.Tracer(

@@ -37,6 +37,7 @@ PATCHED_KINDS = (*WRITING_KINDS, "keys", "residual-before")
 METHOD_OPTIONS = {
     "pgb-ct": {"trials": 3, "epochs": 5},
     "top-k": {},
+    "shrunken-top-k": {},
     "local-search": {},
     "greedy": {},
     "random": {"draws": 20},

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from tracekit.search import Random as Random
     from tracekit.search import Search as Search
     from tracekit.search import Selection as Selection
+    from tracekit.search import ShrunkenTopK as ShrunkenTopK
     from tracekit.search import TopK as TopK
     from tracekit.tracer import Tracer as Tracer
     from tracekit.trackers import RunRecord as RunRecord
@@ -135,6 +136,7 @@ _NAMES = {
         "Random",
         "Search",
         "Selection",
+        "ShrunkenTopK",
         "TopK",
     ),
     "tracer": ("Tracer",),

@@ -25,7 +25,7 @@ from tracekit.results.pareto_statistics import (
 )
 from tracekit.search import Goal, Search
 from tracekit.search.base import Planned, planned_for
-from tracekit.search.cross_fit import ranking_alone
+from tracekit.search.cross_fit import RANKED_ALONE
 
 _PROBED_SETS = 4
 """Sets that are measured to see what a pass takes."""
@@ -104,9 +104,14 @@ class Question:
         cost, is_exact = searched.cost, searched.is_exact
         if self._has_objective:
             cost += Cost(1)
-        if self._chooses and self.statistics is None:
-            halves = self._of_halves([self.search, self._rival], self.goal)
-            rival = planned_for(self._rival, self.n_components, self.goal)
+        if self._chooses:
+            goal = self.goal
+            if self.statistics is not None:
+                goal = Goal(budgets=tuple(range(1, goal.budgets[-1] + 1)))
+            rival = planned_for(self._rival, self.n_components, goal)
+            # Those of a front are counted with its statistics.
+            is_front = self.statistics is not None
+            halves = Cost() if is_front else self._of_halves([self.search, self._rival], goal)
             if halves is None or rival is None:
                 return None
             return Planned(cost=cost + halves + rival.cost)
@@ -126,11 +131,6 @@ class Question:
         if self.statistics or self._chooses:
             halves = self._of_halves(searches, Goal(budgets=tuple(sizes)))
             passes += 0 if halves is None else halves.forward_equivalents
-        if self._chooses:
-            every_size = Goal(budgets=tuple(range(1, self.goal.budgets[-1] + 1)))
-            rival = planned_for(self._rival, self.n_components, every_size)
-            assert rival is not None
-            passes += rival.cost.forward_equivalents
         if self.statistics:
             from_all = Cost(passes_from_all(self.n_components, sizes))
             passes += MOST_CONTROLS * len(sizes)
@@ -155,7 +155,7 @@ class Question:
 
     @property
     def _rival(self) -> Search:
-        return ranking_alone(self.n_components)
+        return RANKED_ALONE
 
     def _searched(self, search: Search, goal: Goal) -> Planned | None:
         """A search by the objective, and within bounds."""

@@ -45,7 +45,8 @@ from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.base import best_within, config_of
-from tracekit.search.cross_fit import FEWEST_EXAMPLES, MANY, CrossFit, cross_fit, ranking_alone
+from tracekit.search.baselines.shrunken_topk import MANY
+from tracekit.search.cross_fit import FEWEST_EXAMPLES, RANKED_ALONE, CrossFit, cross_fit
 
 _T = TypeVar("_T")
 
@@ -215,7 +216,7 @@ class SearchRun:
 
     @property
     def _rival(self) -> Search:
-        return ranking_alone(self.traced.engine.n_components)
+        return RANKED_ALONE
 
     def searched(self) -> Engine:
         """The engine that the search is given."""
@@ -476,8 +477,17 @@ class SearchRun:
             for size, selection in alone.items()
             if fit.choice_near(size) == 1 and (size in joint or _all_do_something(selection))
         }
-        results = [result for _, result in sorted({**joint, **chosen}.items())]
-        return ParetoFront.of(results, front.largest, order=front.ranking), fit
+        # Whose set it is, both searches were run for it, and a limit of the first one counts.
+        first = front[0]
+        run = {
+            "cost": first.cost + spent.cost,
+            "seconds": first.seconds + spent.seconds,
+            "stopped": first.stopped,
+        }
+        by_size = sorted({**joint, **chosen}.items())
+        results = [replace(result, **run) for _, result in by_size]
+        front = ParetoFront.of(results, front.largest, order=front.ranking)
+        return replace(front, statistics_cost=fit.cost), fit
 
     def _with_statistics(
         self,

@@ -399,6 +399,16 @@ class Tracer:
 
     @overload
     def run(
+        self, method: Literal["shrunken-top-k"], **options: Unpack[arguments.ShrunkenTopKSet]
+    ) -> TraceResult: ...
+
+    @overload
+    def run(
+        self, method: Literal["shrunken-top-k"], **options: Unpack[arguments.ShrunkenTopKCurve]
+    ) -> TraceCurve: ...
+
+    @overload
+    def run(
         self, method: Literal["greedy"], **options: Unpack[arguments.GreedySet]
     ) -> TraceResult: ...
 
@@ -490,9 +500,9 @@ class Tracer:
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct`, `local-search`, `dcm`, `top-k`, `greedy`, `random`, `exhaustive`,
-                `mask-ig`, `attribution`, or a search such as `PGBCT(epochs=30)`, one of tracekit
-                or your own.
+            method: `pgb-ct`, `local-search`, `dcm`, `top-k`, `shrunken-top-k`, `greedy`, `random`,
+                `exhaustive`, `mask-ig`, `attribution`, or a search such as `PGBCT(epochs=30)`, one
+                of tracekit or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components

@@ -58,7 +58,7 @@ from tracekit.metrics import resolve
 from tracekit.results.strongest_pairs import strongest_pairs
 from tracekit.search import Goal, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
-from tracekit.search.cross_fit import cross_fit
+from tracekit.search.cross_fit import RANKED_ALONE, cross_fit
 from tracekit.search.local.plan import log_spaced_sizes
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
@@ -342,6 +342,8 @@ def table_ablations(seeds: range) -> None:
 
 FRESH = 4096
 """Fresh pairs."""
+DRAWS = 100
+"""Random sets of each size."""
 
 
 Sets = dict[str, list[list[int]]]
@@ -430,7 +432,8 @@ def rivals_for(kind: str) -> tuple[str, ...]:
 def sets_of_methods(case: Engine) -> Sets:
     """Of the front as it is by default, its joint search alone, and their rivals."""
     (kind,) = case.registry.kinds
-    sets = {name: selected(case, name) for name in (*rivals_for(kind), "local-search")}
+    names = (*rivals_for(kind), "shrunken-top-k", "local-search")
+    sets = {name: selected(case, name) for name in names}
     tracer = tk.Tracer(
         case.model, case.pairs, case.registry, case.metric, positions=case.config.positions
     )
@@ -441,8 +444,8 @@ def sets_of_methods(case: Engine) -> Sets:
 
 
 def table_choices(family: str, seeds: range) -> None:
-    """Leads of local search over top-k, and which of them it would have been better to take."""
-    local = LocalSearch(start_from_examples=False)
+    """Leads of local search over components ranked alone, and which it had been better to take."""
+    searches = [LocalSearch(start_from_examples=False), RANKED_ALONE]
     of_choice: list[float] = []
     leads: list[tuple[float, float, float]] = []
     for name, parts in fresh_cases(family, seeds, HEADS):
@@ -450,9 +453,9 @@ def table_choices(family: str, seeds: range) -> None:
             n = case.n_components
             sizes = sorted({*log_spaced_sizes(1, as_count(SHARES[-1], n), 12), *counts(n)})
             goal = Goal(budgets=tuple(sizes))
-            found = [search.search(case, goal, 0) for search in (local, TopK())]
+            found = [search.search(case, goal, 0) for search in searches]
             on_all = torch.stack([torch.stack([one.effects for one in each]) for each in found])
-            fit = cross_fit(case, [local, TopK()], sizes, 0, on_all=on_all)
+            fit = cross_fit(case, searches, sizes, 0, on_all=on_all)
             sets = [one.mask.nonzero()[:, 0].tolist() for each in found for one in each]
             means = fresh.set_effects(sets).mean(1).unflatten(0, (2, -1))
             choice = fit.choice()
@@ -463,7 +466,7 @@ def table_choices(family: str, seeds: range) -> None:
                 if sets[rank] != sets[len(sizes) + rank]:
                     own, other = (lead(effects[:, rank]) for effects in (on_all, fit.effects))
                     leads.append((own, other, joint / alone))
-                    taken = (local, TopK())[choice[rank]].name
+                    taken = searches[choice[rank]].name
                     say(
                         f"  {name}, {size} heads: ahead by {own:.1f} standard errors, on halves by "
                         f"{other:.1f}; fresh {joint / alone:.2f}; takes {taken}"
@@ -501,7 +504,8 @@ def sets_of_objectives(case: Engine) -> Sets:
 def selected(case: Engine, name: str) -> list[list[int]]:
     """Sets at 10, 20, 30 and 40 %."""
     goal = Goal.make(case.n_components, budgets=list(SHARES))
-    return [each.mask.nonzero()[:, 0].tolist() for each in make(name, {}).search(case, goal, 0)]
+    search = make(name, {"draws": DRAWS} if name == "random" else {})
+    return [each.mask.nonzero()[:, 0].tolist() for each in search.search(case, goal, 0)]
 
 
 def table_rewards(family: str, seeds: range) -> None:

@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.masks import from_indices
-from tracekit.search.cross_fit import CrossFit, cross_fit, ranking_alone
+from tracekit.search.cross_fit import CrossFit, cross_fit
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -149,13 +149,8 @@ def test_weights_are_those_of_the_whole_data_set(model):
     assert torch.allclose(fit.effects[0, 0], engine.effects(from_indices([3], 12)))
 
 
-def test_what_ranks_alone():
-    assert ranking_alone(384).name == "top-k"
-    assert ranking_alone(385).name == "mask-ig"
-
-
 def patched(monkeypatch, rival):
-    monkeypatch.setattr("tracekit.search_run.ranking_alone", lambda n_components: rival)
+    monkeypatch.setattr("tracekit.search_run.RANKED_ALONE", rival)
 
 
 def worst_first(tracer) -> tuple[int, ...]:
@@ -212,7 +207,7 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     n_positive = 5
 
     class Ranked:
-        name = "top-k"
+        name = "ranked"
 
         def search(self, engine, goal, seed):
             scores = torch.arange(n_positive, n_positive - 12, -1.0)
@@ -231,14 +226,14 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     monkeypatch.setattr(BestSets, "improving", [1, 7])
     front = tracer.pareto(max_budget=9, max_passes=60)
     assert front.sizes == (1, 2, 3, 4, 5, 7)
-    assert {result.method for result in front} == {"top-k"}
+    assert {result.method for result in front} == {"ranked"}
     assert [front.at(size).n_selected for size in (3, 6, 9)] == [3, 5, 7]
     assert front.at(4).effect == -4
     # Where they do not hold better there are none between.
     monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: int(size > 3))
     front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
     assert front.sizes == (1, 4, 5, 7)
-    assert [result.method for result in front] == ["local-search", *["top-k"] * 3]
+    assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
 
 
 @pytest.mark.parametrize("asked", ["front", "run"])
@@ -259,7 +254,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
         joint = tracer.run("greedy", budgets=[2, 5])
         tracer.run("greedy", budgets=[2, 5], objective="auto")
     (fit,) = fits
-    alone = tracer.run("top-k", budgets=list(fit.sizes))
+    alone = tracer.run("shrunken-top-k", budgets=list(fit.sizes))
     assert len(fit.sizes) > 1
     by_hand = [
         [result.per_example for result in results if result.n_selected in fit.sizes]

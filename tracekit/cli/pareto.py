@@ -220,8 +220,8 @@ def _print_front(front: ParetoFront) -> None:
     console.print(
         "Held out: selected on one half of the examples, measured on the other. Random: as many "
         "components of every kind in every layer. Stability: Jaccard similarity of the sets that "
-        "the halves select. Search: whose set it is; top-k where single effects hold better on "
-        "held-out examples.",
+        "the halves select. Search: whose set it is; shrunken top-k where components ranked alone "
+        "hold better on held-out examples.",
         style="dim",
     )
     passes = front[0].cost.forward_equivalents

@@ -87,8 +87,8 @@ def trace(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="pgb-ct, local-search, dcm, top-k, greedy, random, exhaustive, mask-ig, "
-            "attribution; may be given several times. Default: pgb-ct.",
+            help="pgb-ct, local-search, dcm, top-k, shrunken-top-k, greedy, random, exhaustive, "
+            "mask-ig, attribution; may be given several times. Default: pgb-ct.",
             rich_help_panel=HOW,
         ),
     ] = None,

@@ -47,7 +47,7 @@ class ParetoFront(Sequence[TraceResult]):
     statistics: tuple[SizeStatistics, ...] = ()
     """At some of the sizes, ascending; empty if they were not asked for."""
     statistics_cost: Cost = field(default_factory=Cost)
-    """Passes that the statistics took, in passes over the whole data set."""
+    """Passes that halves of the examples and the statistics took, in passes over all examples."""
 
     @classmethod
     def of(

@@ -19,6 +19,7 @@ from tracekit.search.baselines.attribution import Attribution, MaskIG
 from tracekit.search.baselines.exhaustive import Exhaustive
 from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
+from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
@@ -29,6 +30,7 @@ MethodName = Literal[
     "local-search",
     "dcm",
     "top-k",
+    "shrunken-top-k",
     "greedy",
     "random",
     "exhaustive",
@@ -44,6 +46,7 @@ METHODS: Mapping[str, type[Search]] = {
         LocalSearch,
         DCM,
         TopK,
+        ShrunkenTopK,
         Greedy,
         Random,
         Exhaustive,
@@ -67,6 +70,7 @@ __all__ = [
     "Random",
     "Search",
     "Selection",
+    "ShrunkenTopK",
     "TopK",
     "make",
     "title_of",

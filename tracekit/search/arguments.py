@@ -56,6 +56,11 @@ class _Steps(TypedDict, total=False):
     steps: int
 
 
+class _Shrunken(TypedDict, total=False):
+    by_gradients: bool | None
+    steps: int
+
+
 class _Training(TypedDict, total=False):
     lambda1: float | None
     learning_rate: float | None
@@ -125,6 +130,14 @@ class TopKSet(OneSet, _Racing, total=False):
 
 class TopKCurve(Curve, _Racing):
     """Of `top-k`, for a result for each budget."""
+
+
+class ShrunkenTopKSet(OneSet, _Shrunken, total=False):
+    """Of `shrunken-top-k`, for one result."""
+
+
+class ShrunkenTopKCurve(Curve, _Shrunken):
+    """Of `shrunken-top-k`, for a result for each budget."""
 
 
 class GreedySet(OneSet, _Racing, total=False):

@@ -24,24 +24,18 @@ from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Search, Selection
-from tracekit.search.baselines.attribution import MaskIG
-from tracekit.search.baselines.topk import TopK
+from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.local.local_search import LocalSearch
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
-MANY = 384
-"""Beyond this many components gradients rank them, not their single effects."""
+RANKED_ALONE: Search = ShrunkenTopK()
+"""The search that a joint search is judged against: it ranks components one by one."""
 _AHEAD = 1.25
 """Standard errors that a joint search has to be ahead on the examples that it was given. A lead
 that one example makes up is one standard error, however large it is."""
 _BEHIND = 0.5
 """Standard errors that it may be behind on others: what halves select is worse than what all do."""
-
-
-def ranking_alone(n_components: int) -> Search:
-    """The search that a joint search is judged against: it ranks components one by one."""
-    return TopK() if n_components <= MANY else MaskIG()
 
 
 def as_judged(search: Search) -> Search:
