@@ -690,8 +690,8 @@ def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_t
     """Fronts of thousands of hidden units, against runs of PGB-CT without refinement.
 
     Random models have as many units as GPT-2 small has MLP outputs, and by default as many examples
-    as Professions. The front with the largest mean is held against PGB-CT's sets on the examples at
-    hand and on fresh ones, and `chosen_too` the one that is chosen by halves.
+    as Professions. The front with the largest mean and shrunken top-k are held against PGB-CT's
+    sets on the examples at hand and on fresh ones, and `chosen_too` the front that halves choose.
     """
     for family, case, fresh in (each for one in families for each in many_cases(one, pairs)):
         before = case.cost
@@ -713,6 +713,10 @@ def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_t
             )
             chosen = tracer.pareto(objective="auto", statistics=False, max_passes=passes)
             say(f"  chosen by halves {chosen[0].cost.forward_equivalents:.1f} passes")
+        before, scores = case.cost, RANKED_ALONE.search(case, Goal(budgets=(1,)), 0)
+        order = ranking(scores[0].component_scores)
+        of_ranking = (case.cost - before).forward_equivalents
+        say(f"  shrunken top-k {of_ranking:.1f} passes, and one for each size that is measured")
         taken, empty = 0.0, 0
         ratios: dict[str, list[float]] = {}
         for lambda1 in LAMBDAS:
@@ -723,7 +727,11 @@ def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_t
             if not members:
                 empty += 1
                 continue
-            sets = {"pgb-ct": members, "front": list(best_sets.best_within(len(members)))}
+            sets = {
+                "pgb-ct": members,
+                "front": list(best_sets.best_within(len(members))),
+                "shrunken top-k": order[: len(members)],
+            }
             if chosen is not None:
                 answer = chosen.at(len(members))
                 sets["chosen by halves"] = answer.binary_mask.nonzero()[:, 0].tolist()

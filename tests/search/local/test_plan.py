@@ -75,10 +75,12 @@ def test_sets_for_single_examples_are_part_of_short_searches_too():
     assert not plan.dense
     assert plan.example_passes == pytest.approx(0.4 * 140)
     assert len(plan.example_sizes) == 8
+    # They are a smaller part where components are many.
+    assert SearchPlan.make(512, 512, (), 512).example_passes == pytest.approx(0.02 * 512)
     for n_components, passes, from_examples in (
         (144, 119, True),
         (144, 140, False),
-        (512, 512, True),
+        (512, 119, True),
     ):
         plan = SearchPlan.make(
             n_components, n_components // 3, (), passes, from_examples=from_examples

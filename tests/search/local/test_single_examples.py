@@ -19,6 +19,7 @@ from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
 from tracekit.search.local.single_examples import OwnSets, can_one_example_matter, resized
+from tracekit.search.racing import Portions
 
 N = 12
 
@@ -241,6 +242,34 @@ class TestWithinASearch:
         LocalSearch(max_passes=120).run(engine, everything, 0)
         ((sizes, passes),) = asked
         assert (len(sizes), passes) == (8, 48)
+
+    def test_not_where_the_slopes_of_all_examples_take_too_much_memory(self, model, monkeypatch):
+        engine = tiny.engine(model, tiny.pairs(8, seed=1))
+        best_sets = BestSets(MeasurementCache(engine, Limits()), 4)
+        best_sets.measure([[i] for i in range(N)], "single components")
+        for bound, is_made in ((8 * N - 1, False), (8 * N, True)):
+            monkeypatch.setattr(single_examples, "_MOST_SLOPES", bound)
+            best_sets.start_from_examples([2, 4], 60)
+            assert (4 in best_sets.sizes) == is_made
+        # Fewer examples have sets where masks are long.
+        own_sets = [OwnSets(best_sets.measurements, ExampleCurves.of(engine), [2, 4], 60)]
+        monkeypatch.setattr(single_examples, "_MOST_ENTRIES", 3 * N)
+        own_sets.append(OwnSets(best_sets.measurements, ExampleCurves.of(engine), [2, 4], 60))
+        assert [len(each.examples) for each in own_sets] == [8, 3]
+
+    def test_they_are_measured_on_all_examples(self, model):
+        """The example that a set was made for may not be among the first of a race."""
+        engine = tiny.engine(model, tiny.pairs(120, seed=1))
+        portions = Portions.make(engine, 0)
+        measurements = MeasurementCache(engine, Limits(), portions=portions)
+        best_sets = BestSets(measurements, 4)
+        best_sets.measure([[i] for i in range(N)], "single components")
+        assert any(measurements.is_dropped((i,)) for i in range(N))
+        before = set(measurements._measured.effects)
+        best_sets.start_from_examples([2, 4], 60)
+        made = set(measurements._measured.effects) - before
+        assert {len(members) for members in made} == {2, 4}
+        assert not any(measurements.is_dropped(members) for members in made)
 
     def test_none_is_larger_than_what_reaches_the_target(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))

@@ -11,7 +11,7 @@ from tracekit.masks import ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
-from tracekit.search.local.single_examples import OwnSets, can_one_example_matter
+from tracekit.search.local.single_examples import OwnSets, can_one_example_matter, is_small_enough
 from tracekit.search.racing import Heat
 
 _KEPT = 8
@@ -155,13 +155,22 @@ class BestSets:
             return
         if not can_one_example_matter(curves, max(map(self.effect, self.sizes))):
             return
+        if not is_small_enough(self.engine.n_examples, self.engine.n_components):
+            return
         own_sets = OwnSets(self.measurements, curves, sizes, passes)
         own_sets.walk()
         first = own_sets.best(1)
-        self.measure(first, "starts")
+        self._measure_starts(first)
         if own_sets.carry([self.measurements.mean(members) for members in first]):
             own_sets.improve()
-            self.measure(own_sets.best(), "starts")
+            self._measure_starts(own_sets.best())
+
+    def _measure_starts(self, sets: Sequence[ComponentSet]) -> None:
+        """Measures sets that were made for single examples, each on all examples.
+
+        They do not race: on a part of the examples the one that a set was made for may be missing.
+        """
+        self._measure([Heat(sets=sets, n_winners=len(sets))], "starts")
 
     # ---- neighbours -----------------------------------------------------------------------
 

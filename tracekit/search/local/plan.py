@@ -41,6 +41,9 @@ _OF_EXAMPLES = (0.25, 0.4)
 few are: there, the sweeps are short."""
 _FOR_EXAMPLES = (160, 120)
 """Passes below which there are none, likewise."""
+_OF_EXAMPLES_OF_MANY = 0.02
+"""This share from 384 components on, where the sweeps need their passes: enough for all sets of a
+few examples, as a gradient of one example is a small part of a pass."""
 _EXAMPLE_SIZES = 8
 """Sizes of these sets."""
 
@@ -98,10 +101,11 @@ class SearchPlan:
         # No gradient points to some that do much alone.
         cheap = n_components if n_components <= passes // 3 else passes // 8
         singles = min(n_components, max(min(16, passes // 3), cheap))
-        has_own_sets = from_examples and every_size and n_components < _MANY
+        has_own_sets = from_examples and every_size
+        shares = _OF_EXAMPLES if n_components < _MANY else (_OF_EXAMPLES_OF_MANY,) * 2
         of_dense, of_spread = (
             share * passes if has_own_sets and passes >= least else 0
-            for share, least in zip(_OF_EXAMPLES, _FOR_EXAMPLES, strict=True)
+            for share, least in zip(shares, _FOR_EXAMPLES, strict=True)
         )
         left = passes - singles - of_dense
         affordable = int(left / _PER_DENSE_SIZE)

@@ -26,6 +26,10 @@ from tracekit.search.local.measurements import MeasurementCache
 
 _MOST_EXAMPLES = 128
 """Examples that get sets of their own, at most: those whose slopes promise most."""
+_MOST_ENTRIES = 2**18
+"""Entries of the masks of these examples, at a size, at most; bounds memory."""
+_MOST_SLOPES = 2**27
+"""Slopes of all examples, beyond which no sets are made; bounds memory."""
 _PER_EXAMPLE = 64
 """Gradients that are taken, at most, times the number of these examples."""
 _OF_WALKS = 1 / 3
@@ -49,6 +53,11 @@ _LEAST_SHARE = 0.1
 """Share of the mean effect that one example must be able to make up, for all this to pay."""
 
 Rows = Int[Tensor, " row"]
+
+
+def is_small_enough(n_examples: int, n_components: int) -> bool:
+    """Whether the slopes of all examples can be held at once."""
+    return n_examples * n_components <= _MOST_SLOPES
 
 
 def can_one_example_matter(curves: ExampleCurves, mean_effect: float) -> bool:
@@ -96,7 +105,8 @@ class OwnSets:
         n_gradients = int(passes * n_examples / 2)
         n_of_walks = 2 * len(sizes) + _STEPS_FROM_ALL
         count = max(1, int(_OF_WALKS * (n_gradients - n_examples) / n_of_walks))
-        count = min(_MOST_EXAMPLES, n_examples, count)
+        fitting = max(1, _MOST_ENTRIES // n_components)
+        count = min(_MOST_EXAMPLES, n_examples, count, fitting)
         self._n_affordable = min(n_gradients, n_examples + _PER_EXAMPLE * count)
         self.examples = torch.arange(n_examples)
         """Their numbers."""
