@@ -25,7 +25,7 @@ from tracekit.results.pareto_statistics import (
 )
 from tracekit.search import Goal, Search
 from tracekit.search.base import Planned, planned_for
-from tracekit.search.cross_fit import RANKED_ALONE
+from tracekit.search.cross_fit import RANKED_ALONE, sizes_alone
 
 _PROBED_SETS = 4
 """Sets that are measured to see what a pass takes."""
@@ -107,7 +107,10 @@ class Question:
         if self._chooses:
             goal = self.goal
             if self.statistics is not None:
-                goal = Goal(budgets=tuple(range(1, goal.budgets[-1] + 1)))
+                last = goal.budgets[-1]
+                sizes = sizes_alone(self.n_components, 1, last)
+                sizes = {*sizes_of_statistics(range(1, last + 1)), *sizes}
+                goal = Goal(budgets=tuple(sorted(sizes)))
             rival = planned_for(self._rival, self.n_components, goal)
             # Those of a front are counted with its statistics.
             is_front = self.statistics is not None

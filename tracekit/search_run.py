@@ -45,8 +45,13 @@ from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.base import best_within, config_of
-from tracekit.search.baselines.shrunken_topk import MANY
-from tracekit.search.cross_fit import FEWEST_EXAMPLES, RANKED_ALONE, CrossFit, cross_fit
+from tracekit.search.cross_fit import (
+    FEWEST_EXAMPLES,
+    RANKED_ALONE,
+    CrossFit,
+    cross_fit,
+    sizes_alone,
+)
 
 _T = TypeVar("_T")
 
@@ -464,12 +469,11 @@ class SearchRun:
         traced, rival, seed = self.traced, self._rival, self.seed
         engine = traced.engine
         joint = {result.n_selected: result for result in front}
-        many = front[0].n_components > MANY
-        between = [front.largest] if many else range(front.sizes[0], front.largest + 1)
-        goal = Goal(budgets=tuple(sorted({*joint, *between})))
+        sizes = sizes_of_statistics(front.sizes)
+        between = sizes_alone(engine.n_components, front.sizes[0], front.largest)
+        goal = Goal(budgets=tuple(sorted({*sizes, *between})))
         selections, spent = traced.accounted(engine, lambda: rival.search(engine, goal, seed))
         alone = dict(zip(goal.budgets, selections, strict=True))
-        sizes = sizes_of_statistics(front.sizes)
         on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
         fit = cross_fit(engine, searches, sizes, seed, on_all=on_all)
         chosen = {
@@ -484,7 +488,8 @@ class SearchRun:
             "seconds": first.seconds + spent.seconds,
             "stopped": first.stopped,
         }
-        by_size = sorted({**joint, **chosen}.items())
+        kept = {size: result for size, result in joint.items() if fit.choice_near(size) == 0}
+        by_size = sorted({**kept, **chosen}.items())
         results = [replace(result, **run) for _, result in by_size]
         front = ParetoFront.of(results, front.largest, order=front.ranking)
         return replace(front, statistics_cost=fit.cost), fit

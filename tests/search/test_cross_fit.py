@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.masks import from_indices
-from tracekit.search.cross_fit import CrossFit, cross_fit
+from tracekit.search.cross_fit import CrossFit, cross_fit, sizes_alone
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -234,6 +234,25 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
     assert front.sizes == (1, 4, 5, 7)
     assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
+
+
+def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatch):
+    assert list(sizes_alone(384, 2, 5)) == [2, 3, 4, 5]
+    sizes = sizes_alone(385, 2, 300)
+    assert (sizes[0], sizes[-1]) == (2, 300)
+    assert 50 <= len(sizes) <= 64
+    # Where the joint search has a set between these, it is left out if the choice is the other one.
+    monkeypatch.setattr("tracekit.search.cross_fit.MANY", 11)
+    monkeypatch.setattr("tracekit.search.cross_fit._SIZES_OF_MANY", 3)
+    monkeypatch.setattr("tracekit.search_run.sizes_of_statistics", lambda sizes: [1, 7])
+    monkeypatch.setattr(BestSets, "improving", [1, 2, 7])
+    for choice, expected in ((1, (1, 3, 7, 9)), (0, (1, 2, 7))):
+        monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
+        patched(monkeypatch, Fixed(order=tuple(range(12))))
+        monkeypatch.setattr("tracekit.search_run._all_do_something", lambda selection: True)
+        front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
+        assert front.sizes == expected
+        assert {result.method for result in front} == {"fixed" if choice else "local-search"}
 
 
 @pytest.mark.parametrize("asked", ["front", "run"])

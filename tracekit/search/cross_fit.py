@@ -24,18 +24,34 @@ from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Search, Selection
-from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
+from tracekit.search.baselines.shrunken_topk import MANY, ShrunkenTopK
 from tracekit.search.local.local_search import LocalSearch
+from tracekit.search.local.plan import log_spaced_sizes
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
 RANKED_ALONE: Search = ShrunkenTopK()
 """The search that a joint search is judged against: it ranks components one by one."""
+_SIZES_OF_MANY = 64
+"""Sizes at which a front measures many components ranked alone, at most."""
 _AHEAD = 1.25
 """Standard errors that a joint search has to be ahead on the examples that it was given. A lead
 that one example makes up is one standard error, however large it is."""
 _BEHIND = 0.5
 """Standard errors that it may be behind on others: what halves select is worse than what all do."""
+
+
+def sizes_alone(n_components: int, first: int, last: int) -> Sequence[int]:
+    """Sizes at which a front measures components ranked alone: all of them, if they are few.
+
+    Args:
+        n_components: Number of components.
+        first: The smallest size.
+        last: The largest one.
+    """
+    if n_components <= MANY:
+        return range(first, last + 1)
+    return log_spaced_sizes(first, last, _SIZES_OF_MANY)
 
 
 def as_judged(search: Search) -> Search:

@@ -80,10 +80,11 @@ class LocalSearch:
     or 8 where there are at least 15 passes for each size, or 2 where only some sizes are
     visited."""
     start_from_examples: bool | None = None
-    """Whether sets are made for single examples before it, below 384 components. They take a
-    quarter of the passes, from 160 on; or 0.4, from 120 on, where only some sizes are visited. Only
-    where the metric is a curve over log-odds and one example alone can make up a good part of the
-    mean effect. None: with every objective but `auto`, as such sets hold less on fresh examples."""
+    """Whether sets are made for single examples before it. They take a quarter of the passes, from
+    160 on; or 0.4, from 120 on, where only some sizes are visited; or 0.02 from 384 components on.
+    Only where the metric is a curve over log-odds and one example alone can make up a good part of
+    the mean effect. None: with every objective but `auto`, as such sets hold less on fresh
+    examples."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
