@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.search.local.plan import SearchPlan, default_passes, log_spaced_sizes
+from tracekit.search.local.plan import (
+    SearchPlan,
+    default_passes,
+    log_spaced_sizes,
+    may_start_from_examples,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,6 +91,12 @@ def test_sets_for_single_examples_are_part_of_short_searches_too():
             n_components, n_components // 3, (), passes, from_examples=from_examples
         )
         assert (plan.example_passes, plan.example_sizes) == (0, ())
+
+
+def test_many_components_start_from_examples_where_one_is_a_small_part_of_a_pass():
+    assert may_start_from_examples(383, 1)
+    assert not may_start_from_examples(384, 255)
+    assert may_start_from_examples(384, 256)
 
 
 def test_more_additions_are_tried_where_there_are_passes_for_them():

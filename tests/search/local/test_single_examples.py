@@ -14,7 +14,7 @@ from tracekit.engine.look_ahead import Expansion
 from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.masks import from_indices
 from tracekit.search import Goal
-from tracekit.search.local import single_examples
+from tracekit.search.local import plan, single_examples
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
@@ -242,6 +242,15 @@ class TestWithinASearch:
         LocalSearch(max_passes=120).run(engine, everything, 0)
         ((sizes, passes),) = asked
         assert (len(sizes), passes) == (8, 48)
+
+    def test_many_components_have_them_given_many_examples(self, model, monkeypatch):
+        engine = tiny.engine(model, tiny.pairs(8, seed=1))
+        asked = sizes_asked_for(monkeypatch)
+        monkeypatch.setattr(plan, "_MANY", N)
+        for least in (9, 8):
+            monkeypatch.setattr(plan, "_EXAMPLES_OF_MANY", least)
+            LocalSearch(max_passes=200).run(engine, Goal.make(N, budgets=[4]), 0)
+        assert asked == [((), 0), ((1, 2, 3, 4), 4)]
 
     def test_not_where_the_slopes_of_all_examples_take_too_much_memory(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))

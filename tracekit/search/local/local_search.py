@@ -42,7 +42,13 @@ from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.checkpoint import Checkpoint
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache, Stop
 from tracekit.search.local.moves import Moves, in_turn
-from tracekit.search.local.plan import GROUPS_HALVED, SearchPlan, default_passes, prefixes
+from tracekit.search.local.plan import (
+    GROUPS_HALVED,
+    SearchPlan,
+    default_passes,
+    may_start_from_examples,
+    prefixes,
+)
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
 from tracekit.search.racing import Portions
 
@@ -81,10 +87,10 @@ class LocalSearch:
     visited."""
     start_from_examples: bool | None = None
     """Whether sets are made for single examples before it. They take a quarter of the passes, from
-    160 on; or 0.4, from 120 on, where only some sizes are visited; or 0.02 from 384 components on.
-    Only where the metric is a curve over log-odds and one example alone can make up a good part of
-    the mean effect. None: with every objective but `auto`, as such sets hold less on fresh
-    examples."""
+    160 on; or 0.4, from 120 on, where only some sizes are visited; or 0.02 from 384 components on,
+    given 256 examples or more. Only where the metric is a curve over log-odds and one example alone
+    can make up a good part of the mean effect. None: with every objective but `auto`, as such sets
+    hold less on fresh examples."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
@@ -155,7 +161,7 @@ class LocalSearch:
         """
         require_gradient(engine.metric, self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
-        plan = self._plan(engine.n_components, last, goal.budgets)
+        plan = self._plan(engine, last, goal.budgets)
         limits = Limits(
             max_passes=self.max_passes or float("inf"),
             max_planned=plan.passes if self.max_passes is None else float("inf"),
@@ -196,7 +202,8 @@ class LocalSearch:
             del config[name]
         return Checkpoint(self.checkpoint, engine, config).in_use()
 
-    def _plan(self, n_components: int, last: int, budgets: Sequence[int]) -> SearchPlan:
+    def _plan(self, engine: Engine, last: int, budgets: Sequence[int]) -> SearchPlan:
+        n_components = engine.n_components
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
         plan = SearchPlan.make(
             n_components,
@@ -204,7 +211,8 @@ class LocalSearch:
             budgets,
             passes,
             every_size=self.refine,
-            from_examples=self.start_from_examples is not False,
+            from_examples=self.start_from_examples is not False
+            and may_start_from_examples(n_components, engine.n_examples),
         )
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.

@@ -42,8 +42,9 @@ few are: there, the sweeps are short."""
 _FOR_EXAMPLES = (160, 120)
 """Passes below which there are none, likewise."""
 _OF_EXAMPLES_OF_MANY = 0.02
-"""This share from 384 components on, where the sweeps need their passes: enough for all sets of a
-few examples, as a gradient of one example is a small part of a pass."""
+"""This share from 384 components on, where the sweeps need their passes."""
+_EXAMPLES_OF_MANY = 256
+"""Examples from which on that is enough, as a gradient of one of them is a small part of a pass."""
 _EXAMPLE_SIZES = 8
 """Sizes of these sets."""
 
@@ -143,6 +144,11 @@ class SearchPlan:
             swaps=int(dense),
             groups=_GROUPS if has_groups else 0,
         )
+
+
+def may_start_from_examples(n_components: int, n_examples: int) -> bool:
+    """Whether sets for single examples leave enough passes to the sweeps."""
+    return n_components < _MANY or n_examples >= _EXAMPLES_OF_MANY
 
 
 def prefixes(orders: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Sequence[int]]:
