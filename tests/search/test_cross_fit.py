@@ -308,7 +308,7 @@ def test_what_was_chosen_from_is_saved(tracer, tmp_path):
     result = tracer.run("local-search", budget=3, objective="auto", max_passes=60)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
     assert loaded.held_out_by == result.held_out_by
-    assert set(result.held_out_by) == {"local-search", "top-k"}
+    assert set(result.held_out_by) == {"local-search", "shrunken-top-k"}
     plain = tracer.run("local-search", budget=3, max_passes=60)
     assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
 
