@@ -116,8 +116,8 @@ def _effects_of_shrunken(
 def _weighted_means(
     values: Float[Tensor, "component example"], weights: Float[Tensor, " example"]
 ) -> Float[Tensor, " component"]:
-    # As a product, which makes no second table of all values.
-    return (values.to(weights.dtype) @ weights) / len(weights)
+    parts = values.split(_TOGETHER)
+    return torch.cat([part.to(weights.dtype) @ weights for part in parts]) / len(weights)
 
 
 def _weights(engine: Engine) -> Float[Tensor, " example"]:
