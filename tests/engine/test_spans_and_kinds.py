@@ -353,7 +353,10 @@ def test_every_search_runs_and_is_read_back(model, tmp_path, by, windows):
         assert loaded.components == result.components
         assert loaded.registry == tracer.registry
     front = tracer.pareto(max_budget=3, max_passes=60, checkpoint=tmp_path / "search.ckpt")
-    assert front.at(3).effect >= tracer.results[1].effect - 1e-6
+    # Halves may choose a set that does less on the examples at hand; the joint search has the most.
+    assert front.at(3).effect == pytest.approx(tracer.evaluate(front.at(3)), abs=1e-5)
+    largest = tracer.pareto(max_budget=3, max_passes=60, objective="mean", statistics=False)
+    assert largest.at(3).effect >= tracer.results[1].effect - 1e-6
     assert front.statistics
     grid = tracer.interactions([tracer.registry[0], tracer.registry[-1]])
     assert torch.isfinite(grid.pairs).all()
