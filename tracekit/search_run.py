@@ -50,6 +50,7 @@ from tracekit.search.cross_fit import (
     RANKED_ALONE,
     CrossFit,
     cross_fit,
+    only_first_raises,
     sizes_alone,
 )
 
@@ -476,10 +477,10 @@ class SearchRun:
         alone = dict(zip(goal.budgets, selections, strict=True))
         on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
         fit = cross_fit(engine, searches, sizes, seed, on_all=on_all)
-        chosen = {
-            size: traced.result(rival, selection, goal, seed, spent)
+        taken = {
+            size: selection
             for size, selection in alone.items()
-            if fit.choice_near(size) == 1 and (size in joint or _all_do_something(selection))
+            if fit.choice_near(size) == 1 and _is_taken(selection, joint.get(size))
         }
         # Whose set it is, both searches were run for it, and a limit of the first one counts.
         first = front[0]
@@ -488,7 +489,15 @@ class SearchRun:
             "seconds": first.seconds + spent.seconds,
             "stopped": first.stopped,
         }
-        kept = {size: result for size, result in joint.items() if fit.choice_near(size) == 0}
+        chosen = {
+            size: traced.result(rival, selection, goal, seed, spent)
+            for size, selection in taken.items()
+        }
+        kept = {
+            size: result
+            for size, result in joint.items()
+            if fit.choice_near(size) == 0 or size in alone
+        }
         by_size = sorted({**kept, **chosen}.items())
         results = [replace(result, **run) for _, result in by_size]
         front = ParetoFront.of(results, front.largest, order=front.ranking)
@@ -532,7 +541,17 @@ def _effects_on_all(
     )
 
 
-def _all_do_something(selection: Selection) -> bool:
-    """Whether every component of a set raises the effect alone."""
-    scores = selection.component_scores
-    return scores is not None and bool((scores[selection.mask.bool()] > 0).all())
+def _is_taken(alone: Selection, joint: TraceResult | None) -> bool:
+    """Whether a front has a set of components ranked alone, where these hold better.
+
+    Where the joint search has no set of its size, all its components have to do something alone.
+
+    Args:
+        alone: The set.
+        joint: The joint search's set of the same size.
+    """
+    if joint is not None:
+        return not only_first_raises(joint.per_example.mean(), alone.effects.mean())
+    scores = alone.component_scores
+    does_something = scores is not None and bool((scores[alone.mask.bool()] > 0).all())
+    return does_something and bool(alone.effects.mean() > 0)

@@ -214,7 +214,7 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
             return [
                 tk.Selection(
                     mask=from_indices(range(size), 12),
-                    effects=torch.full((engine.n_examples,), -float(size)),
+                    effects=torch.full((engine.n_examples,), 1 / size),
                     component_scores=scores,
                     budget=size,
                 )
@@ -228,12 +228,49 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     assert front.sizes == (1, 2, 3, 4, 5, 7)
     assert {result.method for result in front} == {"ranked"}
     assert [front.at(size).n_selected for size in (3, 6, 9)] == [3, 5, 7]
-    assert front.at(4).effect == -4
+    assert front.at(4).effect == 0.25
     # Where they do not hold better there are none between.
     monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: int(size > 3))
     front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
     assert front.sizes == (1, 4, 5, 7)
     assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
+
+
+def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
+    """Where the joint search has one that raises it."""
+    monkeypatch.setattr(CrossFit, "_leads", lambda self, effects: -torch.ones(len(self.sizes), 4))
+    taken = {1: 0.5, 2: -0.5, 3: 0.25, 4: 0.0, 5: 0.2, 6: -1.0}
+
+    class Ranked:
+        name = "ranked"
+
+        def search(self, engine, goal, seed):
+            return [
+                tk.Selection(
+                    mask=from_indices(range(size), 12),
+                    effects=torch.full((engine.n_examples,), taken[size]),
+                    component_scores=torch.arange(12, 0, -1.0),
+                    budget=size,
+                )
+                for size in goal.budgets
+            ]
+
+    patched(monkeypatch, Ranked())
+    # The halves do not look at sizes 2 and 4; the joint search has no set of size 4.
+    monkeypatch.setattr("tracekit.search_run.sizes_of_statistics", lambda sizes: [1, 3, 5, 6])
+    monkeypatch.setattr(BestSets, "improving", [1, 2, 3, 5, 6])
+    front = tracer.pareto(max_budget=6, max_passes=60, start_from_examples=False)
+    methods = {result.n_selected: result.method for result in front}
+    joint, alone = "local-search", "ranked"
+    assert methods == {1: alone, 2: joint, 3: alone, 5: alone, 6: joint}
+    assert (front.effects > 0).all()
+    frame = front.to_frame().set_index("size")
+    for size, search in ((3, "ranked"), (6, "local-search")):
+        assert frame["held_out"][size] == frame[f"held_out by {search}"][size]
+    results = tracer.run(
+        "local-search", budgets=[1, 2], objective="auto", max_passes=60, start_from_examples=False
+    )
+    assert [result.method for result in results] == [alone, joint]
 
 
 def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatch):
@@ -249,7 +286,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     for choice, expected in ((1, (1, 3, 7, 9)), (0, (1, 2, 7))):
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
-        monkeypatch.setattr("tracekit.search_run._all_do_something", lambda selection: True)
+        monkeypatch.setattr("tracekit.search_run._is_taken", lambda alone, joint: True)
         front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
         assert front.sizes == expected
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}

@@ -90,12 +90,16 @@ class CrossFit:
 
         Near sizes have their say: means of few examples are uncertain, and searches differ by size
         only slowly. A size of half or twice as many components counts half.
+
+        It is the joint one, too, where only its set raises the effect at hand.
         """
         if len(self.effects) == 1:
             return [0] * len(self.sizes)
         assert self.on_all is not None
         on_own, on_others = self._leads(self.on_all), self._leads(self.effects)
         is_joint = _is_ahead(on_own, _AHEAD) & _is_ahead(on_others, -_BEHIND)
+        joint, alone = self.on_all.mean(-1)
+        is_joint |= only_first_raises(joint, alone)
         return [0 if joint else 1 for joint in is_joint.tolist()]
 
     def _leads(
@@ -161,6 +165,13 @@ def cross_fit(
         cost=cost + (engine.cost - before),
         on_all=on_all,
     )
+
+
+def only_first_raises(
+    joint: Float[Tensor, " *size"], alone: Float[Tensor, " *size"]
+) -> Bool[Tensor, " *size"]:
+    """Whether the first of two mean effects is above zero and the second is not."""
+    return (joint > 0) & (alone <= 0)
 
 
 def _is_ahead(leads: Float[Tensor, "size example"], errors: float) -> Bool[Tensor, " size"]:
