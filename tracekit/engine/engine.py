@@ -620,6 +620,15 @@ class Engine:
         """
         return expand(self, masks, examples)
 
+    @property
+    def effects_tell_all(self) -> bool:
+        """Whether what a search maximises is a function of the effects alone."""
+        return True
+
+    def scores_of(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
+        """What a search maximises the mean of, for sets with these effects: the effects."""
+        return effects
+
     def predict_changes_by_batch(self, members: ComponentSet) -> Iterator[BatchPrediction]:
         """The prediction of `predict_changes` on every example, a batch at a time.
 

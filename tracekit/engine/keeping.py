@@ -153,6 +153,11 @@ class KeepingEngine(Engine):
         """They are not: what is kept is a mean."""
         return False
 
+    @property
+    def effects_tell_all(self) -> bool:
+        """They do not: what is kept counts, too."""
+        return False
+
     def set_effects(
         self,
         sets: Iterable[Sequence[int]],

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.batch import Batch
+from tracekit.engine.example_curves import ExampleCurves
 from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.models.hooked import frozen, to_device
@@ -92,6 +93,27 @@ def predict_changes(
     engine.count_forward(n_examples / engine.n_examples, backward=True)
     gains, gradient = engine.ranks.add(gains, gradient)
     return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
+
+
+def prediction_of(
+    engine: Engine, members: ComponentSet, expansion: Expansion
+) -> FirstOrderPrediction:
+    """The prediction at a set that all examples were expanded at, which takes no pass.
+
+    Args:
+        engine: The data set; the metric is not flat at the clean run, or the set not empty.
+        members: The set.
+        expansion: There, of all examples in their order.
+    """
+    curves, (quantity, slopes) = ExampleCurves.of(engine), expansion
+    if curves is None:
+        mean = slopes.mean(0)
+        return FirstOrderPrediction(mean, mean)
+    direction = 1 - 2 * from_indices(members, engine.n_components).float()
+    changed = curves.effects(quantity[:, None] + slopes * direction)
+    gains = (changed - curves.effects(quantity[:, None])) * direction
+    of_effect = curves.steepness(quantity[:, None]) * slopes
+    return FirstOrderPrediction(gains.mean(0).float(), of_effect.mean(0).float())
 
 
 def expand(

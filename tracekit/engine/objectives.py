@@ -206,6 +206,10 @@ class ScoringEngine(Engine):
         """Whether the score of an example is the same whatever other examples there are."""
         return isinstance(self._objective, LogOdds)
 
+    def scores_of(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
+        """Scores of sets with these effects."""
+        return self._objective.scores(effects)
+
     def set_effects(
         self,
         sets: Iterable[Sequence[int]],

@@ -28,6 +28,8 @@ _ERRORS = 2.5
 """Standard errors that a set must be behind to be dropped."""
 _OF_GRADIENTS = 64
 """Examples that a gradient is taken of, at least."""
+_OF_MODEL = 256
+"""Examples that a model of the slopes learns from, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,12 @@ class Portions:
         """Numbers of the examples that each round adds."""
         starts = (0, *self.stops[:-1])
         return [self.order[a:b] for a, b in zip(starts, self.stops, strict=True)]
+
+    @property
+    def of_model(self) -> Int[Tensor, " example"]:
+        """Numbers of the examples that a model of the slopes learns from, ascending."""
+        order = self.order if self.is_whole else self.order[:_OF_MODEL]
+        return order.sort().values
 
     def of_gradient(self, number: int) -> Int[Tensor, " example"] | None:
         """Examples for the n-th gradient, which take turns; None for all, if nothing is raced."""

@@ -9,6 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.engine import Engine
 from tracekit.errors import (
     ConfigError,
     NonFiniteMetricError,
@@ -45,7 +46,13 @@ def test_few_passes_still_beat_the_rankings(model):
         assert found[0].cost.forward_equivalents <= 40
 
 
-def test_many_components_are_ranked_first(model):
+@pytest.fixture
+def without_walk(monkeypatch):
+    """Searches as for many components, or with something to keep."""
+    monkeypatch.setattr(Engine, "effects_tell_all", False)
+
+
+def test_many_components_are_ranked_first(model, without_walk):
     """Neurons: sizes are spread, soft top-k ranks, and the passes stay below top-k's."""
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-outputs")
     n = len(tracer.registry)
@@ -112,7 +119,7 @@ def test_a_search_without_limits_keeps_to_its_own_passes(tracer, monkeypatch):
     assert found.stopped is None
 
 
-def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
+def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch, without_walk):
     explored = []
     explore = BestSets.explore
 

@@ -33,11 +33,13 @@ def test_the_number_of_passes_is_capped():
     assert default_passes(36_864, 36_864) == default_passes(300_000, 5) == 800
     assert default_passes(64, 25) == int(0.4 * sum(64 - size for size in range(25)))
     assert default_passes(144, 144) == 600
-    # Small questions: 350, or what greedy takes if that is less; every component once in any case.
-    assert default_passes(64, 6) == default_passes(48, 19) == 350
-    assert default_passes(32, 12) == sum(32 - size for size in range(12))
-    assert default_passes(32, 4) == 32 + 31 + 30 + 29
-    assert default_passes(64, 1) == 66
+    # Small questions: 450, or 1.4 of what greedy takes if that is less; every component once in any
+    # case.
+    assert default_passes(64, 6) == default_passes(48, 19) == 450
+    assert default_passes(32, 10) == int(1.4 * sum(32 - size for size in range(10)))
+    assert default_passes(32, 4) == int(1.4 * (32 + 31 + 30 + 29))
+    assert default_passes(64, 1) == 89
+    assert default_passes(144, 40) == 600
     large = SearchPlan.make(36_864, 36_864, (5, 921), 800)
     assert {5, 921} <= set(large.sizes)
     assert (large.dense, large.soft_steps) == (False, 100)

@@ -9,6 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
 from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
@@ -194,7 +195,11 @@ def test_examples_carry_the_mean_where_one_makes_up_half_of_it(engine, monkeypat
 
 
 class TestWithinASearch:
-    """Which searches make such sets, and of which sizes."""
+    """Which searches make such sets, and of which sizes, where they do not walk before."""
+
+    @pytest.fixture(autouse=True)
+    def without_walk(self, monkeypatch):
+        monkeypatch.setattr(Engine, "effects_tell_all", False)
 
     def test_a_search_measures_them(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
@@ -246,7 +251,7 @@ class TestWithinASearch:
     def test_many_components_have_them_given_many_examples(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
         asked = sizes_asked_for(monkeypatch)
-        monkeypatch.setattr(plan, "_MANY", N)
+        monkeypatch.setattr(plan, "MANY", N)
         for least in (9, 8):
             monkeypatch.setattr(plan, "_EXAMPLES_OF_MANY", least)
             LocalSearch(max_passes=200).run(engine, Goal.make(N, budgets=[4]), 0)

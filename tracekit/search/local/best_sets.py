@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.look_ahead import Expansion
 from tracekit.masks import ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import MeasurementCache
@@ -14,6 +19,8 @@ from tracekit.search.local.moves import Moves, Surroundings, promising_neighbour
 from tracekit.search.local.single_examples import OwnSets, can_one_example_matter, is_small_enough
 from tracekit.search.racing import Heat
 
+_CARRIED = 1 / 3
+"""Share of the mean effect of a set beyond which one example carries it."""
 _KEPT = 8
 """Sets kept of each size."""
 
@@ -53,6 +60,10 @@ class BestSets:
         """Mean effect of the best set of exactly a size; minus infinity if there is none."""
         return self._means[self._best[size][0]] if size in self._best else -float("inf")
 
+    def effects_at(self, sizes: Sequence[int]) -> list[float]:
+        """These effects at some sizes."""
+        return [self.effect(size) for size in sizes]
+
     def best(self, size: int) -> ComponentSet:
         """The best set of exactly a size."""
         return self._best[size][0]
@@ -65,6 +76,19 @@ class BestSets:
     def reaching(self, target: float) -> int | None:
         """The smallest size whose best set reaches an effect."""
         return next((size for size in self.sizes if self.effect(size) >= target), None)
+
+    def stop_beyond(self, target: float | None) -> None:
+        """Measures no sets larger than the smallest that reaches a target from here on."""
+        reached = None if target is None else self.reaching(target)
+        if reached is not None:
+            self.largest = min(self.largest, reached)
+
+    @property
+    def does_one_example_carry(self) -> bool:
+        """Whether one example makes up a good part of the mean effect of the best set of a size."""
+        dropped = self.measurements.is_dropped
+        best = [self.best(size) for size in self.sizes if not dropped(self.best(size))]
+        return any(_largest_share(self.effects(members)) > _CARRIED for members in best)
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a measured set on every example."""
@@ -93,6 +117,16 @@ class BestSets:
         ]
         self._measure(heats, label)
 
+    def confirm(self) -> None:
+        """Measures the best sets that only a gradient has measured, as far as limits allow.
+
+        Raises:
+            LimitReachedError: There is no room for any.
+        """
+        best = [self.best(size) for size in self.sizes]
+        for members in self.measurements.confirm(best, "best sets"):
+            self._means[members] = self.measurements.mean(members)
+
     def group_testing(self, n_groups: int, halved: int) -> None:
         """Looks for components that do much alone, though no gradient says so.
 
@@ -118,6 +152,22 @@ class BestSets:
         """Takes over sets that were measured elsewhere."""
         self.measurements.import_measured(measured)
         self._record(measured)
+
+    def expand(self, members: ComponentSet, examples: Int[Tensor, " some"]) -> Expansion:
+        """The expansion of some examples at a set; if these are all, that measures it.
+
+        Args:
+            members: The set.
+            examples: Their numbers.
+
+        Raises:
+            LimitReachedError: There is no room for it.
+        """
+        is_new = members not in self.measurements
+        expansion = self.measurements.expand_set(members, examples)
+        if is_new and members in self.measurements:
+            self._record([members])
+        return expansion
 
     def _measure(self, heats: Sequence[Heat], label: str) -> None:
         self._record(self.measurements.measure(heats, label))
@@ -230,3 +280,16 @@ class BestSets:
         prediction = self.measurements.predict_changes(members)
         proposed = promising_neighbours(around, moves, prediction)
         self.measure(proposed, f"neighbours of {len(members)}")
+
+
+def relative_gains(before: Sequence[float], after: Sequence[float]) -> Float[Tensor, " size"]:
+    """By what share of their size effects have grown; infinite where there was none."""
+    old, new = torch.tensor(before), torch.tensor(after)
+    gains = (new - old) / old.abs().clamp(min=torch.finfo().tiny)
+    return torch.where(old.isinf() & new.isfinite(), torch.inf, gains.nan_to_num(0.0))
+
+
+def _largest_share(effects: Effects) -> float:
+    """Share of the sum of effects that the largest one makes up; 0 where they add up to none."""
+    total = effects.sum()
+    return (effects.max() / total).item() if total > 0 else 0.0

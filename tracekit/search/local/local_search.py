@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from tracekit import _progress
 from tracekit._options import check_types
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
@@ -38,23 +37,28 @@ from tracekit.masks import Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
 from tracekit.search.learned.reward import Reward
-from tracekit.search.local.best_sets import BestSets
+from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.checkpoint import Checkpoint
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache, Stop
-from tracekit.search.local.moves import Moves, in_turn
+from tracekit.search.local.model_walk import ModelWalk
+from tracekit.search.local.moves import in_turn
 from tracekit.search.local.plan import (
+    FEW,
     GROUPS_HALVED,
+    MANY,
     SearchPlan,
+    WalkPlan,
     default_passes,
     may_start_from_examples,
     prefixes,
 )
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
+from tracekit.search.local.sweeps import Sweeps
 from tracekit.search.racing import Portions
 
-_ESCALATION = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
-"""Escalation levels, used when a sweep finds no new candidate: sets expanded per size, allowed
-relative gap to the best, multiplier on the number of moves."""
+_GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
+"""Relative gains of the sweep after the walk beyond which the search goes on: the mean over sizes,
+and the largest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +165,10 @@ class LocalSearch:
         """
         require_gradient(engine.metric, self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
-        plan = self._plan(engine, last, goal.budgets)
+        passes = self._passes(engine, last)
         limits = Limits(
             max_passes=self.max_passes or float("inf"),
-            max_planned=plan.passes if self.max_passes is None else float("inf"),
+            max_planned=passes if self.max_passes is None else float("inf"),
             max_seconds=self.max_seconds or float("inf"),
         )
         portions = Portions.make(engine, seed, race=self.race)
@@ -173,7 +177,7 @@ class LocalSearch:
             best_sets = BestSets(measurements, last)
             state = SearchState(best_sets)
             try:
-                self._search(state, plan, goal.target, seed)
+                self._search(state, goal, passes, seed)
             except LimitReachedError as reached:
                 state.stopped = reached.limit
             except KeyboardInterrupt:
@@ -202,16 +206,24 @@ class LocalSearch:
             del config[name]
         return Checkpoint(self.checkpoint, engine, config).in_use()
 
-    def _plan(self, engine: Engine, last: int, budgets: Sequence[int]) -> SearchPlan:
+    def _passes(self, engine: Engine, last: int) -> int:
+        """Passes at most: the limit, or what the method allows itself."""
+        return (
+            default_passes(engine.n_components, last)
+            if self.max_passes is None
+            else self.max_passes
+        )
+
+    def _plan(self, engine: Engine, goal: Goal, passes: int, *, has_walked: bool) -> SearchPlan:
         n_components = engine.n_components
-        passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
         plan = SearchPlan.make(
             n_components,
-            last,
-            budgets,
+            goal.budgets[-1] if goal.budgets else n_components,
+            goal.budgets,
             passes,
             every_size=self.refine,
             from_examples=self.start_from_examples is not False
+            and not has_walked
             and may_start_from_examples(n_components, engine.n_examples),
         )
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
@@ -222,15 +234,54 @@ class LocalSearch:
             additions=self.additions or plan.additions,
         )
 
-    def _search(
-        self, state: SearchState, plan: SearchPlan, target: float | None, seed: int
-    ) -> None:
+    def _search(self, state: SearchState, goal: Goal, passes: int, seed: int) -> None:
         best_sets = state.best_sets
-        orders_from_empty = best_sets.orders_from_empty()
-        _measure_singles(best_sets, plan, orders_from_empty)
+        engine = best_sets.engine
+        has_walked = self.refine and engine.effects_tell_all and engine.n_components < MANY
+        if has_walked:
+            if not self._walk(best_sets, goal, passes):
+                return
+            passes = int(best_sets.measurements.room)
+        orders = best_sets.orders_from_empty()
+        plan = self._plan(engine, goal, passes, has_walked=has_walked)
+        self._sweep(state, plan, goal.target, seed, orders)
+
+    def _walk(self, best_sets: BestSets, goal: Goal, passes: int) -> bool:
+        """Walks along a model of the slopes; whether there is more to find."""
+        n_components = best_sets.engine.n_components
+        plan = WalkPlan.make(n_components, best_sets.largest, goal.budgets, passes)
+        walk = ModelWalk(best_sets, plan.sizes)
+        orders = best_sets.orders_from_empty()
+        _measure_singles(best_sets, plan.singles, orders)
+        walk.go(goal.target, rounds=1)
+        if self.start_from_examples is not False and best_sets.does_one_example_carry:
+            best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
+        walk.go(goal.target, passes=plan.passes)
+        walk.fill(plan.filled)
+        before = best_sets.effects_at(plan.sizes)
+        look = replace(plan.look, additions=self.additions or plan.look.additions)
+        Sweeps(best_sets, look, orders, goal.target).go_up()
+        gains = relative_gains(before, best_sets.effects_at(plan.sizes))
+        has_gained = bool(gains.mean() > _GAIN or gains.max() > _GAIN_AT_ONE)
+        if has_gained:
+            walk.go(goal.target, passes=plan.passes)
+        best_sets.confirm()
+        is_thorough = self.max_passes is not None or n_components <= FEW
+        return has_gained or is_thorough
+
+    def _sweep(
+        self,
+        state: SearchState,
+        plan: SearchPlan,
+        target: float | None,
+        seed: int,
+        orders: Sequence[Sequence[int]],
+    ) -> None:
+        """Sweeps along first-order predictions."""
+        best_sets = state.best_sets
+        _measure_singles(best_sets, plan.singles, orders)
         if plan.groups:
             best_sets.group_testing(plan.groups, GROUPS_HALVED)
-        orders = orders_from_empty
         best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
         if plan.soft_steps:
             state.logits, gradient_sum = soft_topk_logits(
@@ -243,11 +294,11 @@ class LocalSearch:
                 learning_rate=self.learning_rate,
                 reward=self.reward,
             )
-            orders = [ranking(state.logits), ranking(gradient_sum), *orders_from_empty]
+            orders = [ranking(state.logits), ranking(gradient_sum), *orders]
         if not plan.dense:
             best_sets.measure(prefixes(orders, plan.prefix_sizes), "rankings")
         if self.refine:
-            sweeps = _Sweeps(best_sets, plan, orders, target)
+            sweeps = Sweeps(best_sets, plan, orders, target)
             sweeps.go_up()
             sweeps.go_on()
 
@@ -312,90 +363,14 @@ def refine_sets(
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):
         orders = best_sets.orders_from_empty()
-        _measure_singles(best_sets, plan, orders)
+        _measure_singles(best_sets, plan.singles, orders)
         if not plan.dense:
             best_sets.measure(prefixes(orders, plan.prefix_sizes), "rankings")
-        sweeps = _Sweeps(best_sets, plan, orders, None)
+        sweeps = Sweeps(best_sets, plan, orders, None)
         sweeps.go_up()
         sweeps.go_on()
     return best_sets
 
 
-def _measure_singles(
-    best_sets: BestSets, plan: SearchPlan, orders: Sequence[Sequence[int]]
-) -> None:
-    best_sets.measure([[i] for i in in_turn(*orders)[: plan.singles]], "single components")
-
-
-@dataclass(eq=False)
-class _Sweeps:
-    """Goes up and down the sizes until there is nothing left to try."""
-
-    best_sets: BestSets
-    plan: SearchPlan
-    orders: Sequence[Sequence[int]]
-    """Rankings of all components to fill up from."""
-    target: float | None
-    """Effect beyond which larger sets are of no interest."""
-
-    @property
-    def first(self) -> Moves:
-        """Moves of the first sweep."""
-        return Moves(additions=self.plan.additions, removals=0, swaps=self.plan.swaps)
-
-    def go_up(self) -> None:
-        """The first sweep."""
-        self._sweep(0, 0)
-
-    def go_on(self) -> None:
-        """Further sweeps, the first one downwards, with more effort whenever one finds nothing."""
-        sweep, level = 1, 0
-        while level < len(_ESCALATION):
-            has_expanded = self._sweep(sweep, level)
-            sweep += 1
-            level += not has_expanded
-
-    def _sweep(self, sweep: int, level: int) -> bool:
-        """Goes up or down once; whether there was a set to expand."""
-        upwards = sweep % 2 == 0
-        has_expanded = False
-        for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
-            if self._expand(size, sweep, upwards, level):
-                has_expanded = True
-                _progress.current().note(size=size, effect=self.best_sets.effect(size))
-        return has_expanded
-
-    def _expand(self, size: int, sweep: int, upwards: bool, level: int) -> bool:
-        """Measures the neighbours of the next set of a size; whether there was one to expand."""
-        best_sets = self.best_sets
-        reached = None if self.target is None else best_sets.reaching(self.target)
-        if reached is not None:
-            best_sets.largest = min(best_sets.largest, reached)
-        if size > best_sets.largest or size == best_sets.engine.n_components:
-            return False
-        is_first = sweep == 0
-        if is_first:
-            members, moves = best_sets.unexplored(size, depth=1, within=0), self.first
-        else:
-            depth, within, times = _ESCALATION[level]
-            members = best_sets.unexplored(size, depth=depth, within=within, effort=level)
-            moves = self._later_moves(upwards, times)
-        if members is None:
-            return False
-        sizes = self.plan.sizes
-        index = sizes.index(size)
-        best_sets.explore(
-            members,
-            moves,
-            up=sizes[index + 1] if index + 1 < len(sizes) else None,
-            down=sizes[index - 1] if index and not is_first else None,
-            orders=() if is_first else self.orders,
-            effort=level,
-        )
-        return True
-
-    def _later_moves(self, upwards: bool, times: int) -> Moves:
-        if self.plan.dense:
-            removals = 1 if upwards else 2
-            return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
-        return replace(self.first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))
+def _measure_singles(best_sets: BestSets, count: int, orders: Sequence[Sequence[int]]) -> None:
+    best_sets.measure([[i] for i in in_turn(*orders)[:count]], "single components")

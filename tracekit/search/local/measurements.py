@@ -20,9 +20,10 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction
+from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction, prediction_of
 from tracekit.errors import ConfigError, NonFiniteMetricError
-from tracekit.masks import Mask
+from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.search.local.checkpoint import Checkpoint, Measured
 from tracekit.search.racing import Heat, Portions, still_in
@@ -89,6 +90,8 @@ class MeasurementCache:
         self._dropped: set[ComponentSet] = set()
         self._predicted: set[ComponentSet] = set()
         self._expanded: set[tuple[int, ComponentSet]] = set()
+        self._by_gradient: dict[ComponentSet, Effects] = {}
+        self._whole_expansions: dict[ComponentSet, Expansion] = {}
         self._n_gradients = 0
         self._planned = 0
         # In examples, which are whole numbers: sums of shares would round.
@@ -108,6 +111,16 @@ class MeasurementCache:
         return self._n_spent / self.engine.n_examples
 
     @property
+    def planned(self) -> float:
+        """The same, with whatever was measured on a part of the examples counted as if on all."""
+        return self._planned / self.engine.n_examples
+
+    @property
+    def room(self) -> float:
+        """Passes that the limits leave."""
+        return self._room(1, planned=1)
+
+    @property
     def saved(self) -> Cost:
         """The part of it that the checkpoint saved."""
         n = self.engine.n_examples
@@ -117,7 +130,8 @@ class MeasurementCache:
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a set that was measured; NaN on the examples that a dropped one missed."""
-        return self._measured.effects[members]
+        by_gradient = self._by_gradient.get(members)
+        return self._measured.effects[members] if by_gradient is None else by_gradient
 
     def mean(self, members: ComponentSet, rival: ComponentSet | None = None) -> float:
         """Mean effect of a set; of a dropped one, on the examples it was measured on.
@@ -146,6 +160,34 @@ class MeasurementCache:
         """Takes over what was measured elsewhere."""
         self._measured.effects.update(measured)
         self._decided.update(measured)
+
+    def confirm(self, sets: Sequence[ComponentSet], label: str) -> list[ComponentSet]:
+        """Measures sets by themselves that only a gradient has measured, as far as limits allow.
+
+        A pass forward and back computes the same with other kernels: up to rounding.
+
+        Args:
+            sets: The sets.
+            label: Names the progress bar.
+
+        Returns:
+            Those that were measured.
+
+        Raises:
+            LimitReachedError: There is no room for any.
+        """
+        unconfirmed = [members for members in sets if members in self._by_gradient]
+        if not unconfirmed:
+            return []
+        n = self.engine.n_examples
+        room = self._room(self.engine.examples_of_set(n) / n, planned=1)
+        self._require(room)
+        some = unconfirmed[: int(room)] if self._is_bounded else unconfirmed
+        self._planned += len(some) * n
+        self._measure_on(some, self._portions.order, label)
+        for members in some:
+            del self._by_gradient[members]
+        return some
 
     def measure(self, heats: Sequence[Heat], label: str) -> list[ComponentSet]:
         """Measures the sets that are new, as many as the limits allow, and returns those.
@@ -227,7 +269,7 @@ class MeasurementCache:
             sets = [members for members in heat.sets if members in set(running)]
             if sets:
                 rows = torch.stack([self._measured.effects[members][seen] for members in sets])
-                rival = None if heat.rival is None else self._measured.effects[heat.rival][seen]
+                rival = None if heat.rival is None else self.effects(heat.rival)[seen]
                 is_in = still_in(
                     rows, self.engine.n_examples, rival=rival, n_winners=heat.n_winners
                 )
@@ -247,6 +289,9 @@ class MeasurementCache:
         predictions = self._measured.predictions
         if members in self._predicted:
             return predictions[members]
+        known = self._known_prediction(members)
+        if known is not None:
+            return known
         self._require(self._room_of_gradients(is_soft=False))
         # The ranking of all components, which the whole search draws on, is of all examples.
         examples = self._examples_of_gradient() if members else None
@@ -254,15 +299,21 @@ class MeasurementCache:
         if not is_held:
             prediction = self.engine.predict_changes(members, examples=examples)
             if not torch.isfinite(prediction.gradient).all():
-                raise NonFiniteMetricError(
-                    f"The gradient of the metric {self.engine.metric.name!r} is not finite at "
-                    f"{len(members)} components. Use a bounded metric such as probability-drop."
-                )
+                raise self._not_finite(members)
             # A prediction beyond the range of numbers is still the best one.
             predictions[members] = replace(prediction, gains=prediction.gains.nan_to_num())
         self._predicted.add(members)
         self._count_gradient(examples, is_held, is_soft=False)
         return predictions[members]
+
+    def _known_prediction(self, members: ComponentSet) -> FirstOrderPrediction | None:
+        """What the expansion of a set on all examples predicts, if there was one."""
+        engine, expansion = self.engine, self._whole_expansions.get(members)
+        is_flat = engine.metric.is_flat_at_clean and not members
+        if expansion is None or is_flat or not engine.examples_are_independent:
+            return None
+        prediction = prediction_of(engine, members, expansion)
+        return replace(prediction, gains=prediction.gains.nan_to_num())
 
     def soft_gradient(
         self, step: int, compute: Callable[[Int[Tensor, " example"] | None], Mask]
@@ -318,6 +369,41 @@ class MeasurementCache:
         quantity, slopes = zip(*(expansions[key] for key in keys), strict=True)
         return Expansion(torch.stack(quantity), torch.stack(slopes)), len(new)
 
+    def expand_set(self, members: ComponentSet, examples: Int[Tensor, " some"]) -> Expansion:
+        """The expansion of some examples, all at one set; see `expand`.
+
+        Of all examples, that measures the set: where the metric is a curve, it makes the quantity
+        an effect.
+
+        Raises:
+            LimitReachedError: There is no room for it.
+            NonFiniteMetricError: A slope is not finite.
+        """
+        mask = from_indices(members, self.engine.n_components).float()
+        expansion, _ = self.expand(mask.expand(len(examples), -1), examples)
+        if not torch.isfinite(expansion.slopes).all():
+            raise self._not_finite(members)
+        if len(examples) == self.engine.n_examples and members not in self:
+            curves = ExampleCurves.of(self.engine)
+            effects = expansion.quantity if curves is None else curves.effects(expansion.quantity)
+            self._by_gradient[members] = self.engine.scores_of(effects.float())
+            self._decided.add(members)
+            self.engine.report_measured([members], effects[None].float())
+        if len(examples) == self.engine.n_examples:
+            self._whole_expansions[members] = expansion
+        return expansion
+
+    @property
+    def examples_of_model(self) -> Int[Tensor, " example"]:
+        """The examples that a model of the slopes learns from."""
+        return self._portions.of_model
+
+    def _not_finite(self, members: ComponentSet) -> NonFiniteMetricError:
+        return NonFiniteMetricError(
+            f"The gradient of the metric {self.engine.metric.name!r} is not finite at "
+            f"{len(members)} components. Use a bounded metric such as probability-drop."
+        )
+
     def _examples_of_gradient(self) -> Int[Tensor, " example"] | None:
         self._n_gradients += 1
         return self._portions.of_gradient(self._n_gradients - 1)
@@ -331,10 +417,9 @@ class MeasurementCache:
             passes: What it takes, with all that is run besides.
             planned: What the method's own plan counts it as.
         """
-        spent = self._planned / self.engine.n_examples
         return min(
             (self._limits.max_passes - self.spent) / passes,
-            (self._limits.max_planned - spent) / planned,
+            (self._limits.max_planned - self.planned) / planned,
         )
 
     def _room_of_gradients(self, *, is_soft: bool) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_FEW = 16
+FEW = 16
 """Up to this many components, passes are cheap enough to search almost exhaustively."""
-_MANY = 384
+MANY = 384
 """From this many on, the search takes no more passes than top-k."""
 _CAPS = (600, 800)
 """Passes at most, below and above."""
 _OF_GREEDY = 0.4
 """Share of greedy's passes."""
-_LEAST = 350
+_LEAST = 450
 """Passes that are spent in any case, if greedy takes as many. With fewer, the search misses up to a
 sixth of the probability drop on tasks of the embedded model, and greedy's set on one."""
 _FOR_SOFT_TOPK = 100
@@ -45,13 +45,40 @@ _OF_EXAMPLES_OF_MANY = 0.02
 """This share from 384 components on, where the sweeps need their passes."""
 _EXAMPLES_OF_MANY = 256
 """Examples from which on that is enough, as a gradient of one of them is a small part of a pass."""
+_WALK_SIZES = 16
+_PER_WALK_SIZE = 8
+"""Sizes that a walk along a model of the slopes visits, at most, and passes for each."""
+_OF_WALK = 0.6
+"""Share of the passes for its rounds."""
+_EXAMPLES_OF_WALK = (0.15, 50, 0.25)
+"""Share for sets for single examples; or so many passes if these are more, up to another share."""
+_PER_FILLED_SIZE = 50
+"""Passes for each size between."""
+_OF_SINGLES = 1 / 6
+"""Share of the passes within which all single components are measured before the walk."""
+_FEWEST_SINGLES = 16
+"""Components that are, where that takes more."""
 _EXAMPLE_SIZES = 8
 """Sizes of these sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchPlan:
-    """What a local search will do."""
+class SweepPlan:
+    """What sweeps along first-order predictions will do."""
+
+    sizes: tuple[int, ...]
+    """Sizes to visit."""
+    dense: bool
+    """Whether these are most sizes, so that few neighbours of each are enough."""
+    additions: int
+    """Sets with one component more that the first sweep measures at each size."""
+    swaps: int
+    """Sets with one component exchanged that it measures there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan(SweepPlan):
+    """What a local search will do, or what is left of it after a walk."""
 
     n_components: int
     """Number of components."""
@@ -59,18 +86,10 @@ class SearchPlan:
     """Forward and backward passes at most."""
     singles: int
     """Single components that are measured."""
-    sizes: tuple[int, ...]
-    """Sizes to visit."""
     prefix_sizes: tuple[int, ...]
     """Sizes of the prefixes of rankings that are measured."""
-    dense: bool
-    """Whether these are most sizes, so that few neighbours of each are enough."""
     soft_steps: int
     """Steps of soft top-k."""
-    additions: int
-    """Sets with one component more that the first sweep measures at each size."""
-    swaps: int
-    """Sets with one component exchanged that it measures there."""
     example_passes: float = 0
     """Passes that go into sets for single examples."""
     example_sizes: tuple[int, ...] = ()
@@ -99,11 +118,9 @@ class SearchPlan:
             every_size: Whether to visit most sizes if possible. Without, rankings alone are used.
             from_examples: Whether to start from sets for single examples if possible.
         """
-        # No gradient points to some that do much alone.
-        cheap = n_components if n_components <= passes // 3 else passes // 8
-        singles = min(n_components, max(min(16, passes // 3), cheap))
+        singles = _n_singles(n_components, passes)
         has_own_sets = from_examples and every_size
-        shares = _OF_EXAMPLES if n_components < _MANY else (_OF_EXAMPLES_OF_MANY,) * 2
+        shares = _OF_EXAMPLES if n_components < MANY else (_OF_EXAMPLES_OF_MANY,) * 2
         of_dense, of_spread = (
             share * passes if has_own_sets and passes >= least else 0
             for share, least in zip(shares, _FOR_EXAMPLES, strict=True)
@@ -114,7 +131,7 @@ class SearchPlan:
         # A search for every budget asks for none in particular.
         asked = budgets if len(budgets) < last else ()
         # Where a walk comes to a good part of the sizes, no ranking of all components is as good.
-        ranks = not dense and (n_components >= _MANY or not every_size)
+        ranks = not dense and (n_components >= MANY or not every_size)
         soft_steps = passes // 8 if ranks and passes >= _FOR_SOFT_TOPK else 0
         for_groups = _GROUPS + 2 * GROUPS_HALVED * max(1, n_components // _GROUPS).bit_length()
         has_groups = singles < n_components and for_groups <= passes // 6
@@ -146,9 +163,61 @@ class SearchPlan:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WalkPlan:
+    """What a walk along a model of the slopes will do."""
+
+    singles: int
+    """Single components that are measured before it."""
+    sizes: tuple[int, ...]
+    """Sizes to visit."""
+    passes: float
+    """Passes that its rounds may begin within."""
+    example_passes: float
+    """Passes that go into sets for single examples."""
+    example_sizes: tuple[int, ...]
+    """Sizes of these, ascending."""
+    filled: tuple[int, ...]
+    """Sizes of which one set is measured after it, if none was before."""
+    look: SweepPlan
+    """The sweep that looks for what the model does not see."""
+
+    @classmethod
+    def make(cls, n_components: int, last: int, budgets: Sequence[int], passes: int) -> WalkPlan:
+        """Few sizes, spread on a logarithmic scale.
+
+        Args:
+            n_components: Number of components.
+            last: Largest size.
+            budgets: Sizes to visit, if they are few.
+            passes: Passes at most.
+        """
+        count = max(2, min(_WALK_SIZES, passes // _PER_WALK_SIZE))
+        asked = budgets if len(budgets) <= count else ()
+        sizes = _with(asked, log_spaced_sizes(1, last, count))
+        more = log_spaced_sizes(1, last, count + passes // _PER_FILLED_SIZE)
+        dense = len(sizes) == last
+        share, least, most = _EXAMPLES_OF_WALK
+        return cls(
+            singles=_n_singles_before_walk(n_components, passes),
+            sizes=sizes,
+            passes=_OF_WALK * passes,
+            example_passes=min(most * passes, max(share * passes, least)),
+            example_sizes=log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES),
+            # A search for every budget asks for none in particular.
+            filled=_with(budgets if len(budgets) < last else (), more),
+            look=SweepPlan(
+                sizes=sizes,
+                dense=dense,
+                additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
+                swaps=1,
+            ),
+        )
+
+
 def may_start_from_examples(n_components: int, n_examples: int) -> bool:
     """Whether sets for single examples leave enough passes to the sweeps."""
-    return n_components < _MANY or n_examples >= _EXAMPLES_OF_MANY
+    return n_components < MANY or n_examples >= _EXAMPLES_OF_MANY
 
 
 def prefixes(orders: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Sequence[int]]:
@@ -158,12 +227,12 @@ def prefixes(orders: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Sequ
 
 def default_passes(n_components: int, last: int) -> int:
     """Passes that a search of all sizes up to `last` takes at most."""
-    if n_components >= _MANY:
+    if n_components >= MANY:
         return min(n_components, _CAPS[1])
-    if n_components <= _FEW:
+    if n_components <= FEW:
         return _CAPS[0]
     greedy = sum(n_components - size for size in range(last))
-    least = max(n_components + 2 * last, min(greedy, _LEAST))
+    least = max(n_components + 2 * last, min(int(1.4 * greedy), _LEAST))
     return min(max(int(_OF_GREEDY * greedy), least), _CAPS[0])
 
 
@@ -181,6 +250,19 @@ def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
         else:
             wide = factor
     return _steps(first, last, wide)
+
+
+def _n_singles(n_components: int, passes: int) -> int:
+    """Single components to measure: no gradient points to some that do much alone."""
+    cheap = n_components if n_components <= passes // 3 else passes // 8
+    return min(n_components, max(min(_FEWEST_SINGLES, passes // 3), cheap))
+
+
+def _n_singles_before_walk(n_components: int, passes: int) -> int:
+    """The same where a walk follows, whose gradients point to most of them."""
+    if n_components <= _OF_SINGLES * passes:
+        return n_components
+    return min(n_components, _FEWEST_SINGLES, passes // 3)
 
 
 def _with(asked: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

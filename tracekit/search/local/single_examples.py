@@ -47,7 +47,7 @@ _MEASURED = 3
 """Sets of a size that are measured on all examples."""
 _CARRIED = 0.5
 """Share of the mean effect of its set that one example carries where the search goes on."""
-_WIDEST = 30.0
+_WIDEST = 60.0
 """How far the quantity of an example may move, in nats."""
 _LEAST_SHARE = 0.1
 """Share of the mean effect that one example must be able to make up, for all this to pay."""

@@ -1,0 +1,285 @@
+"""The walk along a model of the slopes, and when a search ends after it."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.engine.keeping import Keep
+from tracekit.search import Goal, LocalSearch
+from tracekit.search.local import local_search, model_walk, plan
+from tracekit.search.local.best_sets import BestSets, relative_gains
+from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
+from tracekit.search.local.model_walk import ModelWalk
+from tracekit.search.local.plan import WalkPlan
+from tracekit.search.racing import Portions
+
+N = 12
+
+
+@pytest.fixture
+def engine(model):
+    """Eight examples, whose effect is a curve over log-odds."""
+    return tiny.engine(model, tiny.pairs(8, seed=1), metric="odds-ratio")
+
+
+@pytest.fixture
+def expanded(monkeypatch):
+    """Sets whose gradients were taken, in their order."""
+    sets = []
+    original = MeasurementCache.expand_set
+
+    def noted(self, members, examples):
+        sets.append(members)
+        return original(self, members, examples)
+
+    monkeypatch.setattr(MeasurementCache, "expand_set", noted)
+    return sets
+
+
+def best_sets_of(engine, largest=8, **limits):
+    return BestSets(MeasurementCache(engine, Limits(**limits)), largest)
+
+
+def turns(sizes):
+    """Sizes without repetitions in turn."""
+    return [size for size, _ in groupby(sizes)]
+
+
+def test_rounds_go_up_and_down_in_turn(engine, expanded):
+    best_sets = best_sets_of(engine)
+    walk = ModelWalk(best_sets, (1, 2, 4, 8))
+    walk.go(None, rounds=1)
+    assert turns(map(len, expanded)) == [0, 1, 2, 4, 8]
+    assert best_sets.sizes == [1, 2, 4, 8]
+    first = len(expanded)
+    walk.go(None, rounds=1)
+    down = turns(map(len, expanded[first:]))
+    assert down == sorted(down, reverse=True)
+    assert down
+    second = len(expanded)
+    walk.go(None, rounds=1)
+    up = turns(map(len, expanded[second:]))
+    assert up == sorted(up)
+    # No gradient is taken twice.
+    assert len(set(expanded)) == len(expanded)
+
+
+def test_a_set_is_what_its_gradient_says(engine):
+    """Nothing but gradients was taken, and each measured a set."""
+    best_sets = best_sets_of(engine)
+    ModelWalk(best_sets, (1, 2, 4, 8)).go(None, rounds=2)
+    for size in best_sets.sizes:
+        members = best_sets.best(size)
+        expected = engine.set_effects([members])[0]
+        torch.testing.assert_close(best_sets.effects(members), expected, rtol=1e-4, atol=1e-5)
+        assert best_sets.effect(size) == pytest.approx(expected.mean().item(), rel=1e-4)
+
+
+def test_it_ends_after_two_rounds_of_little_gain(engine, monkeypatch):
+    rounds = []
+    gains = iter([1.0, 0.0005, 1.0, 0.0005, 0.0005, 1.0])
+
+    def gain(before, after):
+        rounds.append(before)
+        return torch.tensor([next(gains)])
+
+    monkeypatch.setattr(model_walk, "relative_gains", gain)
+    ModelWalk(best_sets_of(engine), (1, 2, 4)).go(None)
+    assert len(rounds) == 5
+
+
+def test_it_ends_with_its_passes(engine):
+    best_sets = best_sets_of(engine)
+    walk = ModelWalk(best_sets, (1, 2, 4))
+    before = best_sets.measurements.planned
+    walk.go(None, passes=1)
+    # The round that it had begun.
+    assert 6 <= best_sets.measurements.planned - before <= 12
+    with pytest.raises(LimitReachedError):
+        ModelWalk(best_sets_of(engine, max_passes=5), (1, 2, 4)).go(None)
+
+
+def test_sizes_beyond_a_target_are_of_no_interest(engine, expanded):
+    best_sets = best_sets_of(engine)
+    walk = ModelWalk(best_sets, (1, 2, 4, 8))
+    walk.go(None, rounds=1)
+    target = best_sets.effect(2)
+    first = len(expanded)
+    walk.go(target, rounds=1)
+    assert best_sets.largest <= 2
+    # A round that began with larger ones goes through them; the next one does not.
+    second = len(expanded)
+    walk.go(target, rounds=1)
+    assert first < len(expanded)
+    assert max(map(len, expanded[second:]), default=0) <= 2
+
+
+def test_sizes_between_have_a_set_each(engine):
+    best_sets = best_sets_of(engine)
+    walk = ModelWalk(best_sets, (1, 4, 8))
+    walk.go(None, rounds=1)
+    spent = best_sets.measurements.spent
+    held = best_sets.effects_at((1, 4, 8))
+    walk.fill(range(1, 9))
+    assert best_sets.sizes == list(range(1, 9))
+    assert best_sets.measurements.spent - spent == 5
+    assert best_sets.effects_at((1, 4, 8)) == held
+    for size in (2, 3, 5, 6, 7):
+        random = torch.randperm(N, generator=torch.Generator().manual_seed(size))[:size].tolist()
+        assert best_sets.effect(size) >= engine.set_effects([random]).mean().item()
+
+
+def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
+    """What the part says is best of its size is measured on all."""
+    engine = tiny.engine(model, tiny.pairs(128, seed=1), metric="odds-ratio")
+    monkeypatch.setattr("tracekit.search.racing._OF_MODEL", 40)
+    portions = Portions.make(engine, 0)
+    assert len(portions.of_model) == 40
+    assert torch.equal(portions.of_model, portions.order[:40].sort().values)
+    assert len(Portions.make(engine, 0, race=False).of_model) == 128
+    measurements = MeasurementCache(engine, Limits(), portions=portions)
+    best_sets = BestSets(measurements, 4)
+    ModelWalk(best_sets, (1, 2, 4)).go(None, rounds=1)
+    n_gradients = len(set(expanded))
+    assert measurements.planned < 2 * n_gradients * 40 / 128 + n_gradients
+    for size in (1, 2, 4):
+        expected = engine.set_effects([best_sets.best(size)])[0]
+        torch.testing.assert_close(
+            best_sets.effects(best_sets.best(size)), expected, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_gains_are_relative_to_each_size():
+    gains = relative_gains([1.0, -2.0, -math.inf, 0.0], [1.5, -1.0, 3.0, 0.0])
+    assert gains.tolist() == [0.5, 0.5, math.inf, 0.0]
+    assert relative_gains([-math.inf], [-math.inf]).tolist() == [0.0]
+
+
+def test_one_example_may_carry_a_set(engine):
+    best_sets = best_sets_of(engine)
+    even, carried = torch.ones(8), torch.ones(8)
+    best_sets.import_measured({(1,): even, (2, 3): even})
+    assert not best_sets.does_one_example_carry
+    carried[4] = 3.4
+    best_sets.import_measured({(2, 3): even, (2, 4): carried})
+    assert not best_sets.does_one_example_carry
+    carried = carried.clone()
+    carried[4] = 3.6
+    best_sets.import_measured({(2, 5): carried})
+    assert best_sets.does_one_example_carry
+
+
+class TestPlan:
+    def test_a_walk_visits_few_sizes(self):
+        walk = WalkPlan.make(144, 57, (14, 57), 600)
+        assert len(walk.sizes) <= 17
+        assert {1, 14, 57} <= set(walk.sizes)
+        assert {14, 57} <= set(walk.filled)
+        assert 25 < len(walk.filled) < 40
+        assert (walk.look.sizes, walk.look.dense, walk.look.additions) == (walk.sizes, False, 2)
+        # Budgets beyond that number are no sizes of the walk, but have sets of their own.
+        walk = WalkPlan.make(144, 57, tuple(range(5, 58)), 600)
+        assert len(walk.sizes) <= 16
+        assert set(range(5, 58)) <= set(walk.filled)
+
+    def test_where_sizes_are_few_it_visits_all(self):
+        walk = WalkPlan.make(32, 12, (3, 12), 400)
+        assert walk.sizes == walk.filled == tuple(range(1, 13))
+        assert (walk.look.dense, walk.look.additions) == (True, 8)
+
+    def test_fewer_passes_visit_fewer_sizes(self):
+        assert len(WalkPlan.make(144, 57, (), 40).sizes) == 5
+        assert len(WalkPlan.make(144, 57, (), 4).sizes) == 2
+
+    def test_all_single_components_are_measured_where_that_is_cheap(self):
+        assert WalkPlan.make(64, 25, (), 535).singles == 64
+        assert WalkPlan.make(64, 25, (), 200).singles == 16
+        assert WalkPlan.make(144, 57, (), 600).singles == 16
+        assert WalkPlan.make(144, 57, (), 12).singles == 4
+
+    def test_sets_for_single_examples_have_fifty_passes_if_there_are(self):
+        passes = [WalkPlan.make(64, 25, (), n).example_passes for n in (600, 200, 100)]
+        assert passes == pytest.approx([90, 50, 25])
+
+
+class TestEnd:
+    """When a search ends after its walk."""
+
+    @pytest.fixture
+    def large(self, monkeypatch):
+        monkeypatch.setattr(local_search, "FEW", 1)
+
+    def search(self, engine, **options):
+        search = LocalSearch(start_from_examples=False, **options)
+        state = search.run(engine, Goal.make(N, budgets=[8]), 0)
+        return state.best_sets.measurements.planned, state
+
+    def test_it_ends_where_a_sweep_finds_nothing(self, engine, large, monkeypatch):
+        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))
+        short, state = self.search(engine)
+        assert state.stopped is None
+        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([1.0]))
+        assert self.search(engine)[0] > short + 20
+
+    def test_it_goes_on_where_one_size_gains_much(self, engine, large, monkeypatch):
+        gains = torch.zeros(100)
+        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: gains)
+        short, _ = self.search(engine)
+        gains[3] = 0.02
+        assert self.search(engine)[0] > short + 20
+
+    def test_passes_that_were_asked_for_are_used(self, engine, large, monkeypatch):
+        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))
+        short, _ = self.search(engine)
+        assert self.search(engine, max_passes=1000)[0] > short + 20
+
+    def test_a_few_components_are_searched_to_the_end(self, engine, monkeypatch):
+        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))
+        thorough, _ = self.search(engine)
+        monkeypatch.setattr(local_search, "FEW", 1)
+        assert self.search(engine)[0] < thorough - 20
+
+    def test_it_makes_sets_for_single_examples_where_one_carries(self, engine, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            BestSets, "start_from_examples", lambda self, *given: asked.append(given)
+        )
+        for carries in (False, True):
+            monkeypatch.setattr(BestSets, "does_one_example_carry", carries)
+            LocalSearch(max_passes=60).run(engine, Goal.make(N, budgets=[8]), 0)
+        assert [given for given in asked if given[0]] == [((1, 2, 3, 4, 5, 6, 7, 8), 15)]
+
+
+@pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "logit-difference", "kl"])
+def test_walks_are_as_good_as_sweeps_alone(model, monkeypatch, metric):
+    engine = tiny.engine(model, tiny.pairs(8, seed=1), metric=metric)
+    goal = Goal.make(N, budgets=[2, 4, 6])
+    search = LocalSearch(max_passes=70)
+    found = search.search(engine, goal, 0)
+    monkeypatch.setattr(local_search, "MANY", N)
+    monkeypatch.setattr(plan, "MANY", N)
+    for ours, theirs in zip(found, search.search(engine, goal, 0), strict=True):
+        assert ours.effects.mean() >= 0.999 * theirs.effects.mean()
+
+
+def test_what_is_kept_is_searched_by_sweeps(tracer, expanded):
+    tracer.run("local-search", budget=3, max_passes=60)
+    assert expanded
+    expanded.clear()
+    keep = Keep(at_most=10.0, metric="logit-difference")
+    tracer.run("local-search", budget=3, max_passes=60, keep=keep)
+    assert not expanded
+
+
+def test_a_search_is_repeatable(model):
+    fronts = [
+        tk.Tracer(model, tiny.pairs(8, seed=1)).pareto(max_budget=6, statistics=False)
+        for _ in range(2)
+    ]
+    assert fronts[0].to_frame().equals(fronts[1].to_frame())

@@ -1,0 +1,92 @@
+"""Sweeps up and down through sizes along first-order predictions.
+
+At each size the gradient at the best set proposes a few components to add, to remove and to
+exchange (see `moves.py`), and measured effects decide. The first sweep goes up; each further one
+expands, at every size, the best set whose neighbours were not measured yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tracekit import _progress
+from tracekit.search.local.best_sets import BestSets
+from tracekit.search.local.moves import Moves
+from tracekit.search.local.plan import SweepPlan
+
+_ESCALATION = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
+"""Escalation levels, used when a sweep finds no new candidate: sets expanded per size, allowed
+relative gap to the best, multiplier on the number of moves."""
+
+
+@dataclass(eq=False)
+class Sweeps:
+    """Goes up and down the sizes until there is nothing left to try."""
+
+    best_sets: BestSets
+    plan: SweepPlan
+    orders: Sequence[Sequence[int]]
+    """Rankings of all components to fill up from."""
+    target: float | None
+    """Effect beyond which larger sets are of no interest."""
+
+    @property
+    def first(self) -> Moves:
+        """Moves of the first sweep."""
+        return Moves(additions=self.plan.additions, removals=0, swaps=self.plan.swaps)
+
+    def go_up(self) -> None:
+        """The first sweep."""
+        self._sweep(0, 0)
+
+    def go_on(self) -> None:
+        """Further sweeps, the first one downwards, with more effort whenever one finds nothing."""
+        sweep, level = 1, 0
+        while level < len(_ESCALATION):
+            has_expanded = self._sweep(sweep, level)
+            sweep += 1
+            level += not has_expanded
+
+    def _sweep(self, sweep: int, level: int) -> bool:
+        """Goes up or down once; whether there was a set to expand."""
+        upwards = sweep % 2 == 0
+        has_expanded = False
+        for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
+            if self._expand(size, sweep, upwards, level):
+                has_expanded = True
+                _progress.current().note(size=size, effect=self.best_sets.effect(size))
+        return has_expanded
+
+    def _expand(self, size: int, sweep: int, upwards: bool, level: int) -> bool:
+        """Measures the neighbours of the next set of a size; whether there was one to expand."""
+        best_sets = self.best_sets
+        best_sets.stop_beyond(self.target)
+        if size > best_sets.largest or size == best_sets.engine.n_components:
+            return False
+        is_first = sweep == 0
+        if is_first:
+            members, moves = best_sets.unexplored(size, depth=1, within=0), self.first
+        else:
+            depth, within, times = _ESCALATION[level]
+            members = best_sets.unexplored(size, depth=depth, within=within, effort=level)
+            moves = self._later_moves(upwards, times)
+        if members is None:
+            return False
+        sizes = self.plan.sizes
+        index = sizes.index(size)
+        best_sets.explore(
+            members,
+            moves,
+            up=sizes[index + 1] if index + 1 < len(sizes) else None,
+            down=sizes[index - 1] if index and not is_first else None,
+            orders=() if is_first else self.orders,
+            effort=level,
+        )
+        return True
+
+    def _later_moves(self, upwards: bool, times: int) -> Moves:
+        if self.plan.dense:
+            removals = 1 if upwards else 2
+            return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
+        return replace(self.first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))
