@@ -1,22 +1,26 @@
 """Local search: the best set of every size from one run, within a number of passes.
 
-1. The gradient at the empty set proposes single components, which are measured. Where there are
-   too many to measure a good part of them, groups of components are measured and the best ones
-   halved, down to single ones: that finds those that no gradient points to.
-2. Where one example alone can make up a good part of the mean, sets are made for single examples
-   (see `single_examples.py`), and the most promising ones are measured on all.
-3. The sizes to visit are spread on a logarithmic scale. Where they are less than half of all,
-   prefixes of rankings of all components are measured at some sizes: of the two by the gradient at
-   the empty set, and from 384 components on of those that soft top-k learns for all budgets (see
-   `soft_topk.py`).
-4. The search goes through the sizes upwards. At each, the gradient at the best set seen proposes a
-   few components to add, to remove and to exchange; measured effects decide. A set that is best at
-   one size seeds its neighbours.
-5. Then downwards and upwards again: at each size the search expands the best set whose neighbours
-   were not measured yet. That goes on until nothing promising is left or the passes are spent.
+1. The gradient at the empty set proposes single components, which are measured: all of them where
+   that is cheap, else the first few.
+2. A walk up and down through sizes, along a model of the slopes that learns from every gradient
+   (see `slope_model.py` and `model_walk.py`). After the first way up, where one example carries a
+   set, sets are made for single examples, and the walk goes on from there (see
+   `single_examples.py`). The sizes between have a set each that the model makes.
+3. A sweep along first-order predictions looks for what the model does not see: at each size the
+   gradient at the best set seen proposes a few components to add and to exchange; measured effects
+   decide. Where it finds nothing the search ends, unless a number of passes was asked for.
+4. Where it finds something, or there are passes left that were asked for, sweeps go downwards and
+   upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
+   That goes on until nothing promising is left or the passes are spent.
+
+From 384 components on, and where something is kept, there is no walk. Then groups of components are
+measured and the best ones halved, down to single ones, which finds those that no gradient points
+to; sets for single examples are made; prefixes of rankings of all components are measured, from 384
+components on of those that soft top-k learns for all budgets (see `soft_topk.py`); and the sweeps
+do the rest.
 
 The number of passes is capped; what a pass costs grows with the model. Every effect is measured
-with a binary mask. `refine_sets` is the same search started from given sets; PGB-CT improves its
+with a binary mask. `refine_sets` is a shorter search started from given sets; PGB-CT improves its
 mask with it.
 """
 
@@ -51,6 +55,7 @@ from tracekit.search.local.plan import (
     default_passes,
     may_start_from_examples,
     prefixes,
+    sizes_of_refinement,
 )
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
 from tracekit.search.local.sweeps import Sweeps
@@ -59,6 +64,10 @@ from tracekit.search.racing import Portions
 _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
 """Relative gains of the sweep after the walk beyond which the search goes on: the mean over sizes,
 and the largest."""
+
+
+_OF_REFINEMENT = 0.6
+"""Share of the passes of a refinement that its walk begins new rounds within."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +79,7 @@ class LocalSearch:
     records_every_size: ClassVar[bool] = True
 
     refine: bool = True
-    """Whether gradients at binary masks propose neighbours. Without, the result is the best
+    """Whether gradients at binary masks propose sets. Without, the result is the best
     prefixes of the rankings."""
     soft_steps: int | None = None
     """Steps of soft top-k, at most a quarter of the passes. None: an eighth of the passes where
@@ -86,23 +95,26 @@ class LocalSearch:
     """What it follows: the mean effect (`dataset`) or the mean of 1/(1 + effect) over examples
     (`per-example`)."""
     additions: int | None = None
-    """Sets with one component more that are measured on the first way up, at each size. None: 3,
-    or 8 where there are at least 15 passes for each size, or 2 where only some sizes are
-    visited."""
+    """Sets with one component more that the first sweep measures at each size. None: 8 after a walk
+    that visits every size; without a walk 3, or 8 where there are at least 15 passes for each size;
+    2 where only some sizes are visited."""
     start_from_examples: bool | None = None
-    """Whether sets are made for single examples before it. They take a quarter of the passes, from
-    160 on; or 0.4, from 120 on, where only some sizes are visited; or 0.02 from 384 components on,
-    given 256 examples or more. Only where the metric is a curve over log-odds and one example alone
-    can make up a good part of the mean effect. None: with every objective but `auto`, as such sets
-    hold less on fresh examples."""
+    """Whether sets are made for single examples, which takes passes. Where the search walks, 0.15
+    of them, at least 50 and at most a quarter, if one example carries more than a third of the
+    effect of a set. Else a quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes
+    are visited; or 0.02 from 384 components on, given 256 examples or more. Only where the metric
+    is a curve over log-odds and one example alone can make up a good part of the mean effect. None:
+    with every objective but `auto`, as such sets hold less on fresh examples."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough (see
     `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
     max_passes: int | None = None
     """Passes at most, forward and backward alike. None: 0.4 of greedy's and at most 600, but
-    at least 350, or greedy's own where these are fewer, and N + 2k for k of N components; always
+    at least 450, or 1.4 of greedy's where these are fewer, and N + 2k for k of N components; always
     600 for up to 16 components; from 384 on, as many as there are components and at most 800;
-    whatever is measured on a part of the examples counted as if on all."""
+    whatever is measured on a part of the examples counted as if on all. Between 16 and 384
+    components a search without this limit ends where the sweep after the walk finds nothing, mostly
+    after a third of these."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
@@ -237,7 +249,7 @@ class LocalSearch:
     def _search(self, state: SearchState, goal: Goal, passes: int, seed: int) -> None:
         best_sets = state.best_sets
         engine = best_sets.engine
-        has_walked = self.refine and engine.effects_tell_all and engine.n_components < MANY
+        has_walked = self.refine and _can_walk(engine)
         if has_walked:
             if not self._walk(best_sets, goal, passes):
                 return
@@ -358,10 +370,16 @@ def refine_sets(
         passes: Passes at most.
     """
     last = budgets[-1]
-    plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
     best_sets = BestSets(MeasurementCache(engine, Limits(max_passes=passes)), last)
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):
+        if _can_walk(engine):
+            ModelWalk(best_sets, sizes_of_refinement(last, budgets)).go(
+                None, passes=_OF_REFINEMENT * passes
+            )
+            best_sets.confirm()
+            passes = int(best_sets.measurements.room)
+        plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan.singles, orders)
         if not plan.dense:
@@ -370,6 +388,11 @@ def refine_sets(
         sweeps.go_up()
         sweeps.go_on()
     return best_sets
+
+
+def _can_walk(engine: Engine) -> bool:
+    """Whether a model of the slopes tells what the search maximises, and is quick to ask."""
+    return engine.effects_tell_all and engine.n_components < MANY
 
 
 def _measure_singles(best_sets: BestSets, count: int, orders: Sequence[Sequence[int]]) -> None:

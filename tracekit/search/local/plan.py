@@ -13,8 +13,9 @@ _CAPS = (600, 800)
 """Passes at most, below and above."""
 _OF_GREEDY = 0.4
 """Share of greedy's passes."""
+_MOST_OF_GREEDY = 1.4
 _LEAST = 450
-"""Passes that are spent in any case, if greedy takes as many. With fewer, the search misses up to a
+"""Passes that are allowed in any case, up to 1.4 of greedy's. With fewer, the search misses up to a
 sixth of the probability drop on tasks of the embedded model, and greedy's set on one."""
 _FOR_SOFT_TOPK = 100
 """Passes below which soft top-k learns nothing worth its steps."""
@@ -48,6 +49,8 @@ _EXAMPLES_OF_MANY = 256
 _WALK_SIZES = 16
 _PER_WALK_SIZE = 8
 """Sizes that a walk along a model of the slopes visits, at most, and passes for each."""
+_REFINED_SIZES = 6
+"""The same where sets of some sizes are improved."""
 _OF_WALK = 0.6
 """Share of the passes for its rounds."""
 _EXAMPLES_OF_WALK = (0.15, 50, 0.25)
@@ -215,6 +218,11 @@ class WalkPlan:
         )
 
 
+def sizes_of_refinement(last: int, budgets: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of a walk that improves sets of some sizes."""
+    return _with(budgets, log_spaced_sizes(1, last, _REFINED_SIZES))
+
+
 def may_start_from_examples(n_components: int, n_examples: int) -> bool:
     """Whether sets for single examples leave enough passes to the sweeps."""
     return n_components < MANY or n_examples >= _EXAMPLES_OF_MANY
@@ -232,7 +240,7 @@ def default_passes(n_components: int, last: int) -> int:
     if n_components <= FEW:
         return _CAPS[0]
     greedy = sum(n_components - size for size in range(last))
-    least = max(n_components + 2 * last, min(int(1.4 * greedy), _LEAST))
+    least = max(n_components + 2 * last, min(int(_MOST_OF_GREEDY * greedy), _LEAST))
     return min(max(int(_OF_GREEDY * greedy), least), _CAPS[0])
 
 
