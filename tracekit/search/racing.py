@@ -30,6 +30,8 @@ _OF_GRADIENTS = 64
 """Examples that a gradient is taken of, at least."""
 _OF_MODEL = 256
 """Examples that a model of the slopes learns from, at most."""
+_SLOPES_OF_MODEL = 49_152
+"""And at most so many slopes at a set: with many components, promises take time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +72,14 @@ class Portions:
         starts = (0, *self.stops[:-1])
         return [self.order[a:b] for a, b in zip(starts, self.stops, strict=True)]
 
-    @property
-    def of_model(self) -> Int[Tensor, " example"]:
-        """Numbers of the examples that a model of the slopes learns from, ascending."""
-        order = self.order if self.is_whole else self.order[:_OF_MODEL]
+    def of_model(self, n_components: int) -> Int[Tensor, " example"]:
+        """Numbers of the examples that a model of the slopes learns from, ascending.
+
+        Args:
+            n_components: Slopes of each of them.
+        """
+        count = max(1, min(_OF_MODEL, _SLOPES_OF_MODEL // n_components))
+        order = self.order if self.is_whole else self.order[:count]
         return order.sort().values
 
     def of_gradient(self, number: int) -> Int[Tensor, " example"] | None:

@@ -140,9 +140,11 @@ def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
     engine = tiny.engine(model, tiny.pairs(128, seed=1), metric="odds-ratio")
     monkeypatch.setattr("tracekit.search.racing._OF_MODEL", 40)
     portions = Portions.make(engine, 0)
-    assert len(portions.of_model) == 40
-    assert torch.equal(portions.of_model, portions.order[:40].sort().values)
-    assert len(Portions.make(engine, 0, race=False).of_model) == 128
+    assert torch.equal(portions.of_model(N), portions.order[:40].sort().values)
+    assert len(Portions.make(engine, 0, race=False).of_model(N)) == 128
+    # Fewer, where each has many slopes.
+    assert len(portions.of_model(4096)) == 12
+    assert len(portions.of_model(10**6)) == 1
     measurements = MeasurementCache(engine, Limits(), portions=portions)
     best_sets = BestSets(measurements, 4)
     ModelWalk(best_sets, (1, 2, 4)).go(None, rounds=1)
@@ -203,6 +205,12 @@ class TestPlan:
         assert WalkPlan.make(144, 57, (), 600).singles == 16
         assert WalkPlan.make(144, 57, (), 12).singles == 4
 
+    def test_many_components_are_looked_for_in_groups(self):
+        walk = WalkPlan.make(512, 200, (), 512)
+        assert (walk.singles, walk.groups) == (64, 16)
+        assert WalkPlan.make(512, 200, (), 150).groups == 0
+        assert WalkPlan.make(144, 57, (), 600).groups == 0
+
     def test_sets_for_single_examples_have_fifty_passes_if_there_are(self):
         passes = [WalkPlan.make(64, 25, (), n).example_passes for n in (600, 200, 100)]
         assert passes == pytest.approx([90, 50, 25])
@@ -262,10 +270,27 @@ def test_walks_are_as_good_as_sweeps_alone(model, monkeypatch, metric):
     goal = Goal.make(N, budgets=[2, 4, 6])
     search = LocalSearch(max_passes=70)
     found = search.search(engine, goal, 0)
-    monkeypatch.setattr(local_search, "MANY", N)
-    monkeypatch.setattr(plan, "MANY", N)
+    monkeypatch.setattr(local_search, "MOST_OF_WALK", N - 1)
     for ours, theirs in zip(found, search.search(engine, goal, 0), strict=True):
         assert ours.effects.mean() >= 0.999 * theirs.effects.mean()
+
+
+@pytest.mark.parametrize("most", [N, N - 1])
+def test_of_too_many_components_there_is_no_model(engine, expanded, monkeypatch, most):
+    monkeypatch.setattr(local_search, "MOST_OF_WALK", most)
+    LocalSearch(max_passes=60).run(engine, Goal.make(N, budgets=[4]), 0)
+    assert bool(expanded) == (most == N)
+
+
+def test_groups_are_halved_before_a_walk_of_many(engine, monkeypatch):
+    asked = []
+    monkeypatch.setattr(BestSets, "group_testing", lambda self, *given: asked.append(given))
+    LocalSearch(max_passes=120).run(engine, Goal.make(N, budgets=[4]), 0)
+    assert not asked
+    monkeypatch.setattr(plan, "MANY", 10)
+    monkeypatch.setattr(plan, "_n_singles", lambda n, passes: 4)
+    LocalSearch(max_passes=120).run(engine, Goal.make(N, budgets=[4]), 0)
+    assert asked[0] == (16, 4)
 
 
 def test_what_is_kept_is_searched_by_sweeps(tracer, expanded):

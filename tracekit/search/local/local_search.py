@@ -1,7 +1,8 @@
 """Local search: the best set of every size from one run, within a number of passes.
 
 1. The gradient at the empty set proposes single components, which are measured: all of them where
-   that is cheap, else the first few.
+   that is cheap, else the first few. From 384 components on groups of them are measured, too, and
+   the best ones halved, down to single ones: that finds those that no gradient points to.
 2. A walk up and down through sizes, along a model of the slopes that learns from every gradient
    (see `slope_model.py` and `model_walk.py`). After the first way up, where one example carries a
    set, sets are made for single examples, and the walk goes on from there (see
@@ -13,11 +14,9 @@
    upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
    That goes on until nothing promising is left or the passes are spent.
 
-From 384 components on, and where something is kept, there is no walk. Then groups of components are
-measured and the best ones halved, down to single ones, which finds those that no gradient points
-to; sets for single examples are made; prefixes of rankings of all components are measured, from 384
-components on of those that soft top-k learns for all budgets (see `soft_topk.py`); and the sweeps
-do the rest.
+Beyond 1024 components, and where something is kept, there is no walk. Then sets for single examples
+are made and prefixes of rankings of all components are measured, from 384 components on of those
+that soft top-k learns for all budgets (see `soft_topk.py`), and the sweeps do the rest.
 
 The number of passes is capped; what a pass costs grows with the model. Every effect is measured
 with a binary mask. `refine_sets` is a shorter search started from given sets; PGB-CT improves its
@@ -49,7 +48,7 @@ from tracekit.search.local.moves import in_turn
 from tracekit.search.local.plan import (
     FEW,
     GROUPS_HALVED,
-    MANY,
+    MOST_OF_WALK,
     SearchPlan,
     WalkPlan,
     default_passes,
@@ -112,9 +111,8 @@ class LocalSearch:
     """Passes at most, forward and backward alike. None: 0.4 of greedy's and at most 600, but
     at least 450, or 1.4 of greedy's where these are fewer, and N + 2k for k of N components; always
     600 for up to 16 components; from 384 on, as many as there are components and at most 800;
-    whatever is measured on a part of the examples counted as if on all. Between 16 and 384
-    components a search without this limit ends where the sweep after the walk finds nothing, mostly
-    after a third of these."""
+    whatever is measured on a part of the examples counted as if on all. Between 16 and 1024
+    components a search without this limit ends where the sweep after the walk finds nothing."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
@@ -265,6 +263,8 @@ class LocalSearch:
         walk = ModelWalk(best_sets, plan.sizes)
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan.singles, orders)
+        if plan.groups:
+            best_sets.group_testing(plan.groups, GROUPS_HALVED)
         walk.go(goal.target, rounds=1)
         if self.start_from_examples is not False and best_sets.does_one_example_carry:
             best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
@@ -392,7 +392,7 @@ def refine_sets(
 
 def _can_walk(engine: Engine) -> bool:
     """Whether a model of the slopes tells what the search maximises, and is quick to ask."""
-    return engine.effects_tell_all and engine.n_components < MANY
+    return engine.effects_tell_all and engine.n_components <= MOST_OF_WALK
 
 
 def _measure_singles(best_sets: BestSets, count: int, orders: Sequence[Sequence[int]]) -> None:

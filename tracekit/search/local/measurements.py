@@ -289,9 +289,9 @@ class MeasurementCache:
         predictions = self._measured.predictions
         if members in self._predicted:
             return predictions[members]
-        known = self._known_prediction(members)
-        if known is not None:
-            return known
+        prediction = self._expanded_prediction(members)
+        if prediction is not None:
+            return prediction
         self._require(self._room_of_gradients(is_soft=False))
         # The ranking of all components, which the whole search draws on, is of all examples.
         examples = self._examples_of_gradient() if members else None
@@ -306,7 +306,7 @@ class MeasurementCache:
         self._count_gradient(examples, is_held, is_soft=False)
         return predictions[members]
 
-    def _known_prediction(self, members: ComponentSet) -> FirstOrderPrediction | None:
+    def _expanded_prediction(self, members: ComponentSet) -> FirstOrderPrediction | None:
         """What the expansion of a set on all examples predicts, if there was one."""
         engine, expansion = self.engine, self._whole_expansions.get(members)
         is_flat = engine.metric.is_flat_at_clean and not members
@@ -396,7 +396,7 @@ class MeasurementCache:
     @property
     def examples_of_model(self) -> Int[Tensor, " example"]:
         """The examples that a model of the slopes learns from."""
-        return self._portions.of_model
+        return self._portions.of_model(self.engine.n_components)
 
     def _not_finite(self, members: ComponentSet) -> NonFiniteMetricError:
         return NonFiniteMetricError(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 FEW = 16
 """Up to this many components, passes are cheap enough to search almost exhaustively."""
+MOST_OF_WALK = 1024
+"""Up to this many the search walks along a model of the slopes, whose promises take time."""
 MANY = 384
 """From this many on, the search takes no more passes than top-k."""
 _CAPS = (600, 800)
@@ -136,7 +138,7 @@ class SearchPlan(SweepPlan):
         # Where a walk comes to a good part of the sizes, no ranking of all components is as good.
         ranks = not dense and (n_components >= MANY or not every_size)
         soft_steps = passes // 8 if ranks and passes >= _FOR_SOFT_TOPK else 0
-        for_groups = _GROUPS + 2 * GROUPS_HALVED * max(1, n_components // _GROUPS).bit_length()
+        for_groups = _for_groups(n_components)
         has_groups = singles < n_components and for_groups <= passes // 6
         for_examples = of_dense if dense else of_spread
         many_prefixes = max(2, passes // _PER_PREFIX, min(16, passes // 8))
@@ -180,6 +182,9 @@ class WalkPlan:
     """Passes that go into sets for single examples."""
     example_sizes: tuple[int, ...]
     """Sizes of these, ascending."""
+    groups: int
+    """Groups of components that are halved before it, to find single ones that no gradient points
+    to."""
     filled: tuple[int, ...]
     """Sizes of which one set is measured after it, if none was before."""
     look: SweepPlan
@@ -203,6 +208,9 @@ class WalkPlan:
         share, least, most = _EXAMPLES_OF_WALK
         return cls(
             singles=_n_singles_before_walk(n_components, passes),
+            groups=_GROUPS
+            if n_components >= MANY and _for_groups(n_components) <= passes // 4
+            else 0,
             sizes=sizes,
             passes=_OF_WALK * passes,
             example_passes=min(most * passes, max(share * passes, least)),
@@ -266,10 +274,17 @@ def _n_singles(n_components: int, passes: int) -> int:
     return min(n_components, max(min(_FEWEST_SINGLES, passes // 3), cheap))
 
 
+def _for_groups(n_components: int) -> int:
+    """Passes that group testing takes."""
+    return _GROUPS + 2 * GROUPS_HALVED * max(1, n_components // _GROUPS).bit_length()
+
+
 def _n_singles_before_walk(n_components: int, passes: int) -> int:
     """The same where a walk follows, whose gradients point to most of them."""
     if n_components <= _OF_SINGLES * passes:
         return n_components
+    if n_components >= MANY:
+        return _n_singles(n_components, passes)
     return min(n_components, _FEWEST_SINGLES, passes // 3)
 
 

@@ -77,19 +77,21 @@ class SlopeModel:
         quantity = self._quantities[self._numbers[members]]
         return self._objectives(quantity[None]).item()
 
-    def promises(self, rows: Rows, near: Mask) -> Float[Tensor, " row"]:
-        """What the search would measure of sets, on these examples.
+    def promises(self, row: Mask, flips: Int[Tensor, "row flip"]) -> Float[Tensor, " row"]:
+        """What the search would measure of the neighbours of a set, on these examples.
+
+        All predictions start from the set that is nearest to it of those that were learned from, so
+        that they can be compared.
 
         Args:
-            rows: The sets.
-            near: A set that they are neighbours of, as a row. All predictions start from the known
-                set that is nearest to it, so that they can be compared.
+            row: The set.
+            flips: Components that join or leave, for each neighbour; the same number for all.
         """
         if self._fit is None:
             self._fit = _Fit(self._sets, torch.stack(self._slopes))
-        known = int((self._sets - near).abs().sum(1).argmin())
-        changes = self._fit.changes(self._sets[known], self._slopes[known], rows)
-        return self._objectives(self._quantities[known] + changes)
+        start = int((self._sets - row).abs().sum(1).argmin())
+        changes = self._fit.changes(self._sets[start], self._slopes[start], row, flips)
+        return self._objectives(self._quantities[start] + changes)
 
     def resized(self, members: ComponentSet, size: int) -> ComponentSet:
         """A set that components joined or left, each time those that promise most.
@@ -100,10 +102,9 @@ class SlopeModel:
         """
         row = self._row(members)
         while (more := size - int(row.sum())) != 0:
-            free = (row == (0 if more > 0 else 1)).nonzero()[:, 0]
-            promises = self.promises(_flipped(row, free), row)
-            best = promises.topk(max(1, abs(more) // _STEPS)).indices
-            row = row.index_fill(0, free[best], float(more > 0))
+            free = (row == (0 if more > 0 else 1)).nonzero()
+            best = self.promises(row, free).topk(max(1, abs(more) // _STEPS)).indices
+            row = row.index_fill(0, free[best, 0], float(more > 0))
         return _members(row)
 
     def climbed(self, members: ComponentSet) -> tuple[ComponentSet, float]:
@@ -116,26 +117,31 @@ class SlopeModel:
             The set, and what it promises.
         """
         row = self._row(members)
-        promise = self.promises(row[None], row).item()
+        promise = self._promise(row)
         for _ in range(_EXCHANGES):
-            leaving, joining = (
-                self._screened(row, (row == held).nonzero()[:, 0]) for held in (1, 0)
-            )
+            leaving, joining = self._screened(row, held=1), self._screened(row, held=0)
             if not len(leaving) or not len(joining):
                 break
-            rows = _flipped(row, joining)[:, None] - _unit(row, leaving)
-            promises = self.promises(torch.cat([row[None], rows.flatten(0, 1)]), row)
-            best = int(promises[1:].argmax())
-            if not promises[1 + best] > promises[0]:
+            flips = torch.cartesian_prod(leaving, joining)
+            promises = self.promises(row, flips)
+            best = int(promises.argmax())
+            # The nearest set may be another one than before.
+            if not promises[best] > self._promise(row):
                 break
-            promise, row = promises[1 + best].item(), rows.flatten(0, 1)[best]
+            promise = promises[best].item()
+            row = row.index_fill(0, flips[best, :1], 0.0).index_fill(0, flips[best, 1:], 1.0)
         return _members(row), promise
 
-    def _screened(self, row: Mask, components: Int[Tensor, " some"]) -> Int[Tensor, " fewer"]:
-        """Those of the components that promise most when they alone join or leave."""
-        if len(components) <= _SCREENED:
-            return components
-        return components[self.promises(_flipped(row, components), row).topk(_SCREENED).indices]
+    def _promise(self, row: Mask) -> float:
+        """What the search would measure of a set."""
+        return self.promises(row, torch.zeros(1, 0, dtype=torch.long)).item()
+
+    def _screened(self, row: Mask, *, held: int) -> Int[Tensor, " some"]:
+        """Components of a set, or outside it, that promise most when they alone leave or join."""
+        components = (row == held).nonzero()
+        if len(components) > _SCREENED:
+            components = components[self.promises(row, components).topk(_SCREENED).indices]
+        return components[:, 0]
 
     def _objectives(self, quantity: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
         curves = self._curves
@@ -154,10 +160,9 @@ class _Fit:
         self._sets = sets
         self._mean = slopes.mean(0)
         gram = self._likeness(sets) + _RIDGE * torch.eye(len(sets))
-        centred = (slopes - self._mean).flatten(1)
-        solved = torch.linalg.solve(gram.double(), centred.double()).float()
+        inverse = torch.linalg.inv(gram.double()).float()
         # By component, which predictions run through.
-        self._solved = solved.unflatten(1, slopes.shape[1:]).permute(2, 0, 1).contiguous()
+        self._solved = torch.einsum("kj,jec->cke", inverse, slopes - self._mean).contiguous()
 
     def _likeness(self, rows: Rows) -> Float[Tensor, "row set"]:
         sets = self._sets
@@ -165,32 +170,51 @@ class _Fit:
         return (-n_different / (_REACH * sets.shape[1])).exp()
 
     def changes(
-        self, start: Mask, slopes: Float[Tensor, "example component"], rows: Rows
+        self,
+        start: Mask,
+        slopes: Float[Tensor, "example component"],
+        row: Mask,
+        flips: Int[Tensor, "row flip"],
     ) -> Float[Tensor, "row example"]:
-        """What the quantity changes by from one set to others, by the trapezoid rule.
+        """What the quantity changes by from a set to the neighbours of another one.
+
+        By the trapezoid rule: half of the slopes at the one, half of those predicted at the
+        neighbour.
 
         Args:
             start: The one.
             slopes: At it.
-            rows: The others.
+            row: The other.
+            flips: Components that join it or leave it, for each neighbour.
         """
-        steps, likeness = rows - start, self._likeness(rows)
-        changes = steps @ ((slopes + self._mean) / 2).T
-        for component in steps.any(0).nonzero()[:, 0].tolist():
-            moved = steps[:, component].nonzero()[:, 0]
-            deviations = likeness[moved] @ self._solved[component]
-            changes[moved] += steps[moved, component, None] * deviations / 2
+        rows = row.repeat(len(flips), 1).scatter(1, flips, 1 - row[flips])
+        likeness, halves = self._likeness(rows), ((slopes + self._mean) / 2).T
+        # All neighbours share the steps to the set that they are neighbours of.
+        shared = (row - start).nonzero()[:, 0]
+        steps = (row - start)[shared]
+        towards = torch.einsum("c,cke->ke", steps, self._solved[shared])
+        changes = steps @ halves[shared] + likeness @ towards / 2
+        for flip in flips.T:
+            predicted = self._deviations(likeness, flip) / 2
+            changes += (1 - 2 * row[flip])[:, None] * (halves[flip] + predicted)
         return changes
 
-
-def _unit(row: Mask, components: Int[Tensor, " some"]) -> Rows:
-    """A row for each component, which is 1 there and 0 elsewhere."""
-    return torch.eye(len(row))[components]
-
-
-def _flipped(row: Mask, components: Int[Tensor, " some"]) -> Rows:
-    """A set with each of some components that joined, or left, alone."""
-    return (row - _unit(row, components)).abs()
+    def _deviations(
+        self, likeness: Float[Tensor, "row set"], components: Int[Tensor, " row"]
+    ) -> Float[Tensor, "row example"]:
+        """By how much slopes differ from their mean, of one component at each of some sets."""
+        distinct, rows = components.unique(return_inverse=True)
+        if len(distinct) == len(components):
+            each = torch.zeros(len(self._solved), likeness.shape[1]).index_copy(
+                0, components, likeness
+            )
+            # All at once: the few that are not asked for cost less than a copy of the others.
+            return torch.bmm(each[:, None], self._solved)[components, 0]
+        deviations = torch.empty(len(components), self._mean.shape[0])
+        for number, component in enumerate(distinct.tolist()):
+            is_own = rows == number
+            deviations[is_own] = likeness[is_own] @ self._solved[component]
+        return deviations
 
 
 def _members(row: Mask) -> ComponentSet:
