@@ -17,6 +17,7 @@ from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
 from tracekit.search.local.model_walk import ModelWalk
 from tracekit.search.local.plan import WalkPlan
+from tracekit.search.local.sweeps import Sweeps
 from tracekit.search.racing import Portions
 
 N = 12
@@ -228,19 +229,42 @@ class TestEnd:
         state = search.run(engine, Goal.make(N, budgets=[8]), 0)
         return state.best_sets.measurements.planned, state
 
-    def test_it_ends_where_a_sweep_finds_nothing(self, engine, large, monkeypatch):
-        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))
-        short, state = self.search(engine)
-        assert state.stopped is None
-        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([1.0]))
-        assert self.search(engine)[0] > short + 20
+    @pytest.fixture
+    def noted(self, monkeypatch):
+        """What a search does after its first walk."""
+        done = []
+        for cls, name in ((ModelWalk, "go"), (Sweeps, "go_once"), (Sweeps, "go_on")):
+            original = getattr(cls, name)
 
-    def test_it_goes_on_where_one_size_gains_much(self, engine, large, monkeypatch):
-        gains = torch.zeros(100)
-        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: gains)
-        short, _ = self.search(engine)
-        gains[3] = 0.02
-        assert self.search(engine)[0] > short + 20
+            def call(self, *given, original=original, name=name, **options):
+                done.append(name)
+                return original(self, *given, **options)
+
+            monkeypatch.setattr(cls, name, call)
+        return done
+
+    @pytest.mark.parametrize(
+        ("gains", "done"),
+        [
+            ([[0.0, 0.0]], ["go_once"]),
+            ([[0.0005, 0.001]], ["go_once"]),
+            ([[0.002, 0.002], [0.0, 0.0]], ["go_once", "go", "go_once"]),
+            # One size gains much, and all together little.
+            ([[0.015, -0.014], [0.0, 0.0]], ["go_once", "go", "go_once"]),
+        ],
+    )
+    @pytest.mark.parametrize("small", [False, True])
+    def test_it_ends_where_a_sweep_finds_nothing(
+        self, engine, large, noted, monkeypatch, gains, done, small
+    ):
+        left = iter(gains)
+        monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor(next(left)))
+        monkeypatch.setattr(local_search, "_SMALL", N if small else N - 1)
+        _, state = self.search(engine)
+        assert state.stopped is None
+        # Few components are searched on where there was something to find.
+        goes_on = small and len(gains) > 1
+        assert noted == ["go", "go", *done, *(["go_once", "go_on"] if goes_on else [])]
 
     def test_passes_that_were_asked_for_are_used(self, engine, large, monkeypatch):
         monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))

@@ -9,10 +9,12 @@
    `single_examples.py`). The sizes between have a set each that the model makes.
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
-   decide. Where it finds nothing the search ends, unless a number of passes was asked for.
-4. Where it finds something, or there are passes left that were asked for, sweeps go downwards and
-   upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
-   That goes on until nothing promising is left or the passes are spent.
+   decide. Where it finds something the walk goes on from there, and another sweep follows, until
+   one finds nothing.
+4. With up to 16 components, up to 64 if a sweep found something, or if a number of passes was asked
+   for, more sweeps go downwards and upwards in turn. At each size they expand the best set whose
+   neighbours were not measured yet. That goes on until nothing promising is left or the passes are
+   spent. Else the search ends.
 
 Beyond 1024 components, and where something is kept, there is no walk. Then sets for single examples
 are made and prefixes of rankings of all components are measured, from 384 components on of those
@@ -65,6 +67,8 @@ _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
 and the largest."""
 
 
+_SMALL = 64
+"""Up to this many components it then goes on to the end of its passes, which are cheap."""
 _OF_REFINEMENT = 0.6
 """Share of the passes of a refinement that its walk begins new rounds within."""
 
@@ -270,16 +274,19 @@ class LocalSearch:
             best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
         walk.go(goal.target, passes=plan.passes)
         walk.fill(plan.filled)
-        before = best_sets.effects_at(plan.sizes)
         look = replace(plan.look, additions=self.additions or plan.look.additions)
-        Sweeps(best_sets, look, orders, goal.target).go_up()
-        gains = relative_gains(before, best_sets.effects_at(plan.sizes))
-        has_gained = bool(gains.mean() > _GAIN or gains.max() > _GAIN_AT_ONE)
-        if has_gained:
-            walk.go(goal.target, passes=plan.passes)
+        sweeps, n_gains, has_gained = Sweeps(best_sets, look, orders, goal.target), 0, True
+        while has_gained:
+            before = best_sets.effects_at(plan.sizes)
+            sweeps.go_once()
+            gains = relative_gains(before, best_sets.effects_at(plan.sizes))
+            has_gained = bool(gains.mean() > _GAIN or gains.max() > _GAIN_AT_ONE)
+            if has_gained:
+                n_gains += 1
+                walk.go(goal.target, passes=plan.passes)
         best_sets.confirm()
-        is_thorough = self.max_passes is not None or n_components <= FEW
-        return has_gained or is_thorough
+        goes_on = n_components <= FEW or (n_components <= _SMALL and n_gains > 0)
+        return goes_on or self.max_passes is not None
 
     def _sweep(
         self,

@@ -36,9 +36,17 @@ class Sweeps:
         """Moves of the first sweep."""
         return Moves(additions=self.plan.additions, removals=0, swaps=self.plan.swaps)
 
+    n_done: int = 0
+    """Sweeps so far; the first one goes upwards, the second one downwards."""
+
     def go_up(self) -> None:
         """The first sweep."""
-        self._sweep(0, 0)
+        self.go_once()
+
+    def go_once(self) -> bool:
+        """The next sweep; whether there was a set to expand."""
+        self.n_done += 1
+        return self._sweep(self.n_done - 1, 0)
 
     def go_on(self) -> None:
         """Further sweeps, the first one downwards, with more effort whenever one finds nothing."""
