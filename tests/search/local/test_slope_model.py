@@ -97,6 +97,33 @@ def test_pairs_are_seen_once_slopes_are_known_on_both_sides(engine, monkeypatch)
     assert (blind - expected).abs().max() > 20 * (found - expected).abs().max()
 
 
+def test_a_neighbour_promises_what_it_does_by_itself(engine, monkeypatch):
+    """Whatever set it is a neighbour of, as long as predictions start from the same one."""
+    model = Quadratic(engine, bend=0.2).taught([(), (0, 1, 2), (5, 6), (3, 7, 8, 9)])
+    monkeypatch.setattr(torch.Tensor, "argmin", lambda self: torch.tensor(1))
+    sets = [(0, 4, 5), (1, 4, 7), (2, 8, 9)]
+    expected = promised(model, sets)
+    for near, members in (
+        ((4, 5), [(0, 4, 5)]),
+        ((0, 4, 5, 6), [(0, 4, 5)]),
+        ((4, 7, 8, 9), sets[1:2]),
+        ((2, 8, 10), sets[2:]),
+    ):
+        rank = sets.index(members[0])
+        found = promised(model, members, near)
+        torch.testing.assert_close(found, expected[rank : rank + 1], rtol=1e-4, atol=1e-5)
+    # Several of one set that share a component, or do not.
+    for flips in ([[0, 4], [0, 5], [1, 4]], [[3, 4], [5, 6], [7, 8]], [[4], [5], [0]]):
+        row = rows_of([(0, 1, 2)])[0]
+        neighbours = [tuple(sorted({0, 1, 2} ^ set(flip))) for flip in flips]
+        torch.testing.assert_close(
+            model.promises(row, torch.tensor(flips)),
+            promised(model, neighbours),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
 def test_it_predicts_from_the_nearest_set_that_it_knows(engine):
     """What it knows it gives back, whatever it knows besides."""
     truth = Quadratic(engine, bend=0.2)
