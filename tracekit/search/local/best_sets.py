@@ -243,6 +243,11 @@ class BestSets:
                 return members
         return None
 
+    def singles(self) -> list[int]:
+        """Components that were measured alone, the best first."""
+        measured = [members for members in self._means if len(members) == 1]
+        return [single for (single,) in sorted(measured, key=lambda each: -self._means[each])]
+
     def orders_from_empty(self) -> list[list[int]]:
         """Components from the best to the worst, as both predictions at the empty set rank them."""
         prediction = self.measurements.predict_changes(())
@@ -269,13 +274,12 @@ class BestSets:
             effort: Recorded, so that the set is taken up again only with more.
         """
         self._efforts[members] = effort
-        singles = [each for each in self._means if len(each) == 1]
         around = Surroundings(
             members=members,
             up=up,
             down=down,
             orders=orders,
-            singles=[single for (single,) in sorted(singles, key=lambda each: -self._means[each])],
+            singles=self.singles(),
         )
         prediction = self.measurements.predict_changes(members)
         proposed = promising_neighbours(around, moves, prediction)

@@ -267,6 +267,9 @@ class LocalSearch:
         walk = ModelWalk(best_sets, plan.sizes)
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan.singles, orders)
+        if plan.singles == n_components and len(goal.budgets) <= len(plan.sizes):
+            # The sets of top-k are starts, and what is found does at least as much.
+            best_sets.measure(prefixes([best_sets.singles()], goal.budgets), "top-k")
         if plan.groups:
             best_sets.group_testing(plan.groups, GROUPS_HALVED)
         walk.go(goal.target, rounds=1)
