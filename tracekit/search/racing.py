@@ -30,8 +30,9 @@ _OF_GRADIENTS = 64
 """Examples that a gradient is taken of, at least."""
 _OF_MODEL = 256
 """Examples that a model of the slopes learns from, at most."""
-_SLOPES_OF_MODEL = 49_152
-"""And at most so many slopes at a set: with many components, promises take time."""
+_SLOPES_OF_MODEL = (49_152, 2**19)
+"""And at most so many slopes at a set, with races, as promises take time; and without races, as
+they take memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +79,11 @@ class Portions:
         Args:
             n_components: Slopes of each of them.
         """
-        count = max(1, min(_OF_MODEL, _SLOPES_OF_MODEL // n_components))
-        order = self.order if self.is_whole else self.order[:count]
-        return order.sort().values
+        quick, largest = _SLOPES_OF_MODEL
+        count = largest // n_components
+        if not self.is_whole:
+            count = min(_OF_MODEL, quick // n_components)
+        return self.order[: max(1, count)].sort().values
 
     def of_gradient(self, number: int) -> Int[Tensor, " example"] | None:
         """Examples for the n-th gradient, which take turns; None for all, if nothing is raced."""

@@ -14,6 +14,7 @@ from tracekit.engine.keeping import Keep
 from tracekit.search import Goal, LocalSearch
 from tracekit.search.local import local_search, model_walk, plan
 from tracekit.search.local.best_sets import BestSets, relative_gains
+from tracekit.search.local.local_search import refine_sets
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
 from tracekit.search.local.model_walk import ModelWalk
 from tracekit.search.local.plan import WalkPlan
@@ -146,6 +147,7 @@ def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
     # Fewer, where each has many slopes.
     assert len(portions.of_model(4096)) == 12
     assert len(portions.of_model(10**6)) == 1
+    assert len(Portions.make(engine, 0, race=False).of_model(2**13)) == 64
     measurements = MeasurementCache(engine, Limits(), portions=portions)
     best_sets = BestSets(measurements, 4)
     ModelWalk(best_sets, (1, 2, 4)).go(None, rounds=1)
@@ -178,6 +180,50 @@ def test_one_example_may_carry_a_set(engine):
     assert best_sets.does_one_example_carry
 
 
+class TestConfirmed:
+    """The best sets are measured by themselves in the end, for which passes are kept."""
+
+    def is_confirmed(self, best_sets):
+        cache = best_sets.measurements
+        return [best_sets.best(size) not in cache._by_gradient for size in best_sets.sizes]
+
+    @pytest.mark.parametrize("max_passes", [30, 45, 200])
+    def test_whatever_ends_the_search(self, engine, max_passes):
+        state = LocalSearch(max_passes=max_passes).run(engine, Goal.make(N, budgets=[3, 8]), 0)
+        assert all(self.is_confirmed(state.best_sets))
+        assert len(state.best_sets.sizes) > 2
+        assert state.best_sets.measurements.spent <= max_passes
+        for size in state.best_sets.sizes:
+            members = state.best_sets.best(size)
+            assert torch.equal(state.best_sets.effects(members), engine.set_effects([members])[0])
+            mean = state.best_sets.effects(members).mean().item()
+            assert state.best_sets.effect(size) == mean
+
+    def test_also_after_the_refinement_of_given_sets(self, engine):
+        sets = {(1, 2, 3): engine.set_effects([(1, 2, 3)])[0]}
+        best_sets = refine_sets(engine, sets, [3], 30)
+        assert all(self.is_confirmed(best_sets))
+
+    def test_passes_are_kept_free(self, engine):
+        best_sets = best_sets_of(engine, max_passes=14)
+        with pytest.raises(LimitReachedError), best_sets.confirming(4):
+            ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
+        assert 10 <= best_sets.measurements.spent <= 14
+        assert all(self.is_confirmed(best_sets))
+        # What was kept is free again.
+        assert best_sets.measurements.room == 14 - best_sets.measurements.spent
+
+    def test_without_time_sets_stay_as_they_are(self, engine):
+        best_sets = best_sets_of(engine)
+        walk = ModelWalk(best_sets, (1, 2, 4))
+        with pytest.raises(LimitReachedError, match="max_seconds"), best_sets.confirming(3):
+            walk.go(None, rounds=1)
+            best_sets.measurements._limits = Limits(max_seconds=1e-9)
+            walk.go(None, rounds=1)
+        assert best_sets.sizes == [1, 2, 4]
+        assert not any(self.is_confirmed(best_sets))
+
+
 class TestPlan:
     def test_a_walk_visits_few_sizes(self):
         walk = WalkPlan.make(144, 57, (14, 57), 600)
@@ -205,6 +251,9 @@ class TestPlan:
         assert WalkPlan.make(64, 25, (), 200).singles == 16
         assert WalkPlan.make(144, 57, (), 600).singles == 16
         assert WalkPlan.make(144, 57, (), 12).singles == 4
+
+    def test_a_pass_is_kept_for_the_best_set_of_each_size(self):
+        assert [WalkPlan.make(144, 57, (), n).reserved for n in (600, 140, 40, 3)] == [16, 16, 5, 0]
 
     def test_many_components_are_looked_for_in_groups(self):
         walk = WalkPlan.make(512, 200, (), 512)
@@ -264,7 +313,9 @@ class TestEnd:
         assert state.stopped is None
         # Few components are searched on where there was something to find.
         goes_on = small and len(gains) > 1
-        assert noted == ["go", "go", *done, *(["go_once", "go_on"] if goes_on else [])]
+        walked = ["go", "go", *done]
+        assert noted[: len(walked)] == walked
+        assert noted[len(walked) : len(walked) + 1] == (["go_on"] if goes_on else [])
 
     def test_passes_that_were_asked_for_are_used(self, engine, large, monkeypatch):
         monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))
@@ -312,8 +363,9 @@ def test_groups_are_halved_before_a_walk_of_many(engine, monkeypatch):
     LocalSearch(max_passes=120).run(engine, Goal.make(N, budgets=[4]), 0)
     assert not asked
     monkeypatch.setattr(plan, "MANY", 10)
+    monkeypatch.setattr(plan, "_OF_SINGLES", 0)
     monkeypatch.setattr(plan, "_n_singles", lambda n, passes: 4)
-    LocalSearch(max_passes=120).run(engine, Goal.make(N, budgets=[4]), 0)
+    LocalSearch(max_passes=160).run(engine, Goal.make(N, budgets=[4]), 0)
     assert asked[0] == (16, 4)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,7 @@ from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
 from tracekit.masks import ranking
 from tracekit.metrics import Effects
-from tracekit.search.local.measurements import MeasurementCache
+from tracekit.search.local.measurements import LimitReachedError, MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
 from tracekit.search.local.single_examples import OwnSets, can_one_example_matter, is_small_enough
 from tracekit.search.racing import Heat
@@ -117,12 +118,27 @@ class BestSets:
         ]
         self._measure(heats, label)
 
-    def confirm(self) -> None:
-        """Measures the best sets that only a gradient has measured, as far as limits allow.
+    @contextmanager
+    def confirming(self, passes: int) -> Iterator[None]:
+        """At its end, the best sets that only a gradient has measured are measured by themselves.
 
-        Raises:
-            LimitReachedError: There is no room for any.
+        Also where a limit is its end. With Ctrl-C, or without time, they stay as they are.
+
+        Args:
+            passes: Passes that are kept free for that.
         """
+        self.measurements.reserve(passes)
+        try:
+            yield
+        except LimitReachedError:
+            self.measurements.reserve(0)
+            with suppress(LimitReachedError):
+                self._confirm()
+            raise
+        self.measurements.reserve(0)
+        self._confirm()
+
+    def _confirm(self) -> None:
         best = [self.best(size) for size in self.sizes]
         for members in self.measurements.confirm(best, "best sets"):
             self._means[members] = self.measurements.mean(members)

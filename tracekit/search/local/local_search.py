@@ -56,6 +56,7 @@ from tracekit.search.local.plan import (
     default_passes,
     may_start_from_examples,
     prefixes,
+    reserved_passes,
     sizes_of_refinement,
 )
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
@@ -65,8 +66,6 @@ from tracekit.search.racing import Portions
 _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
 """Relative gains of the sweep after the walk beyond which the search goes on: the mean over sizes,
 and the largest."""
-
-
 _SMALL = 64
 """Up to this many components it then goes on to the end of its passes, which are cheap."""
 _OF_REFINEMENT = 0.6
@@ -264,31 +263,27 @@ class LocalSearch:
         """Walks along a model of the slopes; whether there is more to find."""
         n_components = best_sets.engine.n_components
         plan = WalkPlan.make(n_components, best_sets.largest, goal.budgets, passes)
-        walk = ModelWalk(best_sets, plan.sizes)
-        orders = best_sets.orders_from_empty()
-        _measure_singles(best_sets, plan.singles, orders)
-        if plan.singles == n_components and len(goal.budgets) <= len(plan.sizes):
-            # The sets of top-k are starts, and what is found does at least as much.
-            best_sets.measure(prefixes([best_sets.singles()], goal.budgets), "top-k")
-        if plan.groups:
-            best_sets.group_testing(plan.groups, GROUPS_HALVED)
-        walk.go(goal.target, rounds=1)
-        if self.start_from_examples is not False and best_sets.does_one_example_carry:
-            best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
-        walk.go(goal.target, passes=plan.passes)
-        walk.fill(plan.filled)
-        look = replace(plan.look, additions=self.additions or plan.look.additions)
-        sweeps, n_gains, has_gained = Sweeps(best_sets, look, orders, goal.target), 0, True
-        while has_gained:
-            before = best_sets.effects_at(plan.sizes)
-            sweeps.go_once()
-            gains = relative_gains(before, best_sets.effects_at(plan.sizes))
-            has_gained = bool(gains.mean() > _GAIN or gains.max() > _GAIN_AT_ONE)
-            if has_gained:
-                n_gains += 1
+        with best_sets.confirming(plan.reserved):
+            walk = ModelWalk(best_sets, plan.sizes)
+            orders = best_sets.orders_from_empty()
+            _measure_singles(best_sets, plan.singles, orders)
+            if plan.singles == n_components and len(goal.budgets) <= len(plan.sizes):
+                # The sets of top-k are starts, and what is found does at least as much.
+                best_sets.measure(prefixes([best_sets.singles()], goal.budgets), "top-k")
+            if plan.groups:
+                best_sets.group_testing(plan.groups, GROUPS_HALVED)
+            walk.go(goal.target, rounds=1)
+            if self.start_from_examples is not False and best_sets.does_one_example_carry:
+                best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
+            walk.go(goal.target, passes=plan.passes)
+            walk.fill(plan.filled)
+            look = replace(plan.look, additions=self.additions or plan.look.additions)
+            sweeps = Sweeps(best_sets, look, orders, goal.target)
+            has_gained = False
+            while _gains(sweeps):
+                has_gained = True
                 walk.go(goal.target, passes=plan.passes)
-        best_sets.confirm()
-        goes_on = n_components <= FEW or (n_components <= _SMALL and n_gains > 0)
+        goes_on = n_components <= FEW or (n_components <= _SMALL and has_gained)
         return goes_on or self.max_passes is not None
 
     def _sweep(
@@ -320,9 +315,7 @@ class LocalSearch:
         if not plan.dense:
             best_sets.measure(prefixes(orders, plan.prefix_sizes), "rankings")
         if self.refine:
-            sweeps = Sweeps(best_sets, plan, orders, target)
-            sweeps.go_up()
-            sweeps.go_on()
+            Sweeps(best_sets, plan, orders, target).go_on()
 
 
 @dataclass(eq=False)
@@ -384,25 +377,31 @@ def refine_sets(
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):
         if _can_walk(engine):
-            ModelWalk(best_sets, sizes_of_refinement(last, budgets)).go(
-                None, passes=_OF_REFINEMENT * passes
-            )
-            best_sets.confirm()
+            sizes = sizes_of_refinement(last, budgets)
+            with best_sets.confirming(reserved_passes(sizes, passes)):
+                ModelWalk(best_sets, sizes).go(None, passes=_OF_REFINEMENT * passes)
             passes = int(best_sets.measurements.room)
         plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
         orders = best_sets.orders_from_empty()
         _measure_singles(best_sets, plan.singles, orders)
         if not plan.dense:
             best_sets.measure(prefixes(orders, plan.prefix_sizes), "rankings")
-        sweeps = Sweeps(best_sets, plan, orders, None)
-        sweeps.go_up()
-        sweeps.go_on()
+        Sweeps(best_sets, plan, orders, None).go_on()
     return best_sets
 
 
 def _can_walk(engine: Engine) -> bool:
     """Whether a model of the slopes tells what the search maximises, and is quick to ask."""
     return engine.effects_tell_all and engine.n_components <= MOST_OF_WALK
+
+
+def _gains(sweeps: Sweeps) -> bool:
+    """Whether the next sweep finds sets that are worth going on from."""
+    best_sets, sizes = sweeps.best_sets, sweeps.plan.sizes
+    before = best_sets.effects_at(sizes)
+    sweeps.go_once()
+    gains = relative_gains(before, best_sets.effects_at(sizes))
+    return bool(gains.mean() > _GAIN or gains.max() > _GAIN_AT_ONE)
 
 
 def _measure_singles(best_sets: BestSets, count: int, orders: Sequence[Sequence[int]]) -> None:

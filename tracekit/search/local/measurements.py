@@ -94,6 +94,7 @@ class MeasurementCache:
         self._whole_expansions: dict[ComponentSet, Expansion] = {}
         self._n_gradients = 0
         self._planned = 0
+        self._reserved = 0
         # In examples, which are whole numbers: sums of shares would round.
         self._n_spent = self._n_saved_forward = self._n_saved_backward = 0
         self._checkpoint = checkpoint
@@ -161,6 +162,10 @@ class MeasurementCache:
         self._measured.effects.update(measured)
         self._decided.update(measured)
 
+    def reserve(self, passes: int) -> None:
+        """Keeps passes free, within the limits; those that were kept before are free again."""
+        self._reserved = passes
+
     def confirm(self, sets: Sequence[ComponentSet], label: str) -> list[ComponentSet]:
         """Measures sets by themselves that only a gradient has measured, as far as limits allow.
 
@@ -179,11 +184,7 @@ class MeasurementCache:
         unconfirmed = [members for members in sets if members in self._by_gradient]
         if not unconfirmed:
             return []
-        n = self.engine.n_examples
-        room = self._room(self.engine.examples_of_set(n) / n, planned=1)
-        self._require(room)
-        some = unconfirmed[: int(room)] if self._is_bounded else unconfirmed
-        self._planned += len(some) * n
+        some = self._affordable(unconfirmed)
         self._measure_on(some, self._portions.order, label)
         for members in some:
             del self._by_gradient[members]
@@ -203,11 +204,7 @@ class MeasurementCache:
         new = [members for members in listed if members not in self]
         if not new:
             return []
-        n = self.engine.n_examples
-        room = self._room(self.engine.examples_of_set(n) / n, planned=1)
-        self._require(room)
-        new = new[: int(room)] if self._is_bounded else new
-        self._planned += len(new) * self.engine.n_examples
+        new = self._affordable(new)
         running, is_late = new, False
         for examples, stop in zip(self._portions.rounds, self._portions.stops, strict=True):
             measured = self._measure_in_time(running, examples, label)
@@ -418,14 +415,27 @@ class MeasurementCache:
             planned: What the method's own plan counts it as.
         """
         return min(
-            (self._limits.max_passes - self.spent) / passes,
-            (self._limits.max_planned - self.planned) / planned,
+            (self._limits.max_passes - self._reserved - self.spent) / passes,
+            (self._limits.max_planned - self._reserved - self.planned) / planned,
         )
 
     def _room_of_gradients(self, *, is_soft: bool) -> float:
         n = self.engine.n_examples
         passes = self.engine.examples_of_gradient(n, is_soft=is_soft) / n
         return self._room(passes, planned=2)
+
+    def _affordable(self, sets: list[ComponentSet]) -> list[ComponentSet]:
+        """As many sets as the limits allow, which count as measured from here on.
+
+        Raises:
+            LimitReachedError: There is no room for any.
+        """
+        n = self.engine.n_examples
+        room = self._room(self.engine.examples_of_set(n) / n, planned=1)
+        self._require(room)
+        some = sets[: int(room)] if self._is_bounded else sets
+        self._planned += len(some) * n
+        return some
 
     @property
     def _is_bounded(self) -> bool:

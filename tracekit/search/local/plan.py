@@ -138,8 +138,7 @@ class SearchPlan(SweepPlan):
         # Where a walk comes to a good part of the sizes, no ranking of all components is as good.
         ranks = not dense and (n_components >= MANY or not every_size)
         soft_steps = passes // 8 if ranks and passes >= _FOR_SOFT_TOPK else 0
-        for_groups = _for_groups(n_components)
-        has_groups = singles < n_components and for_groups <= passes // 6
+        groups = _n_groups(n_components, singles, passes)
         for_examples = of_dense if dense else of_spread
         many_prefixes = max(2, passes // _PER_PREFIX, min(16, passes // 8))
         n_prefixes = many_prefixes if ranks else max(2, min(_PREFIXES, passes // 8))
@@ -147,7 +146,7 @@ class SearchPlan(SweepPlan):
         if not dense:
             n_rankings = 4 if soft_steps else 2
             left -= of_spread + 2 * soft_steps + n_rankings * len(prefix_sizes)
-            left -= for_groups if has_groups else 0
+            left -= _for_groups(n_components) if groups else 0
             affordable = max(len(prefix_sizes) if every_size else 0, int(left / _PER_SPREAD_SIZE))
         sizes = _with(asked, log_spaced_sizes(1, last, max(2, affordable)))
         has_many = left >= _FOR_MANY_ADDITIONS * len(sizes)
@@ -164,7 +163,7 @@ class SearchPlan(SweepPlan):
             soft_steps=soft_steps,
             additions=_ADDITIONS[has_many] if dense else _SPREAD_ADDITIONS,
             swaps=int(dense),
-            groups=_GROUPS if has_groups else 0,
+            groups=groups,
         )
 
 
@@ -176,6 +175,8 @@ class WalkPlan:
     """Single components that are measured before it."""
     sizes: tuple[int, ...]
     """Sizes to visit."""
+    reserved: int
+    """Passes kept for measuring the best set of each by itself in the end."""
     passes: float
     """Passes that its rounds may begin within."""
     example_passes: float
@@ -206,12 +207,12 @@ class WalkPlan:
         more = log_spaced_sizes(1, last, count + passes // _PER_FILLED_SIZE)
         dense = len(sizes) == last
         share, least, most = _EXAMPLES_OF_WALK
+        singles = _n_singles_before_walk(n_components, passes)
         return cls(
-            singles=_n_singles_before_walk(n_components, passes),
-            groups=_GROUPS
-            if n_components >= MANY and _for_groups(n_components) <= passes // 4
-            else 0,
+            singles=singles,
+            groups=_n_groups(n_components, singles, passes) if n_components >= MANY else 0,
             sizes=sizes,
+            reserved=reserved_passes(sizes, passes),
             passes=_OF_WALK * passes,
             example_passes=min(most * passes, max(share * passes, least)),
             example_sizes=log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES),
@@ -224,6 +225,11 @@ class WalkPlan:
                 swaps=1,
             ),
         )
+
+
+def reserved_passes(sizes: Sequence[int], passes: int) -> int:
+    """Passes to keep for measuring a set of each size by itself."""
+    return min(len(sizes), passes // 4)
 
 
 def sizes_of_refinement(last: int, budgets: Sequence[int]) -> tuple[int, ...]:
@@ -272,6 +278,12 @@ def _n_singles(n_components: int, passes: int) -> int:
     """Single components to measure: no gradient points to some that do much alone."""
     cheap = n_components if n_components <= passes // 3 else passes // 8
     return min(n_components, max(min(_FEWEST_SINGLES, passes // 3), cheap))
+
+
+def _n_groups(n_components: int, singles: int, passes: int) -> int:
+    """Groups of components to halve, where not all are measured alone and it takes few passes."""
+    is_cheap = _for_groups(n_components) <= passes // 6
+    return _GROUPS if singles < n_components and is_cheap else 0
 
 
 def _for_groups(n_components: int) -> int:

@@ -31,30 +31,28 @@ class Sweeps:
     target: float | None
     """Effect beyond which larger sets are of no interest."""
 
+    n_done: int = 0
+    """Sweeps so far; the first one goes upwards, the second one downwards."""
+
     @property
     def first(self) -> Moves:
         """Moves of the first sweep."""
         return Moves(additions=self.plan.additions, removals=0, swaps=self.plan.swaps)
 
-    n_done: int = 0
-    """Sweeps so far; the first one goes upwards, the second one downwards."""
+    def go_once(self, level: int = 0) -> bool:
+        """The next sweep; whether there was a set to expand.
 
-    def go_up(self) -> None:
-        """The first sweep."""
-        self.go_once()
-
-    def go_once(self) -> bool:
-        """The next sweep; whether there was a set to expand."""
+        Args:
+            level: Its effort.
+        """
         self.n_done += 1
-        return self._sweep(self.n_done - 1, 0)
+        return self._sweep(self.n_done - 1, level)
 
     def go_on(self) -> None:
-        """Further sweeps, the first one downwards, with more effort whenever one finds nothing."""
-        sweep, level = 1, 0
+        """Sweeps to the end, with more effort whenever one finds no set to expand."""
+        level = 0
         while level < len(_ESCALATION):
-            has_expanded = self._sweep(sweep, level)
-            sweep += 1
-            level += not has_expanded
+            level += not self.go_once(level)
 
     def _sweep(self, sweep: int, level: int) -> bool:
         """Goes up or down once; whether there was a set to expand."""
