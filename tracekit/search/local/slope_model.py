@@ -4,7 +4,7 @@ The gradient at a set gives, for every example, the slope of the quantity that i
 `engine/look_ahead.py`) along each component. At other sets the slopes are predicted by kernel ridge
 regression: the fewer components two sets differ in, the more alike their slopes are. From a set
 whose gradient is known the quantity at another one follows by the trapezoid rule, and the exact
-curve of the metric makes it an effect. So thousands of exchanges are judged without a pass, each on
+curve of the metric makes it an effect. So hundreds of exchanges are judged without a pass, each on
 every example, and the best of them are measured.
 """
 
