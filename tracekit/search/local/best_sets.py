@@ -41,6 +41,7 @@ class BestSets:
         self._means: dict[ComponentSet, float] = {(): 0.0}
         self._best: dict[int, list[ComponentSet]] = {0: [()]}
         self._efforts: dict[ComponentSet, int] = {}
+        self._most_reserved = 0
 
     @property
     def engine(self) -> Engine:
@@ -125,23 +126,28 @@ class BestSets:
         Also where a limit is its end. With Ctrl-C, or without time, they stay as they are.
 
         Args:
-            passes: Passes that are kept free for that.
+            passes: Passes that are kept free for that at most: one for each.
         """
-        self.measurements.reserve(passes)
+        self._most_reserved = passes
         try:
             yield
         except LimitReachedError:
-            self.measurements.reserve(0)
             with suppress(LimitReachedError):
                 self._confirm()
             raise
-        self.measurements.reserve(0)
         self._confirm()
 
     def _confirm(self) -> None:
+        self._most_reserved = 0
+        self._reserve()
         best = [self.best(size) for size in self.sizes]
         for members in self.measurements.confirm(best, "best sets"):
             self._means[members] = self.measurements.mean(members)
+
+    def _reserve(self) -> None:
+        is_confirmed = self.measurements.is_confirmed
+        unconfirmed = [size for size in self.sizes if not is_confirmed(self.best(size))]
+        self.measurements.reserve(min(len(unconfirmed), self._most_reserved))
 
     def group_testing(self, n_groups: int, halved: int) -> None:
         """Looks for components that do much alone, though no gradient says so.
@@ -203,6 +209,7 @@ class BestSets:
             best.append(members)
             best.sort(key=lambda s: (-self._means[s], is_dropped(s)))
             del best[_KEPT:]
+        self._reserve()
 
     def start_from_examples(self, sizes: Sequence[int], passes: float) -> None:
         """Measures sets that were made for single examples, where such sets can matter.

@@ -166,6 +166,10 @@ class MeasurementCache:
         """Keeps passes free, within the limits; those that were kept before are free again."""
         self._reserved = passes
 
+    def is_confirmed(self, members: ComponentSet) -> bool:
+        """Whether a set was measured by itself, not by a gradient only."""
+        return members not in self._by_gradient
+
     def confirm(self, sets: Sequence[ComponentSet], label: str) -> list[ComponentSet]:
         """Measures sets by themselves that only a gradient has measured, as far as limits allow.
 
@@ -181,7 +185,7 @@ class MeasurementCache:
         Raises:
             LimitReachedError: There is no room for any.
         """
-        unconfirmed = [members for members in sets if members in self._by_gradient]
+        unconfirmed = [members for members in sets if not self.is_confirmed(members)]
         if not unconfirmed:
             return []
         some = self._affordable(unconfirmed)
@@ -376,17 +380,21 @@ class MeasurementCache:
             LimitReachedError: There is no room for it.
             NonFiniteMetricError: A slope is not finite.
         """
+        is_whole = len(examples) == self.engine.n_examples
+        if is_whole and members not in self:
+            # Two for the gradient, and one to confirm the set if it is the best of its size.
+            self._require(self._room(3, planned=3))
         mask = from_indices(members, self.engine.n_components).float()
         expansion, _ = self.expand(mask.expand(len(examples), -1), examples)
         if not torch.isfinite(expansion.slopes).all():
             raise self._not_finite(members)
-        if len(examples) == self.engine.n_examples and members not in self:
+        if is_whole and members not in self:
             curves = ExampleCurves.of(self.engine)
             effects = expansion.quantity if curves is None else curves.effects(expansion.quantity)
             self._by_gradient[members] = self.engine.scores_of(effects.float())
             self._decided.add(members)
             self.engine.report_measured([members], effects[None].float())
-        if len(examples) == self.engine.n_examples:
+        if is_whole:
             self._whole_expansions[members] = expansion
         return expansion
 
