@@ -261,9 +261,9 @@ class TestPlan:
         assert WalkPlan.make(512, 200, (), 150).groups == 0
         assert WalkPlan.make(144, 57, (), 600).groups == 0
 
-    def test_sets_for_single_examples_have_fifty_passes_if_there_are(self):
+    def test_sets_for_single_examples_have_25_passes_if_there_are(self):
         passes = [WalkPlan.make(64, 25, (), n).example_passes for n in (600, 200, 100)]
-        assert passes == pytest.approx([90, 50, 25])
+        assert passes == pytest.approx([45, 25, 12.5])
 
 
 class TestEnd:
@@ -336,7 +336,7 @@ class TestEnd:
         for carries in (False, True):
             monkeypatch.setattr(BestSets, "does_one_example_carry", carries)
             LocalSearch(max_passes=60).run(engine, Goal.make(N, budgets=[8]), 0)
-        assert [given for given in asked if given[0]] == [((1, 2, 3, 4, 5, 6, 7, 8), 15)]
+        assert [given for given in asked if given[0]] == [((1, 2, 3, 4, 5, 6, 7, 8), 7.5, 32)]
 
 
 @pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "logit-difference", "kl"])

@@ -17,7 +17,12 @@ from tracekit.masks import ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import LimitReachedError, MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
-from tracekit.search.local.single_examples import OwnSets, can_one_example_matter, is_small_enough
+from tracekit.search.local.single_examples import (
+    MOST_EXAMPLES,
+    OwnSets,
+    can_one_example_matter,
+    is_small_enough,
+)
 from tracekit.search.racing import Heat
 
 _CARRIED = 1 / 3
@@ -211,12 +216,15 @@ class BestSets:
             del best[_KEPT:]
         self._reserve()
 
-    def start_from_examples(self, sizes: Sequence[int], passes: float) -> None:
+    def start_from_examples(
+        self, sizes: Sequence[int], passes: float, most_examples: int = MOST_EXAMPLES
+    ) -> None:
         """Measures sets that were made for single examples, where such sets can matter.
 
         Args:
             sizes: Of these sets, ascending.
             passes: Passes that may go into making them, about.
+            most_examples: Examples that such sets are made for, at most.
 
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
@@ -230,7 +238,7 @@ class BestSets:
             return
         if not is_small_enough(self.engine.n_examples, self.engine.n_components):
             return
-        own_sets = OwnSets(self.measurements, curves, sizes, passes)
+        own_sets = OwnSets(self.measurements, curves, sizes, passes, most_examples)
         own_sets.walk()
         first = own_sets.best(1)
         self._measure_starts(first)

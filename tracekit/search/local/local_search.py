@@ -101,8 +101,8 @@ class LocalSearch:
     that visits every size; without a walk 3, or 8 where there are at least 15 passes for each size;
     2 where only some sizes are visited."""
     start_from_examples: bool | None = None
-    """Whether sets are made for single examples, which takes passes. Where the search walks, 0.15
-    of them, at least 50 and at most a quarter, if one example carries more than a third of the
+    """Whether sets are made for single examples, which takes passes. Where the search walks, 0.075
+    of them, at least 25 and at most an eighth, if one example carries more than a third of the
     effect of a set. Else a quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes
     are visited; or 0.02 from 384 components on, given 256 examples or more. Only where the metric
     is a curve over log-odds and one example alone can make up a good part of the mean effect. None:
@@ -274,7 +274,9 @@ class LocalSearch:
                 best_sets.group_testing(plan.groups, GROUPS_HALVED)
             walk.go(goal.target, rounds=1)
             if self.start_from_examples is not False and best_sets.does_one_example_carry:
-                best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
+                best_sets.start_from_examples(
+                    plan.example_sizes, plan.example_passes, plan.most_examples
+                )
             walk.go(goal.target, passes=plan.passes)
             walk.fill(plan.filled)
             look = replace(plan.look, additions=self.additions or plan.look.additions)

@@ -55,8 +55,10 @@ _REFINED_SIZES = 6
 """The same where sets of some sizes are improved."""
 _OF_WALK = 0.6
 """Share of the passes for its rounds."""
-_EXAMPLES_OF_WALK = (0.15, 50, 0.25)
+_EXAMPLES_OF_WALK = (0.075, 25, 0.125)
 """Share for sets for single examples; or so many passes if these are more, up to another share."""
+_MOST_EXAMPLES = 32
+"""Examples that get sets of their own then: few, each of which is searched the longer."""
 _PER_FILLED_SIZE = 50
 """Passes for each size between."""
 _OF_SINGLES = 1 / 6
@@ -183,6 +185,8 @@ class WalkPlan:
     """Passes that go into sets for single examples."""
     example_sizes: tuple[int, ...]
     """Sizes of these, ascending."""
+    most_examples: int
+    """Examples that get such sets, at most."""
     groups: int
     """Groups of components that are halved before it, to find single ones that no gradient points
     to."""
@@ -216,6 +220,7 @@ class WalkPlan:
             passes=_OF_WALK * passes,
             example_passes=min(most * passes, max(share * passes, least)),
             example_sizes=log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES),
+            most_examples=_MOST_EXAMPLES,
             # A search for every budget asks for none in particular.
             filled=_with(budgets if len(budgets) < last else (), more),
             look=SweepPlan(
