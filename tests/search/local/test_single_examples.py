@@ -374,3 +374,13 @@ def test_a_checkpoint_keeps_them(model, monkeypatch, tmp_path):
     done = (second.engine.cost - before).forward_equivalents
     spent = part[0].cost.forward_equivalents
     assert spent + done == pytest.approx(whole[0].cost.forward_equivalents)
+
+
+def test_no_more_examples_than_asked_for_get_sets(engine):
+    measurements = MeasurementCache(engine, Limits())
+    curves = ExampleCurves.of(engine)
+    counts = [
+        len(OwnSets(measurements, curves, [2, 4], 200, most).examples)
+        for most in (2, engine.n_examples)
+    ]
+    assert counts == [2, engine.n_examples]
