@@ -213,6 +213,15 @@ class TestConfirmed:
         # What was kept is free again.
         assert best_sets.measurements.room == 14 - best_sets.measurements.spent
 
+    def test_a_gradient_leaves_room_to_confirm_its_set(self, engine):
+        everything = torch.arange(engine.n_examples)
+        with pytest.raises(LimitReachedError):
+            best_sets_of(engine, max_passes=2).expand((1, 2), everything)
+        best_sets = best_sets_of(engine, max_passes=3)
+        with best_sets.confirming(1):
+            best_sets.expand((1, 2), everything)
+        assert self.is_confirmed(best_sets) == [True]
+
     def test_without_time_sets_stay_as_they_are(self, engine):
         best_sets = best_sets_of(engine)
         walk = ModelWalk(best_sets, (1, 2, 4))
