@@ -160,6 +160,89 @@ def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
         )
 
 
+class TestCarriers:
+    """Gradients of the examples that make up the effects, where these are few."""
+
+    @pytest.fixture
+    def carried(self, model):
+        """Two of 16 examples count a hundred times as much as each other one."""
+        rows = [
+            {**row, "weight": 100.0 if i in (3, 9) else 1.0} for i, row in enumerate(tiny.rows(16))
+        ]
+        pairs = tk.PromptPairs.from_ids(rows)
+        return tiny.engine(model, pairs, metric="odds-ratio")
+
+    @pytest.fixture
+    def read(self, monkeypatch):
+        """Sets and the examples that their gradients were taken on."""
+        noted = []
+        original = MeasurementCache.expand_set
+
+        def expand_set(self, members, examples):
+            noted.append((members, examples.tolist()))
+            return original(self, members, examples)
+
+        monkeypatch.setattr(MeasurementCache, "expand_set", expand_set)
+        return noted
+
+    def test_after_the_first_round_others_are_left_out(self, carried, read):
+        best_sets = best_sets_of(carried)
+        walk = ModelWalk(best_sets, (1, 2, 4, 8))
+        walk.go(None, rounds=1)
+        assert {len(examples) for _, examples in read} == {16}
+        first = len(read)
+        before = best_sets.measurements.planned
+        walk.go(None)
+        later = read[first:]
+        assert later
+        assert all({3, 9} <= set(examples) for _, examples in later)
+        assert all(len(examples) <= 8 for _, examples in later)
+        n_sets = sum(best_sets.measurements.is_confirmed(members) for members, _ in later)
+        gradients = sum(2 * len(examples) / 16 for _, examples in later)
+        assert best_sets.measurements.planned - before == pytest.approx(
+            gradients + n_sets, abs=n_sets
+        )
+
+    def improved(self, engine):
+        """Best sets after a walk that began with others."""
+        best_sets = best_sets_of(engine)
+        best_sets.measure([range(size) for size in (1, 2, 4, 8)], "starts")
+        ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
+        return best_sets
+
+    def test_the_best_sets_are_measured_on_all(self, carried, read):
+        best_sets = self.improved(carried)
+        some = [members for members, examples in read if len(examples) < 16]
+        best = [best_sets.best(size) for size in best_sets.sizes]
+        assert set(best) & set(some)
+        for members in best:
+            expected = carried.set_effects([members])[0]
+            torch.testing.assert_close(best_sets.effects(members), expected, rtol=1e-4, atol=1e-5)
+
+    def test_they_are_as_good_as_gradients_of_all(self, carried, monkeypatch):
+        effects = []
+        for most in (0.5, 0.0):
+            monkeypatch.setattr(model_walk, "_MOST_CARRIERS", most)
+            best_sets = best_sets_of(carried)
+            ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
+            effects.append(best_sets.effects_at((1, 2, 4, 8)))
+        assert effects[0] == pytest.approx(effects[1], rel=1e-3)
+
+    def test_a_sweep_draws_on_them(self, carried, read, monkeypatch):
+        """No other gradient is taken at a set that was learned from."""
+        best_sets = self.improved(carried)
+        some = {members for members, examples in read if len(examples) < 16}
+        members = next(best_sets.best(n) for n in (8, 4, 2) if best_sets.best(n) in some)
+        monkeypatch.setattr(type(carried), "predict_changes", None)
+        learned = best_sets.measurements.predict_changes(members)
+        monkeypatch.undo()
+        true = carried.predict_changes(members)
+        for ours, theirs in ((learned.gains, true.gains), (learned.gradient, true.gradient)):
+            torch.testing.assert_close(
+                ours, theirs, rtol=0.1, atol=0.05 * theirs.abs().max().item()
+            )
+
+
 def test_gains_are_relative_to_each_size():
     gains = relative_gains([1.0, -2.0, -math.inf, 0.0], [1.5, -1.0, 3.0, 0.0])
     assert gains.tolist() == [0.5, 0.5, math.inf, 0.0]
@@ -270,9 +353,9 @@ class TestPlan:
         assert WalkPlan.make(512, 200, (), 150).groups == 0
         assert WalkPlan.make(144, 57, (), 600).groups == 0
 
-    def test_sets_for_single_examples_have_25_passes_if_there_are(self):
-        passes = [WalkPlan.make(64, 25, (), n).example_passes for n in (600, 200, 100)]
-        assert passes == pytest.approx([45, 25, 12.5])
+    def test_sets_for_single_examples_have_40_passes_if_there_are(self):
+        passes = [WalkPlan.make(64, 25, (), n).example_passes for n in (600, 300, 100)]
+        assert passes == pytest.approx([45, 40, 20])
 
 
 class TestEnd:
@@ -311,20 +394,14 @@ class TestEnd:
             ([[0.015, -0.014], [0.0, 0.0]], ["go_once", "go", "go_once"]),
         ],
     )
-    @pytest.mark.parametrize("small", [False, True])
     def test_it_ends_where_a_sweep_finds_nothing(
-        self, engine, large, noted, monkeypatch, gains, done, small
+        self, engine, large, noted, monkeypatch, gains, done
     ):
         left = iter(gains)
         monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor(next(left)))
-        monkeypatch.setattr(local_search, "_SMALL", N if small else N - 1)
         _, state = self.search(engine)
         assert state.stopped is None
-        # Few components are searched on where there was something to find.
-        goes_on = small and len(gains) > 1
-        walked = ["go", "go", *done]
-        assert noted[: len(walked)] == walked
-        assert noted[len(walked) : len(walked) + 1] == (["go_on"] if goes_on else [])
+        assert noted == ["go", "go", *done]
 
     def test_passes_that_were_asked_for_are_used(self, engine, large, monkeypatch):
         monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))
@@ -345,7 +422,7 @@ class TestEnd:
         for carries in (False, True):
             monkeypatch.setattr(BestSets, "does_one_example_carry", carries)
             LocalSearch(max_passes=60).run(engine, Goal.make(N, budgets=[8]), 0)
-        assert [given for given in asked if given[0]] == [((1, 2, 3, 4, 5, 6, 7, 8), 7.5, 32)]
+        assert [given for given in asked if given[0]] == [((1, 2, 3, 4, 5, 6, 7, 8), 12, 32)]
 
 
 @pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "logit-difference", "kl"])

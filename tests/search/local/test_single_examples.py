@@ -100,9 +100,25 @@ def test_exchanges_find_better_sets_where_components_interact(engine, monkeypatc
     assert improved[rows].min() > 0.97
     assert walked[rows].min() < 0.97
     # Each of these sets is measured under the right size, and promises what it does.
-    for members in own_sets.best(2):
-        assert len(members) in sizes
-    assert len(own_sets.best(2)) <= 2 * len(sizes)
+    best = own_sets.best()
+    assert [len(members) for members in best] == sizes
+    # All are close to nothing.
+    assert set(best) < set(own_sets.rivals([0.0] * len(sizes)))
+    assert len(own_sets.rivals([0.0] * len(sizes))) <= 3 * len(sizes)
+
+
+def test_only_close_rivals_are_measured(engine):
+    """Those whose example alone makes up enough of what the most promising set does."""
+    sizes = [2, 5]
+    own_sets = own_sets_of(engine, sizes, 200)
+    own_sets.walk()
+    top = own_sets._own_shares().topk(3).values
+    for rank, count in ((0, 1), (1, 2)):
+        between = (top[:, rank] + top[:, rank + 1]) / 2
+        means = (between / single_examples._CLOSE).tolist()
+        found = own_sets.rivals(means)
+        assert [len(members) for members in found] == [2] * count + [5] * count
+        assert set(own_sets.best()) <= set(found)
 
 
 def test_an_effect_may_fall_with_the_quantity(model, monkeypatch):
@@ -132,7 +148,7 @@ def test_what_an_example_promises_is_what_is_measured_of_it(engine):
             effects = engine.effects(own_sets._masks[number, row])
             measured = effects[example] / engine.n_examples
             torch.testing.assert_close(shares[number, row], measured, rtol=1e-4, atol=1e-6)
-    best = own_sets.best(1)
+    best = own_sets.best()
     assert [len(members) for members in best] == sizes
     (top,) = engine.set_effects([best[1]])
     assert top.max() / engine.n_examples == pytest.approx(shares[1].max().item(), rel=1e-4)

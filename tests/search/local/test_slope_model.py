@@ -173,6 +173,65 @@ def test_gradients_of_a_part_make_a_model_of_the_part(engine):
     assert promised(part, [(2,)]).item() == pytest.approx(measured, rel=1e-4)
 
 
+class TestSomeExamples:
+    """A set of which the gradient was taken on some of the examples."""
+
+    SEEN = torch.tensor([1, 4, 6])
+    REST = torch.tensor([0, 2, 3, 5, 7])
+    KNOWN = ((), (0, 1, 2), (5, 6), (1, 5, 8, 9))
+    NEW = (0, 2, 6, 9)
+
+    def learned(self, engine):
+        truth = Quadratic(engine, bend=0.05)
+        model = truth.taught(self.KNOWN)
+        before = model.expansion(self.NEW)
+        true = truth.expansion(self.NEW)
+        seen = Expansion(*(values[self.SEEN] for values in true))
+        model.add(self.NEW, seen, self.SEEN)
+        return truth, model, before, true
+
+    def test_it_knows_these_and_predicts_the_others(self, engine):
+        _, model, before, true = self.learned(engine)
+        known = model.expansion(self.NEW)
+        for values, truth, predicted in zip(known, true, before, strict=True):
+            assert torch.equal(values[self.SEEN], truth[self.SEEN])
+            torch.testing.assert_close(values[self.REST], predicted[self.REST])
+            assert not torch.allclose(values[self.REST], truth[self.REST], rtol=1e-2)
+        curve = engine.metric.linearization.to_effect
+        mean = curve(engine.clean, known.quantity).mean().item()
+        assert model.objective(self.NEW) == pytest.approx(mean, rel=1e-5)
+
+    def test_what_it_predicts_of_the_others_changes_little(self, engine):
+        truth, model, _, _ = self.learned(engine)
+        without = truth.taught(self.KNOWN)
+        sets = [(0, 2, 6), (0, 2, 6, 9, 10), (2, 9)]
+        for members in sets:
+            learned, old = model.expansion(members), without.expansion(members)
+            true = truth.expansion(members)
+            for rows, least, most in ((self.REST, 0, 0.1), (self.SEEN, 0.1, 10)):
+                moved = (learned.slopes - old.slopes)[rows].norm()
+                assert least <= moved / (true.slopes - old.slopes)[rows].norm() <= most
+
+    def test_a_prediction_is_what_was_promised(self, engine):
+        model = Quadratic(engine, bend=0.05).taught(self.KNOWN)
+        curve = engine.metric.linearization.to_effect
+        mean = curve(engine.clean, model.expansion(self.NEW).quantity).mean().item()
+        assert promised(model, [self.NEW]).item() == pytest.approx(mean, rel=1e-5)
+
+    @pytest.mark.parametrize(("rest", "carriers"), [(0.3, [2]), (0.2, [2, 5]), (0.05, [2, 5, 7])])
+    def test_carriers_make_up_the_effects(self, engine, monkeypatch, rest, carriers):
+        """Of every one of the sets, regardless of signs."""
+        shares = {
+            (1,): [0.0, 0.02, 0.75, 0.0, 0.01, -0.2, 0.0, 0.02],
+            (2,): [0.01, 0.02, -0.75, 0.0, 0.0, 0.12, 0.0, 0.1],
+        }
+        model = SlopeModel(engine, torch.arange(8))
+        for members, effects in shares.items():
+            model.add(members, Expansion(torch.tensor(effects), torch.zeros(8, N)))
+        monkeypatch.setattr(model, "_scores", lambda quantity: 3 * quantity)
+        assert model.carriers(list(shares), rest).tolist() == carriers
+
+
 @pytest.mark.parametrize("objective", [TrimmedMean(share=0.25), LogOdds()])
 def test_what_the_search_maximises_is_predicted(engine, objective):
     scoring = ScoringEngine(engine, objective)

@@ -240,11 +240,16 @@ class BestSets:
             return
         own_sets = OwnSets(self.measurements, curves, sizes, passes, most_examples)
         own_sets.walk()
-        first = own_sets.best(1)
-        self._measure_starts(first)
-        if own_sets.carry([self.measurements.mean(members) for members in first]):
-            own_sets.improve()
-            self._measure_starts(own_sets.best())
+        if not own_sets.carry(self._means_of_starts(own_sets)):
+            return
+        own_sets.improve()
+        self._measure_starts(own_sets.rivals(self._means_of_starts(own_sets)))
+
+    def _means_of_starts(self, own_sets: OwnSets) -> list[float]:
+        """Measures the most promising set of every size."""
+        best = own_sets.best()
+        self._measure_starts(best)
+        return [self.measurements.mean(members) for members in best]
 
     def _measure_starts(self, sets: Sequence[ComponentSet]) -> None:
         """Measures sets that were made for single examples, each on all examples.

@@ -11,10 +11,9 @@
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
    one finds nothing.
-4. With up to 16 components, up to 64 if a sweep found something, or if a number of passes was asked
-   for, more sweeps go downwards and upwards in turn. At each size they expand the best set whose
-   neighbours were not measured yet. That goes on until nothing promising is left or the passes are
-   spent. Else the search ends.
+4. With up to 16 components, or if a number of passes was asked for, more sweeps go downwards and
+   upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
+   That goes on until nothing promising is left or the passes are spent. Else the search ends.
 
 Beyond 1024 components, and where something is kept, there is no walk. Then sets for single examples
 are made and prefixes of rankings of all components are measured, from 384 components on of those
@@ -66,8 +65,6 @@ from tracekit.search.racing import Portions
 _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
 """Relative gains of the sweep after the walk beyond which the search goes on: the mean over sizes,
 and the largest."""
-_SMALL = 64
-"""Up to this many components it then goes on to the end of its passes, which are cheap."""
 _OF_REFINEMENT = 0.6
 """Share of the passes of a refinement that its walk begins new rounds within."""
 
@@ -102,8 +99,8 @@ class LocalSearch:
     2 where only some sizes are visited."""
     start_from_examples: bool | None = None
     """Whether sets are made for single examples, which takes passes. Where the search walks, 0.075
-    of them, at least 25 and at most an eighth, if one example carries more than a third of the
-    effect of a set. Else a quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes
+    of them, at least 40 and at most a fifth, if one example carries more than a third of the effect
+    of a set. Else a quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes
     are visited; or 0.02 from 384 components on, given 256 examples or more. Only where the metric
     is a curve over log-odds and one example alone can make up a good part of the mean effect. None:
     with every objective but `auto`, as such sets hold less on fresh examples."""
@@ -281,12 +278,9 @@ class LocalSearch:
             walk.fill(plan.filled)
             look = replace(plan.look, additions=self.additions or plan.look.additions)
             sweeps = Sweeps(best_sets, look, orders, goal.target)
-            has_gained = False
             while _gains(sweeps):
-                has_gained = True
                 walk.go(goal.target, passes=plan.passes)
-        goes_on = n_components <= FEW or (n_components <= _SMALL and has_gained)
-        return goes_on or self.max_passes is not None
+        return n_components <= FEW or self.max_passes is not None
 
     def _sweep(
         self,

@@ -308,13 +308,22 @@ class MeasurementCache:
         return predictions[members]
 
     def _expanded_prediction(self, members: ComponentSet) -> FirstOrderPrediction | None:
-        """What the expansion of a set on all examples predicts, if there was one."""
+        """What the expansion of a set on all examples predicts, if there is one."""
         engine, expansion = self.engine, self._whole_expansions.get(members)
         is_flat = engine.metric.is_flat_at_clean and not members
         if expansion is None or is_flat or not engine.examples_are_independent:
             return None
         prediction = prediction_of(engine, members, expansion)
         return replace(prediction, gains=prediction.gains.nan_to_num())
+
+    def predict_from(self, members: ComponentSet, expansion: Expansion) -> None:
+        """Lets predictions at a set follow from an expansion of all examples, without a gradient.
+
+        Args:
+            members: The set.
+            expansion: Measured on the examples that matter, and estimated on the others.
+        """
+        self._whole_expansions.setdefault(members, expansion)
 
     def soft_gradient(
         self, step: int, compute: Callable[[Int[Tensor, " example"] | None], Mask]

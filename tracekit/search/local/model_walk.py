@@ -4,6 +4,10 @@ At each size the model starts from the best set of this size and from that of th
 exchanges components as long as that promises more. The gradient at what it arrives at tells what
 the set really does, and the model learns from it. So every pass serves all sizes: the model knows
 more with each, and a set is measured only where its gradient says that it is the best of its size.
+
+Where a few examples make up the effects, the gradient reads only these after the first round: those
+that carry the best set of the size, and those that carry the new one by what the model predicts. Of
+the others the model goes on predicting.
 """
 
 from __future__ import annotations
@@ -19,6 +23,10 @@ _LEARNED = 2
 """Sets of a size whose gradients are taken in a round, at most."""
 _GAIN = 1e-3
 """Mean relative gain of a round that is worth another."""
+_REST = 0.1
+"""Share of the effects that the examples make up which a gradient leaves out, at most."""
+_MOST_CARRIERS = 0.5
+"""Share of the examples beyond which it reads all of them: that measures the set as well."""
 _IDLE = 2
 """Rounds that gain less than this in turn, after which the walk ends: one up and one down."""
 
@@ -89,7 +97,7 @@ class ModelWalk:
         starts: list[ComponentSet] = []
         own = best_sets.best(size) if size in best_sets.sizes else None
         if own is not None:
-            self._learn(own)
+            self._learn(own, own)
             starts.append(own)
         visited = [0, *(each for each in self._sizes if each in best_sets.sizes)]
         near = [each for each in visited if (each < size if self._upwards else each > size)]
@@ -99,14 +107,29 @@ class ModelWalk:
         promises = dict(model.climbed(start) for start in starts)
         new = [each for each in promises if each not in model]
         for members in sorted(new, key=lambda each: -promises[each])[:_LEARNED]:
-            self._learn(members)
+            self._learn(members, own)
             if own is None or model.objective(members) > model.objective(own):
                 best_sets.measure([members], f"sets of {size}")
                 own = best_sets.best(size)
-                self._learn(own)
+                self._learn(own, own)
         if own is not None:
             _progress.current().note(size=size, effect=best_sets.effect(size))
 
-    def _learn(self, members: ComponentSet) -> None:
-        if members not in self._model:
-            self._model.add(members, self._best_sets.expand(members, self._examples))
+    def _learn(self, members: ComponentSet, own: ComponentSet | None = None) -> None:
+        """Takes the gradient at a set.
+
+        Args:
+            members: The set.
+            own: The best set of its size, if there is one; then the examples will do that carry the
+                two.
+        """
+        model, best_sets, examples = self._model, self._best_sets, self._examples
+        if members in model:
+            return
+        seen = None if own is None else model.carriers([members, own], _REST)
+        if seen is None or len(seen) > _MOST_CARRIERS * len(examples):
+            model.add(members, best_sets.expand(members, examples))
+            return
+        model.add(members, best_sets.expand(members, examples[seen]), seen)
+        if len(examples) == best_sets.engine.n_examples:
+            best_sets.measurements.predict_from(members, model.expansion(members))

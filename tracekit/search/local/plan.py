@@ -55,7 +55,7 @@ _REFINED_SIZES = 6
 """The same where sets of some sizes are improved."""
 _OF_WALK = 0.6
 """Share of the passes for its rounds."""
-_EXAMPLES_OF_WALK = (0.075, 25, 0.125)
+_EXAMPLES_OF_WALK = (0.075, 40, 0.2)
 """Share for sets for single examples; or so many passes if these are more, up to another share."""
 _MOST_EXAMPLES = 32
 """Examples that get sets of their own then: few, each of which is searched the longer."""

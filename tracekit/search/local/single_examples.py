@@ -44,7 +44,10 @@ _SWAPPED = 8
 _STEPS_FROM_ALL = 3
 """Steps of the walk from all components to the largest size."""
 _MEASURED = 3
-"""Sets of a size that are measured on all examples."""
+"""Sets of a size that are measured on all examples, at most."""
+_CLOSE = 0.3
+"""Share of the mean effect of the most promising set of a size that the example of another one must
+make up for that to be measured, too."""
 _CARRIED = 0.5
 """Share of the mean effect of its set that one example carries where the search goes on."""
 _WIDEST = 60.0
@@ -148,19 +151,29 @@ class OwnSets:
                 self._sweep_up(rows, _SWAPS)
                 self._sweep_down(rows, _SWAPS)
 
-    def best(self, count: int = _MEASURED) -> list[ComponentSet]:
-        """The sets of every size that promise most.
+    def best(self) -> list[ComponentSet]:
+        """The set of every size that promises most."""
+        return self._some([[row] for row in self._own_shares().argmax(1).tolist()])
+
+    def rivals(self, means: Sequence[float]) -> list[ComponentSet]:
+        """The sets next to these, as far as their examples may make up what these do.
 
         Args:
-            count: How many of a size.
+            means: Mean effects over all examples of the most promising set of each size.
         """
         shares = self._own_shares()
-        best = dict.fromkeys(
-            _members(self._masks[number, row])
-            for number in range(len(self._sizes))
-            for row in shares[number].topk(min(count, shares.shape[1])).indices.tolist()
+        top = shares.topk(min(_MEASURED, shares.shape[1])).indices.tolist()
+        return self._some(
+            [
+                [row for row in rows if shares[number, row] > _CLOSE * mean]
+                for number, (rows, mean) in enumerate(zip(top, means, strict=True))
+            ]
         )
-        return list(best)
+
+    def _some(self, rows: Sequence[Sequence[int]]) -> list[ComponentSet]:
+        """Sets of some examples, given the rows for each size."""
+        each = ((number, row) for number, of_size in enumerate(rows) for row in of_size)
+        return list(dict.fromkeys(_members(self._masks[number, row]) for number, row in each))
 
     def carry(self, means: Sequence[float]) -> bool:
         """Whether an example carries most of the mean effect of its set, where sets are large.

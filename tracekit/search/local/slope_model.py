@@ -10,6 +10,8 @@ every example, and the best of them are measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -57,20 +59,59 @@ class SlopeModel:
     def __contains__(self, members: object) -> bool:
         return members in self._numbers
 
-    def add(self, members: ComponentSet, expansion: Expansion) -> None:
+    def add(
+        self,
+        members: ComponentSet,
+        expansion: Expansion,
+        seen: Int[Tensor, " row"] | None = None,
+    ) -> None:
         """Learns from the gradient at a set.
 
         Args:
             members: The set.
-            expansion: There, on these examples.
+            expansion: There, on the examples that were seen.
+            seen: Which of the examples these are; all by default. Of the others the model keeps
+                what it predicts, which leaves its predictions about as they were.
         """
         if members in self:
             return
+        if seen is not None:
+            predicted = self.expansion(members)
+            expansion = Expansion(
+                predicted.quantity.index_copy(
+                    0, seen, expansion.quantity.to(predicted.quantity.dtype)
+                ),
+                predicted.slopes.index_copy(0, seen, expansion.slopes),
+            )
         self._numbers[members] = len(self._quantities)
         self._sets = torch.cat([self._sets, self._row(members)[None]])
         self._quantities.append(expansion.quantity)
         self._slopes.append(expansion.slopes)
         self._fit = None
+
+    def expansion(self, members: ComponentSet) -> Expansion:
+        """What the model knows of a set on every example, or predicts of one that it does not."""
+        if members in self:
+            number = self._numbers[members]
+            return Expansion(self._quantities[number], self._slopes[number])
+        row, fit = self._row(members), self._fitted()
+        start, none = self._nearest(row), torch.zeros(1, 0, dtype=torch.long)
+        changes = fit.changes(self._sets[start], self._slopes[start], row, none)
+        return Expansion(self._quantities[start] + changes[0], fit.slopes(row))
+
+    def carriers(self, sets: Sequence[ComponentSet], rest: float) -> Int[Tensor, " row"]:
+        """The examples that make up the effects of sets, as far as the model can tell.
+
+        Args:
+            sets: The sets.
+            rest: Share of the effects, regardless of their signs, that the others may make up.
+        """
+        quantities = torch.stack([self.expansion(members).quantity for members in sets])
+        sizes = self._scores(quantities).abs().nan_to_num()
+        shares = sizes / sizes.sum(1, keepdim=True).clamp(min=torch.finfo().tiny)
+        order = shares.amax(0).argsort(descending=True, stable=True)
+        left = 1 - shares[:, order].cumsum(1)
+        return order[: int((left.amax(0) > rest).sum()) + 1].sort().values
 
     def objective(self, members: ComponentSet) -> float:
         """What the search maximises, at a set that it learned from, on these examples."""
@@ -87,10 +128,8 @@ class SlopeModel:
             row: The set.
             flips: Components that join or leave, for each neighbour; the same number for all.
         """
-        if self._fit is None:
-            self._fit = _Fit(self._sets, torch.stack(self._slopes))
-        start = int((self._sets - row).abs().sum(1).argmin())
-        changes = self._fit.changes(self._sets[start], self._slopes[start], row, flips)
+        start = self._nearest(row)
+        changes = self._fitted().changes(self._sets[start], self._slopes[start], row, flips)
         return self._objectives(self._quantities[start] + changes)
 
     def resized(self, members: ComponentSet, size: int) -> ComponentSet:
@@ -132,6 +171,15 @@ class SlopeModel:
             row = row.index_fill(0, flips[best, :1], 0.0).index_fill(0, flips[best, 1:], 1.0)
         return _members(row), promise
 
+    def _fitted(self) -> _Fit:
+        if self._fit is None:
+            self._fit = _Fit(self._sets, torch.stack(self._slopes))
+        return self._fit
+
+    def _nearest(self, row: Mask) -> int:
+        """Number of the set that differs in the fewest components of those it learned from."""
+        return int((self._sets - row).abs().sum(1).argmin())
+
     def _promise(self, row: Mask) -> float:
         """What the search would measure of a set."""
         return self.promises(row, torch.zeros(1, 0, dtype=torch.long)).item()
@@ -144,10 +192,14 @@ class SlopeModel:
         return components[:, 0]
 
     def _objectives(self, quantity: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
+        # A prediction that is no number is none at all.
+        return self._scores(quantity).mean(-1).nan_to_num(nan=-torch.inf)
+
+    def _scores(self, quantity: Float[Tensor, "row example"]) -> Float[Tensor, "row example"]:
+        """What the search maximises the mean of."""
         curves = self._curves
         effects = quantity if curves is None else curves.effects(quantity.T).T
-        # A prediction that is no number is none at all.
-        return self._engine.scores_of(effects.float()).mean(-1).nan_to_num(nan=-torch.inf)
+        return self._engine.scores_of(effects.float())
 
     def _row(self, members: ComponentSet) -> Mask:
         return from_indices(members, self._engine.n_components).float()
@@ -168,6 +220,11 @@ class _Fit:
         sets = self._sets
         n_different = rows.sum(1)[:, None] + sets.sum(1) - 2 * rows @ sets.T
         return (-n_different / (_REACH * sets.shape[1])).exp()
+
+    def slopes(self, row: Mask) -> Float[Tensor, "example component"]:
+        """The slopes that are predicted at a set."""
+        likeness = self._likeness(row[None])[0]
+        return self._mean + torch.einsum("k,cke->ec", likeness, self._solved)
 
     def changes(
         self,
