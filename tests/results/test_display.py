@@ -69,7 +69,7 @@ def shown(demo_model):
         "tracer": tracer,
         "curve": curve,
         "result": result,
-        "front": tracer.pareto(max_budget=3, max_passes=60),
+        "front": tracer.pareto(max_budget=3, max_passes=30),
         "grid": tracer.interactions(layers=[0]),
         "comparison": tk.compare([result, curve.at(3)]),
         "registry": tracer.registry,

@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.masks import from_indices
-from tracekit.search.cross_fit import CrossFit, cross_fit, sizes_alone
+from tracekit.search.cross_fit import CrossFit, as_judged, cross_fit, sizes_alone
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -303,7 +303,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
 
     monkeypatch.setattr("tracekit.search_run.cross_fit", kept)
     if asked == "front":
-        options = {"max_budget": 4, "statistics": False, "max_passes": 60}
+        options = {"max_budget": 4, "statistics": False, "max_passes": 30}
         joint = tracer.pareto(objective="mean", start_from_examples=False, **options)
         tracer.pareto(objective="auto", **options)
     else:
@@ -355,13 +355,18 @@ def test_auto_makes_no_sets_for_single_examples_unless_asked_to(tracer, given, m
     patched(monkeypatch, Fixed(order=worst_first(tracer)))
     options = {} if given is None else {"start_from_examples": given}
     results = [
-        tracer.pareto(max_budget=3, objective="auto", max_passes=30, **options)[0],
-        tracer.run("local-search", budget=3, objective="auto", max_passes=30, **options),
+        tracer.pareto(max_budget=3, objective="auto", max_passes=15, **options)[0],
+        tracer.run("local-search", budget=3, objective="auto", max_passes=15, **options),
     ]
     assert [result.method for result in results] == ["local-search"] * 2
     assert [result.config["start_from_examples"] for result in results] == [bool(given)] * 2
-    plain = tracer.pareto(max_budget=3, objective="mean", max_passes=30, **options)[0]
+    plain = tracer.pareto(max_budget=3, objective="mean", max_passes=15, **options)[0]
     assert plain.config["start_from_examples"] is given
+
+
+def test_nor_does_the_refinement_of_pgb_ct():
+    for given, judged in ((None, False), (True, True), (False, False)):
+        assert as_judged(tk.PGBCT(start_from_examples=given)).start_from_examples is judged
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ class TestLocalSearch:
     def test_it_is_exact_with_few_examples(self, model):
         tracer = tk.Tracer(model, tiny.pairs(12, seed=3))
         raced, exact = (
-            tracer.pareto(max_budget=4, statistics=False, max_passes=100, race=race)
+            tracer.pareto(max_budget=4, statistics=False, max_passes=50, race=race)
             for race in (True, False)
         )
         assert raced.to_frame().equals(exact.to_frame())

@@ -81,6 +81,7 @@ class _Penalised(_Training, total=False):
     penalty_schedule: str | Schedule
     penalty_reduction: Literal["sum", "mean"]
     refine: bool
+    start_from_examples: bool | None
 
 
 class LocalOptions(TypedDict, total=False):

@@ -25,6 +25,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Search, Selection
 from tracekit.search.baselines.shrunken_topk import MANY, ShrunkenTopK
+from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.plan import log_spaced_sizes
 
@@ -55,11 +56,11 @@ def sizes_alone(n_components: int, first: int, last: int) -> Sequence[int]:
 
 
 def as_judged(search: Search) -> Search:
-    """The same search; a local search makes no sets for single examples unless told to.
+    """The same search; it makes no sets for single examples unless told to.
 
     Such sets have a larger mean on the examples at hand, and less on fresh ones.
     """
-    if isinstance(search, LocalSearch) and search.start_from_examples is None:
+    if isinstance(search, LocalSearch | PGBCT) and search.start_from_examples is None:
         return replace(search, start_from_examples=False)
     return search
 

@@ -13,6 +13,7 @@ from tracekit.errors import (
 )
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
+from tracekit.search.local.best_sets import BestSets
 
 
 def test_one_step_of_the_paper_by_hand(tracer):
@@ -36,11 +37,29 @@ def test_one_step_of_the_paper_by_hand(tracer):
 
 
 def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
-    for budget in (1, 5, 12):
+    for budget in (1, 5):
         result = tracer.run(budget=budget, trials=2, epochs=3)
         assert 1 <= result.n_selected <= budget
         assert result.config["lambda1"] is None
         assert result.history[0]["lambda1"] > 0
+
+
+@pytest.mark.parametrize(
+    ("carries", "option", "starts"),
+    [(True, None, 1), (True, True, 1), (True, False, 0), (False, None, 0)],
+)
+def test_refinement_makes_sets_for_single_examples_where_one_carries(
+    tracer, monkeypatch, carries, option, starts
+):
+    asked = []
+    monkeypatch.setattr(BestSets, "does_one_example_carry", carries)
+    monkeypatch.setattr(BestSets, "start_from_examples", lambda self, *given: asked.append(given))
+    tracer.run(budget=6, epochs=3, start_from_examples=option)
+    assert len(asked) == starts
+    for sizes, passes, most in asked:
+        # About 240 passes are left by training.
+        assert (sizes, most) == ((1, 2, 3, 4, 5, 6), 32)
+        assert 45 < passes < 50
 
 
 def test_later_budgets_take_half_of_the_training_runs(tracer):

@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_front(model):
     runs = []
     for seed in (0, 0, 1):
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-outputs")
-        runs.append(tracer.pareto(max_budget=30, seed=seed, max_passes=60))
+        runs.append(tracer.pareto(max_budget=12, seed=seed, max_passes=30))
     same, again, other = (run.to_frame() for run in runs)
     assert same.equals(again)
     assert not same.equals(other)

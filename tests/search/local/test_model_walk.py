@@ -466,7 +466,9 @@ def test_what_is_kept_is_searched_by_sweeps(tracer, expanded):
 
 def test_a_search_is_repeatable(model):
     fronts = [
-        tk.Tracer(model, tiny.pairs(8, seed=1)).pareto(max_budget=6, statistics=False)
+        tk.Tracer(model, tiny.pairs(8, seed=1)).pareto(
+            max_budget=6, statistics=False, max_passes=150
+        )
         for _ in range(2)
     ]
     assert fronts[0].to_frame().equals(fronts[1].to_frame())

@@ -121,7 +121,11 @@ class PGBCT(MaskTraining):
     """Training runs at most per budget when lambda is searched. None: 1 with refinement, 8
     without."""
     refine: bool = True
-    """Whether sets within a budget are improved by measuring their neighbours."""
+    """Whether sets within a budget are improved by local search."""
+    start_from_examples: bool | None = None
+    """Whether that makes sets for single examples, where one example carries more than a third of
+    the effect of a set. None: with every objective but `auto`, as such sets hold less on fresh
+    examples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,7 +183,13 @@ class PGBCT(MaskTraining):
         passes_left = int(passes - (engine.cost - before).forward_equivalents)
         if not self.refine or passes_left < 1:
             return selections
-        best_sets = refine_sets(engine, measured, budgets, passes_left)
+        best_sets = refine_sets(
+            engine,
+            measured,
+            budgets,
+            passes_left,
+            start_from_examples=self.start_from_examples is not False,
+        )
         return [_improved(selection, best_sets) for selection in selections]
 
 

@@ -49,6 +49,7 @@ from tracekit.search.local.moves import in_turn
 from tracekit.search.local.plan import (
     FEW,
     GROUPS_HALVED,
+    MOST_EXAMPLES_OF_WALK,
     MOST_OF_WALK,
     SearchPlan,
     WalkPlan,
@@ -67,6 +68,8 @@ _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
 and the largest."""
 _OF_REFINEMENT = 0.6
 """Share of the passes of a refinement that its walk begins new rounds within."""
+_EXAMPLES_OF_REFINEMENT = 0.2
+"""Share for sets for single examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +361,12 @@ class SearchState:
 
 
 def refine_sets(
-    engine: Engine, measured: Mapping[ComponentSet, Effects], budgets: Sequence[int], passes: int
+    engine: Engine,
+    measured: Mapping[ComponentSet, Effects],
+    budgets: Sequence[int],
+    passes: int,
+    *,
+    start_from_examples: bool = True,
 ) -> BestSets:
     """Improves measured sets by their neighbours.
 
@@ -367,6 +375,7 @@ def refine_sets(
         measured: Measured sets, the starts.
         budgets: Sizes of interest, ascending.
         passes: Passes at most.
+        start_from_examples: Whether sets are made for single examples, where one carries a set.
     """
     last = budgets[-1]
     best_sets = BestSets(MeasurementCache(engine, Limits(max_passes=passes)), last)
@@ -375,7 +384,13 @@ def refine_sets(
         if _can_walk(engine):
             sizes = sizes_of_refinement(last, budgets)
             with best_sets.confirming(reserved_passes(sizes, passes)):
-                ModelWalk(best_sets, sizes).go(None, passes=_OF_REFINEMENT * passes)
+                walk = ModelWalk(best_sets, sizes)
+                walk.go(None, rounds=1)
+                if start_from_examples and best_sets.does_one_example_carry:
+                    best_sets.start_from_examples(
+                        sizes, _EXAMPLES_OF_REFINEMENT * passes, MOST_EXAMPLES_OF_WALK
+                    )
+                walk.go(None, passes=_OF_REFINEMENT * passes)
             passes = int(best_sets.measurements.room)
         plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
         orders = best_sets.orders_from_empty()

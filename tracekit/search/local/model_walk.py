@@ -45,7 +45,7 @@ class ModelWalk:
         self._sizes = sizes
         self._examples = best_sets.measurements.examples_of_model
         self._model = SlopeModel(best_sets.engine, self._examples)
-        self._upwards = True
+        self._upwards = self._is_first_round = True
         self._learn(())
 
     def go(
@@ -71,7 +71,7 @@ class ModelWalk:
             self._best_sets.stop_beyond(target)
             gains = relative_gains(before, self._best_sets.effects_at(self._sizes))
             n_idle = n_idle + 1 if gains.mean() < _GAIN else 0
-            self._upwards = not self._upwards
+            self._upwards, self._is_first_round = not self._upwards, False
             rounds = None if rounds is None else rounds - 1
 
     def fill(self, sizes: Sequence[int]) -> None:
@@ -126,7 +126,9 @@ class ModelWalk:
         model, best_sets, examples = self._model, self._best_sets, self._examples
         if members in model:
             return
-        seen = None if own is None else model.carriers([members, own], _REST)
+        seen = None
+        if own is not None and not self._is_first_round:
+            seen = model.carriers([members, own], _REST)
         if seen is None or len(seen) > _MOST_CARRIERS * len(examples):
             model.add(members, best_sets.expand(members, examples))
             return

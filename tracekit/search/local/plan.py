@@ -9,6 +9,8 @@ FEW = 16
 """Up to this many components, passes are cheap enough to search almost exhaustively."""
 MOST_OF_WALK = 1024
 """Up to this many the search walks along a model of the slopes, whose promises take time."""
+MOST_EXAMPLES_OF_WALK = 32
+"""Examples that get sets of their own in a walk: few, each of which is searched the longer."""
 MANY = 384
 """From this many on, the search takes no more passes than top-k."""
 _CAPS = (600, 800)
@@ -51,14 +53,12 @@ _EXAMPLES_OF_MANY = 256
 _WALK_SIZES = 16
 _PER_WALK_SIZE = 8
 """Sizes that a walk along a model of the slopes visits, at most, and passes for each."""
-_REFINED_SIZES = 6
+_REFINED_SIZES = 10
 """The same where sets of some sizes are improved."""
 _OF_WALK = 0.6
 """Share of the passes for its rounds."""
 _EXAMPLES_OF_WALK = (0.075, 40, 0.2)
 """Share for sets for single examples; or so many passes if these are more, up to another share."""
-_MOST_EXAMPLES = 32
-"""Examples that get sets of their own then: few, each of which is searched the longer."""
 _PER_FILLED_SIZE = 50
 """Passes for each size between."""
 _OF_SINGLES = 1 / 6
@@ -220,7 +220,7 @@ class WalkPlan:
             passes=_OF_WALK * passes,
             example_passes=min(most * passes, max(share * passes, least)),
             example_sizes=log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES),
-            most_examples=_MOST_EXAMPLES,
+            most_examples=MOST_EXAMPLES_OF_WALK,
             # A search for every budget asks for none in particular.
             filled=_with(budgets if len(budgets) < last else (), more),
             look=SweepPlan(
