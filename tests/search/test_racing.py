@@ -16,7 +16,9 @@ from tracekit.search.local import measurements
 from tracekit.search.local.measurements import Limits, MeasurementCache
 from tracekit.search.racing import (
     FEWEST_EXAMPLES,
+    Heat,
     Portions,
+    carriers,
     means_of_race,
     raced_effects,
     still_in,
@@ -234,6 +236,73 @@ class TestSets:
         exact = raced.run("top-k", target_effect=0.3 * raced.full_effect)
         quick = raced.run("top-k", target_effect=0.3 * raced.full_effect, race=True)
         assert (quick.components, quick.cost) == (exact.components, exact.cost)
+
+
+class TestCarriers:
+    """Where few examples carry what a set has to beat, these are looked at first."""
+
+    RIVAL = (0, 1)
+
+    @pytest.fixture
+    def effects(self, raced, monkeypatch):
+        """Effects of the sets that are measured, and how many examples each was read on."""
+        n_read, truth = {}, {self.RIVAL: torch.full((N,), 0.1)}
+        truth[self.RIVAL][[5, 70]] = 80.0  # Of 172.6 in all.
+        for members, change in (
+            ((0, 2), {5: -3.0}),
+            ((0, 3), {5: -30.0}),
+            ((0, 4), {70: -30.0, 8: 31.0}),
+            ((0, 5), {5: 1.0}),
+        ):
+            truth[members] = truth[self.RIVAL].clone()
+            for example, by in change.items():
+                truth[members][example] += by
+
+        def set_effects(sets, label="effects", *, examples=None):
+            rows = torch.arange(N) if examples is None else examples
+            for members in sets:
+                n_read[members] = n_read.get(members, 0) + len(rows)
+            return torch.stack([truth[members][rows] for members in sets])
+
+        monkeypatch.setitem(vars(raced.engine), "set_effects", set_effects)
+        return truth, n_read
+
+    def measured(self, raced, truth, *, race=True):
+        portions = Portions.make(raced.engine, 0, race=race)
+        cache = MeasurementCache(raced.engine, Limits(), portions=portions)
+        cache.import_measured({self.RIVAL: truth[self.RIVAL]})
+        sets = [members for members in truth if members != self.RIVAL]
+        cache.measure([Heat(sets=sets, rival=self.RIVAL)], "sets")
+        return cache
+
+    def test_sets_far_behind_on_them_are_measured_no_further(self, raced, effects):
+        truth, n_read = effects
+        cache = self.measured(raced, truth)
+        # All others together do 12.6: that makes no 30 good.
+        assert {members for members, n in n_read.items() if n == 2} == {(0, 3), (0, 4)}
+        assert cache.is_dropped((0, 3))
+        assert not cache.is_dropped((0, 5))
+        assert torch.equal(cache.effects((0, 5)), truth[0, 5])
+        assert n_read[0, 2] > 2
+
+    def test_without_races_all_are_measured_on_all(self, raced, effects):
+        truth, n_read = effects
+        cache = self.measured(raced, truth, race=False)
+        assert set(n_read.values()) == {N}
+        assert not any(cache.is_dropped(members) for members in n_read)
+
+    def test_where_they_are_many_nothing_is_looked_at_first(self, raced, effects):
+        truth, n_read = effects
+        truth[self.RIVAL][:] = 1.0
+        self.measured(raced, truth)
+        assert min(n_read.values()) >= 32
+
+    def test_what_they_are(self):
+        effects = torch.tensor([[0.0, -6.0, 1.0, 0.5, 3.0, 0.0], [0.0, 9.0, 0.0, 0.25, 0.0, 0.25]])
+        assert carriers(effects).tolist() == [1, 2, 4]
+        assert carriers(effects[1:]).tolist() == [1]
+        assert carriers(torch.ones(2, 6)) is None
+        assert carriers(torch.tensor([[torch.nan, 5.0, 0.1]])).tolist() == [1]
 
 
 class TestLocalSearch:

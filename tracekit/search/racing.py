@@ -30,6 +30,11 @@ _OF_GRADIENTS = 64
 """Examples that a gradient is taken of, at least."""
 _OF_MODEL = 256
 """Examples that a model of the slopes learns from, at most."""
+_REST = 0.1
+"""Share of the effects of a set, whatever their signs, that is left to examples that do not carry
+it."""
+_MOST_CARRIERS = 0.5
+"""Share of the examples that may carry it."""
 _SLOPES_OF_MODEL = (49_152, 2**19)
 """And at most so many slopes at a set, with races, as promises take time; and without races, as
 they take memory."""
@@ -93,6 +98,23 @@ class Portions:
         n_turns = max(1, min(n // _OF_GRADIENTS, 8))
         size, turn = ceil(n / n_turns), number % n_turns
         return self.order[turn * size : (turn + 1) * size]
+
+
+def carriers(effects: Float[Tensor, "set example"]) -> Int[Tensor, " some"] | None:
+    """Numbers of the fewest examples that make up most of the effects of each of some sets.
+
+    Args:
+        effects: Of the sets.
+
+    Returns:
+        Ascending. None if these are so many that looking at them alone saves little.
+    """
+    sizes = effects.abs().nan_to_num()
+    shares = sizes / sizes.sum(1, keepdim=True).clamp(min=torch.finfo().tiny)
+    order = shares.amax(0).argsort(descending=True, stable=True)
+    left = 1 - shares[:, order].cumsum(1)
+    count = int((left.amax(0) > _REST).sum()) + 1
+    return order[:count].sort().values if count <= _MOST_CARRIERS * len(order) else None
 
 
 @dataclass(frozen=True, kw_only=True)

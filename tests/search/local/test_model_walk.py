@@ -11,7 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.engine.keeping import Keep
-from tracekit.search import Goal, LocalSearch
+from tracekit.search import Goal, LocalSearch, racing
 from tracekit.search.local import local_search, model_walk, plan
 from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.local_search import refine_sets
@@ -222,7 +222,7 @@ class TestCarriers:
     def test_they_are_as_good_as_gradients_of_all(self, carried, monkeypatch):
         effects = []
         for most in (0.5, 0.0):
-            monkeypatch.setattr(model_walk, "_MOST_CARRIERS", most)
+            monkeypatch.setattr(racing, "_MOST_CARRIERS", most)
             best_sets = best_sets_of(carried)
             ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
             effects.append(best_sets.effects_at((1, 2, 4, 8)))

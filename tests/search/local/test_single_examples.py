@@ -205,9 +205,10 @@ def test_examples_carry_the_mean_where_one_makes_up_half_of_it(engine, monkeypat
     shares = torch.tensor([[0.9], [0.1], [0.3], [0.4]])
     monkeypatch.setattr(own_sets, "_own_shares", lambda: shares)
     # The two smaller sizes have no say.
-    assert not own_sets.carry([1.0, 1.0, 1.0, 1.0])
-    assert own_sets.carry([1.0, 1.0, 1.0, 0.7])
-    assert not own_sets.carry([1.0, 1.0, 1.0, -0.7])
+    assert not own_sets.carry([1.0, 1.0])
+    assert own_sets.carry([1.0, 0.7])
+    assert own_sets.carry([0.5, 1.0])
+    assert not own_sets.carry([1.0, -0.7])
 
 
 class TestWithinASearch:

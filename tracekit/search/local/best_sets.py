@@ -240,16 +240,17 @@ class BestSets:
             return
         own_sets = OwnSets(self.measurements, curves, sizes, passes, most_examples)
         own_sets.walk()
-        if not own_sets.carry(self._means_of_starts(own_sets)):
-            return
-        own_sets.improve()
-        self._measure_starts(own_sets.rivals(self._means_of_starts(own_sets)))
-
-    def _means_of_starts(self, own_sets: OwnSets) -> list[float]:
-        """Measures the most promising set of every size."""
+        # Small sets do not tell whether one example carries large ones.
+        large = own_sets.best()[len(sizes) // 2 :]
+        self._measure_starts(large)
+        is_carried = own_sets.carry([self.measurements.mean(members) for members in large])
+        if is_carried:
+            own_sets.improve()
         best = own_sets.best()
         self._measure_starts(best)
-        return [self.measurements.mean(members) for members in best]
+        if is_carried:
+            means = [self.measurements.mean(members) for members in best]
+            self._measure_starts(own_sets.rivals(means))
 
     def _measure_starts(self, sets: Sequence[ComponentSet]) -> None:
         """Measures sets that were made for single examples, each on all examples.

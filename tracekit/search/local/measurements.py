@@ -26,7 +26,7 @@ from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.search.local.checkpoint import Checkpoint, Measured
-from tracekit.search.racing import Heat, Portions, still_in
+from tracekit.search.racing import Heat, Portions, carriers, still_in
 
 Stop = Literal["max_passes", "max_seconds", "interrupted"]
 
@@ -209,7 +209,9 @@ class MeasurementCache:
         if not new:
             return []
         new = self._affordable(new)
-        running, is_late = new, False
+        running, is_late = self._screened(heats, new, label), False
+        if not running:
+            return new
         for examples, stop in zip(self._portions.rounds, self._portions.stops, strict=True):
             measured = self._measure_in_time(running, examples, label)
             is_late = len(measured) < len(running)
@@ -222,6 +224,34 @@ class MeasurementCache:
                 break
             running = self._still_running(heats, running, stop)
         return [members for members in new if members in self]
+
+    def _screened(
+        self, heats: Sequence[Heat], sets: list[ComponentSet], label: str
+    ) -> list[ComponentSet]:
+        """The sets of races that are not hopeless on the examples that carry what they must beat.
+
+        Where these are few, a set is dropped that is further behind on them than all others could
+        make up, if they did as much again as they do for the rival.
+        """
+        if self._portions.is_whole:
+            return sets
+        hopeless = set[ComponentSet]()
+        for heat in heats:
+            racing = [members for members in heat.sets if members in set(sets)]
+            if heat.rival is None or not racing:
+                continue
+            of_rival = self.effects(heat.rival)
+            seen = carriers(of_rival[None])
+            if seen is None:
+                continue
+            self._measure_on(racing, seen, label)
+            others = of_rival.abs().sum() - of_rival[seen].abs().sum()
+            for members in racing:
+                if (of_rival - self._measured.effects[members])[seen].sum() > others:
+                    hopeless.add(members)
+        self._dropped |= hopeless
+        self._decided |= hopeless
+        return [members for members in sets if members not in hopeless]
 
     def _measure_in_time(
         self, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"], label: str

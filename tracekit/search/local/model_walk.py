@@ -23,10 +23,6 @@ _LEARNED = 2
 """Sets of a size whose gradients are taken in a round, at most."""
 _GAIN = 1e-3
 """Mean relative gain of a round that is worth another."""
-_REST = 0.1
-"""Share of the effects that the examples make up which a gradient leaves out, at most."""
-_MOST_CARRIERS = 0.5
-"""Share of the examples beyond which it reads all of them: that measures the set as well."""
 _IDLE = 2
 """Rounds that gain less than this in turn, after which the walk ends: one up and one down."""
 
@@ -128,8 +124,8 @@ class ModelWalk:
             return
         seen = None
         if own is not None and not self._is_first_round:
-            seen = model.carriers([members, own], _REST)
-        if seen is None or len(seen) > _MOST_CARRIERS * len(examples):
+            seen = model.carriers([members, own])
+        if seen is None:
             model.add(members, best_sets.expand(members, examples))
             return
         model.add(members, best_sets.expand(members, examples[seen]), seen)

@@ -182,14 +182,11 @@ class OwnSets:
         here on has often several times the effect.
 
         Args:
-            means: Mean effect over all examples of the most promising set of each size.
+            means: Mean effect over all examples of the most promising set of each of the larger
+                sizes.
         """
-        shares = self._own_shares().amax(1).tolist()
-        large = len(shares) // 2
-        return any(
-            share > _CARRIED * mean > 0
-            for share, mean in zip(shares[large:], means[large:], strict=True)
-        )
+        shares = self._own_shares().amax(1).tolist()[-len(means) :]
+        return any(share > _CARRIED * mean > 0 for share, mean in zip(shares, means, strict=True))
 
     # ---- walks ----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
 from tracekit.masks import Mask, from_indices
+from tracekit.search.racing import carriers
 
 Rows = Float[Tensor, "row component"]
 """Sets as rows of 0 and 1."""
@@ -99,19 +100,14 @@ class SlopeModel:
         changes = fit.changes(self._sets[start], self._slopes[start], row, none)
         return Expansion(self._quantities[start] + changes[0], fit.slopes(row))
 
-    def carriers(self, sets: Sequence[ComponentSet], rest: float) -> Int[Tensor, " row"]:
-        """The examples that make up the effects of sets, as far as the model can tell.
+    def carriers(self, sets: Sequence[ComponentSet]) -> Int[Tensor, " row"] | None:
+        """The examples that make up most of what sets do, as far as it can tell; None if many.
 
         Args:
             sets: The sets.
-            rest: Share of the effects, regardless of their signs, that the others may make up.
         """
         quantities = torch.stack([self.expansion(members).quantity for members in sets])
-        sizes = self._scores(quantities).abs().nan_to_num()
-        shares = sizes / sizes.sum(1, keepdim=True).clamp(min=torch.finfo().tiny)
-        order = shares.amax(0).argsort(descending=True, stable=True)
-        left = 1 - shares[:, order].cumsum(1)
-        return order[: int((left.amax(0) > rest).sum()) + 1].sort().values
+        return carriers(self._scores(quantities))
 
     def objective(self, members: ComponentSet) -> float:
         """What the search maximises, at a set that it learned from, on these examples."""
