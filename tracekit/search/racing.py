@@ -48,6 +48,8 @@ class Portions:
     """Numbers of all examples."""
     stops: tuple[int, ...]
     """How many of them are seen after each round, ascending; all after the last one."""
+    may_skip: bool = False
+    """Whether a gradient may leave out examples that carry little of the effect."""
 
     @classmethod
     def make(cls, engine: Engine, seed: int, *, race: bool = True) -> Portions:
@@ -56,7 +58,7 @@ class Portions:
         Args:
             engine: What is measured.
             seed: Of the order.
-            race: Whether to race at all.
+            race: Whether to do with a part of the examples at all.
         """
         n = engine.n_examples
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
@@ -65,7 +67,13 @@ class Portions:
             # A last round of a few more examples would save little.
             doubled = (_FIRST * 2**k for k in range(n.bit_length()))
             stops = [*(stop for stop in doubled if stop <= 0.75 * n), n]
-        return cls(order, tuple(stops))
+        return cls(order, tuple(stops), may_skip=race and engine.examples_are_independent)
+
+    @classmethod
+    def whole(cls, engine: Engine) -> Portions:
+        """A single round of all examples."""
+        order = torch.arange(engine.n_examples)
+        return cls(order, (engine.n_examples,), may_skip=engine.examples_are_independent)
 
     @property
     def is_whole(self) -> bool:

@@ -44,8 +44,8 @@ def expanded(monkeypatch):
     return sets
 
 
-def best_sets_of(engine, largest=8, **limits):
-    return BestSets(MeasurementCache(engine, Limits(**limits)), largest)
+def best_sets_of(engine, largest=8, portions=None, **limits):
+    return BestSets(MeasurementCache(engine, Limits(**limits), portions=portions), largest)
 
 
 def turns(sizes):
@@ -137,6 +137,23 @@ def test_sizes_between_have_a_set_each(engine):
         assert best_sets.effect(size) >= engine.set_effects([random]).mean().item()
 
 
+@pytest.mark.parametrize("good", [2, 6])
+def test_they_are_made_from_the_better_neighbour(engine, good):
+    """The smaller one and one more, or the larger one without some."""
+    best_sets = best_sets_of(engine)
+    walk = ModelWalk(best_sets, (2, 6))
+    order = best_sets.orders_from_empty()[0]
+    best_sets.measure([order[:size] if size == good else order[-size:] for size in (2, 6)], "")
+    for members in map(best_sets.best, (2, 6)):
+        walk._learn(members)
+    walk._model.climbed = lambda members: (members, walk._model._promise(walk._model._row(members)))
+    walk.fill([4])
+    own, other = (set(best_sets.best(size)) for size in (good, 8 - good))
+    found = set(best_sets.best(4))
+    assert found > own if good == 2 else found < own
+    assert not (found < other if good == 2 else found > other)
+
+
 def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
     """What the part says is best of its size is measured on all."""
     engine = tiny.engine(model, tiny.pairs(128, seed=1), metric="odds-ratio")
@@ -186,7 +203,7 @@ class TestCarriers:
         return noted
 
     def test_after_the_first_round_others_are_left_out(self, carried, read):
-        best_sets = best_sets_of(carried)
+        best_sets = best_sets_of(carried, portions=Portions.make(carried, 0))
         walk = ModelWalk(best_sets, (1, 2, 4, 8))
         walk.go(None, rounds=1)
         assert {len(examples) for _, examples in read} == {16}
@@ -205,7 +222,7 @@ class TestCarriers:
 
     def improved(self, engine):
         """Best sets after a walk that began with others."""
-        best_sets = best_sets_of(engine)
+        best_sets = best_sets_of(engine, portions=Portions.make(engine, 0))
         best_sets.measure([range(size) for size in (1, 2, 4, 8)], "starts")
         ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
         return best_sets
@@ -223,7 +240,7 @@ class TestCarriers:
         effects = []
         for most in (0.5, 0.0):
             monkeypatch.setattr(racing, "_MOST_CARRIERS", most)
-            best_sets = best_sets_of(carried)
+            best_sets = best_sets_of(carried, portions=Portions.make(carried, 0))
             ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
             effects.append(best_sets.effects_at((1, 2, 4, 8)))
         assert effects[0] == pytest.approx(effects[1], rel=1e-3)
@@ -241,6 +258,20 @@ class TestCarriers:
             torch.testing.assert_close(
                 ours, theirs, rtol=0.1, atol=0.05 * theirs.abs().max().item()
             )
+
+    @pytest.mark.parametrize("independent", [True, False])
+    def test_not_without_races_or_where_examples_hang_together(
+        self, carried, read, monkeypatch, independent
+    ):
+        monkeypatch.setattr(type(carried), "examples_are_independent", independent)
+        portions = Portions.make(carried, 0, race=not independent)
+        ModelWalk(best_sets_of(carried, portions=portions), (1, 2, 4, 8)).go(None)
+        assert {len(examples) for _, examples in read} == {16}
+
+    def test_refinement_leaves_others_out_too(self, carried, read):
+        sets = {members: carried.set_effects([members])[0] for members in [(1, 2, 3), (4,)]}
+        refine_sets(carried, sets, [3], 60)
+        assert min(len(examples) for _, examples in read) < 8
 
 
 def test_gains_are_relative_to_each_size():

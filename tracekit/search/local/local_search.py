@@ -108,8 +108,9 @@ class LocalSearch:
     is a curve over log-odds and one example alone can make up a good part of the mean effect. None:
     with every objective but `auto`, as such sets hold less on fresh examples."""
     race: bool = True
-    """Whether sets and gradients are measured on a part of the examples where that is enough (see
-    `racing.py`; from 96 examples on). The sets that it selects are measured on all."""
+    """Whether sets and gradients are measured on a part of the examples where that is enough: on
+    those that carry most of the effect, and from 96 examples on in races (see `racing.py`). The
+    sets that it selects are measured on all."""
     max_passes: int | None = None
     """Passes at most, forward and backward alike. None: 0.4 of greedy's and at most 600, but
     at least 450, or 1.4 of greedy's where these are fewer, and N + 2k for k of N components; always
@@ -378,7 +379,10 @@ def refine_sets(
         start_from_examples: Whether sets are made for single examples, where one carries a set.
     """
     last = budgets[-1]
-    best_sets = BestSets(MeasurementCache(engine, Limits(max_passes=passes)), last)
+    measurements = MeasurementCache(
+        engine, Limits(max_passes=passes), portions=Portions.whole(engine)
+    )
+    best_sets = BestSets(measurements, last)
     best_sets.import_measured(measured)
     with suppress(LimitReachedError):
         if _can_walk(engine):

@@ -438,6 +438,11 @@ class MeasurementCache:
         return expansion
 
     @property
+    def may_skip_examples(self) -> bool:
+        """Whether a gradient may leave out examples that carry little of the effect."""
+        return self._portions.may_skip
+
+    @property
     def examples_of_model(self) -> Int[Tensor, " example"]:
         """The examples that a model of the slopes learns from."""
         return self._portions.of_model(self.engine.n_components)

@@ -71,7 +71,7 @@ class ModelWalk:
             rounds = None if rounds is None else rounds - 1
 
     def fill(self, sizes: Sequence[int]) -> None:
-        """Measures one set of each size of which none was, as the model makes it.
+        """Measures one set of each size of which none was, as the model makes it from those near.
 
         Args:
             sizes: The sizes.
@@ -79,12 +79,14 @@ class ModelWalk:
         Raises:
             LimitReachedError: There is no room for all; those that could be measured are kept.
         """
-        best_sets = self._best_sets
+        best_sets, model = self._best_sets, self._model
         missing = [size for size in sizes if size not in best_sets.sizes]
         made = []
         for size in missing:
-            below = max(own for own in (0, *best_sets.sizes) if own < size)
-            made.append(self._model.climbed(self._model.resized(best_sets.best(below), size))[0])
+            near = [max(own for own in (0, *best_sets.sizes) if own < size)]
+            near += [own for own in best_sets.sizes if own > size][:1]
+            climbed = [model.climbed(model.resized(best_sets.best(own), size)) for own in near]
+            made.append(max(climbed, key=lambda each: each[1])[0])
         best_sets.measure(made, "sizes between")
 
     def _visit(self, size: int) -> None:
@@ -123,7 +125,8 @@ class ModelWalk:
         if members in model:
             return
         seen = None
-        if own is not None and not self._is_first_round:
+        may_skip = best_sets.measurements.may_skip_examples
+        if may_skip and own is not None and not self._is_first_round:
             seen = model.carriers([members, own])
         if seen is None:
             model.add(members, best_sets.expand(members, examples))
