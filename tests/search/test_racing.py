@@ -272,7 +272,8 @@ class TestCarriers:
         cache = MeasurementCache(raced.engine, Limits(), portions=portions)
         cache.import_measured({self.RIVAL: truth[self.RIVAL]})
         sets = [members for members in truth if members != self.RIVAL]
-        cache.measure([Heat(sets=sets, rival=self.RIVAL)], "sets")
+        # Two predictions may propose the same set.
+        cache.measure([Heat(sets=[*sets, *sets[:2]], rival=self.RIVAL)], "sets")
         return cache
 
     def test_sets_far_behind_on_them_are_measured_no_further(self, raced, effects):
@@ -283,7 +284,8 @@ class TestCarriers:
         assert cache.is_dropped((0, 3))
         assert not cache.is_dropped((0, 5))
         assert torch.equal(cache.effects((0, 5)), truth[0, 5])
-        assert n_read[0, 2] > 2
+        # No example is read twice.
+        assert n_read[0, 2] == n_read[0, 5] == N
 
     def test_without_races_all_are_measured_on_all(self, raced, effects):
         truth, n_read = effects

@@ -354,7 +354,11 @@ class TestPlan:
         assert {1, 14, 57} <= set(walk.sizes)
         assert {14, 57} <= set(walk.filled)
         assert 25 < len(walk.filled) < 40
-        assert (walk.look.sizes, walk.look.dense, walk.look.additions) == (walk.sizes, False, 2)
+        assert (walk.look.dense, walk.look.additions) == (False, 2)
+        # Every second size, the largest one among them.
+        assert set(walk.look.sizes) < set(walk.sizes)
+        assert len(walk.look.sizes) == (len(walk.sizes) + 1) // 2
+        assert walk.look.sizes[-1] == 57
         # Budgets beyond that number are no sizes of the walk, but have sets of their own.
         walk = WalkPlan.make(144, 57, tuple(range(5, 58)), 600)
         assert len(walk.sizes) <= 16

@@ -228,30 +228,35 @@ class MeasurementCache:
     def _screened(
         self, heats: Sequence[Heat], sets: list[ComponentSet], label: str
     ) -> list[ComponentSet]:
-        """The sets of races that are not hopeless on the examples that carry what they must beat.
+        """Measures sets on the examples that carry what they must beat, where these are few.
 
-        Where these are few, a set is dropped that is further behind on them than all others could
-        make up, if they did as much again as they do for the rival.
+        A set is dropped that is further behind on them than all others could make up, if they did
+        as much again as they do for the rival. The rest are measured on the others, too.
+
+        Returns:
+            The sets that still have to race.
         """
         if self._portions.is_whole:
             return sets
-        hopeless = set[ComponentSet]()
+        racing = dict.fromkeys(sets)
         for heat in heats:
-            racing = [members for members in heat.sets if members in set(sets)]
-            if heat.rival is None or not racing:
+            own = [members for members in dict.fromkeys(heat.sets) if members in racing]
+            if heat.rival is None or not own:
                 continue
             of_rival = self.effects(heat.rival)
             seen = carriers(of_rival[None])
             if seen is None:
                 continue
-            self._measure_on(racing, seen, label)
-            others = of_rival.abs().sum() - of_rival[seen].abs().sum()
-            for members in racing:
-                if (of_rival - self._measured.effects[members])[seen].sum() > others:
-                    hopeless.add(members)
-        self._dropped |= hopeless
-        self._decided |= hopeless
-        return [members for members in sets if members not in hopeless]
+            self._measure_on(own, seen, label)
+            is_other = torch.ones(len(of_rival), dtype=torch.bool).index_fill(0, seen, False)
+            behind = {m: (of_rival - self._measured.effects[m])[seen].sum() for m in own}
+            going = [m for m in own if behind[m] <= of_rival[is_other].abs().sum()]
+            self._measure_on(going, is_other.nonzero()[:, 0], label)
+            self._dropped.update(set(own).difference(going))
+            self._decided.update(own)
+            for members in own:
+                del racing[members]
+        return list(racing)
 
     def _measure_in_time(
         self, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"], label: str

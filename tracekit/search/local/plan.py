@@ -223,8 +223,9 @@ class WalkPlan:
             most_examples=MOST_EXAMPLES_OF_WALK,
             # A search for every budget asks for none in particular.
             filled=_with(budgets if len(budgets) < last else (), more),
+            # From half of many sizes the walk carries on to the others what a look finds.
             look=SweepPlan(
-                sizes=sizes,
+                sizes=sizes if dense else sizes[::-2][::-1],
                 dense=dense,
                 additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
                 swaps=1,

@@ -30,7 +30,7 @@ _MOST_ENTRIES = 2**18
 """Entries of the masks of these examples, at a size, at most; bounds memory."""
 _MOST_SLOPES = 2**27
 """Slopes of all examples, beyond which no sets are made; bounds memory."""
-_PER_EXAMPLE = 64
+_PER_EXAMPLE = 48
 """Gradients that are taken, at most, times the number of these examples."""
 _OF_WALKS = 1 / 3
 """Share of the gradients for the first two walks; the stages after them share the rest."""
