@@ -5,6 +5,10 @@ difference to the set that it has to beat, over the examples seen so far, is bel
 standard errors; the rest are measured on twice as many, and so on up to all examples (successive
 halving). Differences on the same examples vary far less than the effects themselves, so that a few
 examples are often enough. What a search selects was measured on all examples.
+
+Where a few examples carry the effect of a set, a random part says little of it. There these are
+looked at first (`carriers`): local search takes gradients on them only, and measures a set no
+further that is hopelessly behind on them.
 """
 
 from __future__ import annotations
@@ -30,14 +34,14 @@ _OF_GRADIENTS = 64
 """Examples that a gradient is taken of, at least."""
 _OF_MODEL = 256
 """Examples that a model of the slopes learns from, at most."""
+_SLOPES_OF_MODEL = (49_152, 2**19)
+"""And at most so many slopes at a set, with races, as promises take time; and without races, as
+they take memory."""
 _REST = 0.1
 """Share of the effects of a set, whatever their signs, that is left to examples that do not carry
 it."""
 _MOST_CARRIERS = 0.5
 """Share of the examples that may carry it."""
-_SLOPES_OF_MODEL = (49_152, 2**19)
-"""And at most so many slopes at a set, with races, as promises take time; and without races, as
-they take memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,8 @@
 2. A walk up and down through sizes, along a model of the slopes that learns from every gradient
    (see `slope_model.py` and `model_walk.py`). After the first way up, where one example carries a
    set, sets are made for single examples, and the walk goes on from there (see
-   `single_examples.py`). The sizes between have a set each that the model makes.
+   `single_examples.py`). From then on gradients read only the examples that carry the effects,
+   where these are few. The sizes between have a set each that the model makes.
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
