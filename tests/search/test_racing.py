@@ -12,13 +12,13 @@ from tests import tiny
 from tracekit.engine.keeping import Keep, KeepingEngine
 from tracekit.engine.objectives import ScoringEngine, resolve_objective
 from tracekit.errors import NonFiniteMetricError, SearchStoppedWarning
+from tracekit.search.carriers import few_carriers
 from tracekit.search.local import measurements
 from tracekit.search.local.measurements import Limits, MeasurementCache
 from tracekit.search.racing import (
     FEWEST_EXAMPLES,
     Heat,
     Portions,
-    carriers,
     means_of_race,
     raced_effects,
     still_in,
@@ -287,6 +287,16 @@ class TestCarriers:
         # No example is read twice.
         assert n_read[0, 2] == n_read[0, 5] == N
 
+    def test_what_they_are_behind_counts_once_for_all_examples(self, raced, effects):
+        """Their differences on two examples are not those of all."""
+        truth, _ = effects
+        cache = self.measured(raced, truth)
+        for members in ((0, 3), (0, 4)):
+            expected = truth[self.RIVAL].mean() - 30 / N
+            assert cache.mean(members, self.RIVAL) == pytest.approx(expected.item(), rel=1e-5)
+            # Without a rival the other examples count nothing.
+            assert cache.mean(members) == pytest.approx(130 / N, rel=1e-5)
+
     def test_without_races_all_are_measured_on_all(self, raced, effects):
         truth, n_read = effects
         cache = self.measured(raced, truth, race=False)
@@ -301,10 +311,10 @@ class TestCarriers:
 
     def test_what_they_are(self):
         effects = torch.tensor([[0.0, -6.0, 1.0, 0.5, 3.0, 0.0], [0.0, 9.0, 0.0, 0.25, 0.0, 0.25]])
-        assert carriers(effects).tolist() == [1, 2, 4]
-        assert carriers(effects[1:]).tolist() == [1]
-        assert carriers(torch.ones(2, 6)) is None
-        assert carriers(torch.tensor([[torch.nan, 5.0, 0.1]])).tolist() == [1]
+        assert few_carriers(effects).tolist() == [1, 2, 4]
+        assert few_carriers(effects[1:]).tolist() == [1]
+        assert few_carriers(torch.ones(2, 6)) is None
+        assert few_carriers(torch.tensor([[torch.nan, 5.0, 0.1]])).tolist() == [1]
 
 
 class TestLocalSearch:

@@ -6,9 +6,8 @@ standard errors; the rest are measured on twice as many, and so on up to all exa
 halving). Differences on the same examples vary far less than the effects themselves, so that a few
 examples are often enough. What a search selects was measured on all examples.
 
-Where a few examples carry the effect of a set, a random part says little of it. There these are
-looked at first (`carriers`): local search takes gradients on them only, and measures a set no
-further that is hopelessly behind on them.
+Where a few examples carry the effect of a set, a random part says little of it; local search looks
+at these first (see `carriers.py`).
 """
 
 from __future__ import annotations
@@ -37,11 +36,6 @@ _OF_MODEL = 256
 _SLOPES_OF_MODEL = (49_152, 2**19)
 """And at most so many slopes at a set, with races, as promises take time; and without races, as
 they take memory."""
-_REST = 0.1
-"""Share of the effects of a set, whatever their signs, that is left to examples that do not carry
-it."""
-_MOST_CARRIERS = 0.5
-"""Share of the examples that may carry it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +47,7 @@ class Portions:
     stops: tuple[int, ...]
     """How many of them are seen after each round, ascending; all after the last one."""
     may_skip: bool = False
-    """Whether a gradient may leave out examples that carry little of the effect."""
+    """Whether gradients may leave out examples that carry little of the effect."""
 
     @classmethod
     def make(cls, engine: Engine, seed: int, *, race: bool = True) -> Portions:
@@ -110,23 +104,6 @@ class Portions:
         n_turns = max(1, min(n // _OF_GRADIENTS, 8))
         size, turn = ceil(n / n_turns), number % n_turns
         return self.order[turn * size : (turn + 1) * size]
-
-
-def carriers(effects: Float[Tensor, "set example"]) -> Int[Tensor, " some"] | None:
-    """Numbers of the fewest examples that make up most of the effects of each of some sets.
-
-    Args:
-        effects: Of the sets.
-
-    Returns:
-        Ascending. None if these are so many that looking at them alone saves little.
-    """
-    sizes = effects.abs().nan_to_num()
-    shares = sizes / sizes.sum(1, keepdim=True).clamp(min=torch.finfo().tiny)
-    order = shares.amax(0).argsort(descending=True, stable=True)
-    left = 1 - shares[:, order].cumsum(1)
-    count = int((left.amax(0) > _REST).sum()) + 1
-    return order[:count].sort().values if count <= _MOST_CARRIERS * len(order) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.engine.keeping import Keep
-from tracekit.search import Goal, LocalSearch, racing
+from tracekit.search import Goal, LocalSearch, carriers
 from tracekit.search.local import local_search, model_walk, plan
 from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.local_search import refine_sets
@@ -220,12 +220,19 @@ class TestCarriers:
             gradients + n_sets, abs=n_sets
         )
 
-    def improved(self, engine):
+    def improved(self, engine, rounds=None):
         """Best sets after a walk that began with others."""
         best_sets = best_sets_of(engine, portions=Portions.make(engine, 0))
         best_sets.measure([range(size) for size in (1, 2, 4, 8)], "starts")
-        ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
+        ModelWalk(best_sets, (1, 2, 4, 8)).go(None, rounds=rounds)
         return best_sets
+
+    def test_the_first_round_reads_all_also_where_there_are_sets(self, carried, read):
+        """The model that predicts of the others has to be learned from something."""
+        self.improved(carried, rounds=1)
+        assert {len(examples) for _, examples in read} == {16}
+        self.improved(carried, rounds=2)
+        assert min(len(examples) for _, examples in read) < 16
 
     def test_the_best_sets_are_measured_on_all(self, carried, read):
         best_sets = self.improved(carried)
@@ -239,7 +246,7 @@ class TestCarriers:
     def test_they_are_as_good_as_gradients_of_all(self, carried, monkeypatch):
         effects = []
         for most in (0.5, 0.0):
-            monkeypatch.setattr(racing, "_MOST_CARRIERS", most)
+            monkeypatch.setattr(carriers, "_MOST", most)
             best_sets = best_sets_of(carried, portions=Portions.make(carried, 0))
             ModelWalk(best_sets, (1, 2, 4, 8)).go(None)
             effects.append(best_sets.effects_at((1, 2, 4, 8)))

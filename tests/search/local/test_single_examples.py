@@ -211,6 +211,59 @@ def test_examples_carry_the_mean_where_one_makes_up_half_of_it(engine, monkeypat
     assert not own_sets.carry([1.0, -0.7])
 
 
+@pytest.mark.parametrize("is_carried", [False, True])
+def test_they_are_improved_where_one_example_carries_a_large_one(engine, monkeypatch, is_carried):
+    """Before that is known only large sets are measured; rivals only after it."""
+    sizes, done = (1, 2, 4, 6), []
+    first = [tuple(range(size)) for size in sizes]
+    later = [tuple(range(1, size + 1)) for size in sizes]
+    rivals = [tuple(range(2, size + 2)) for size in sizes]
+
+    class Fixed:
+        made = first
+
+        def __init__(self, *given):
+            pass
+
+        def walk(self):
+            done.append("walk")
+
+        def best(self):
+            return self.made
+
+        def carry(self, means):
+            done.append(("carry", means))
+            return is_carried
+
+        def improve(self):
+            done.append("improve")
+            self.made = later
+
+        def rivals(self, means):
+            done.append(("rivals", means))
+            return rivals
+
+    def noted(self, sets):
+        done.append(list(sets))
+        measure(self, sets)
+
+    measure = BestSets._measure_starts
+    monkeypatch.setattr(BestSets, "_measure_starts", noted)
+    monkeypatch.setattr("tracekit.search.local.best_sets.OwnSets", Fixed)
+    best_sets = BestSets(MeasurementCache(engine, Limits()), 8)
+    best_sets.measure([[0]], "start")
+    best_sets.start_from_examples(sizes, 100)
+
+    def means(sets):
+        return pytest.approx(engine.set_effects(sets).mean(1).tolist(), rel=1e-5)
+
+    assert done[:3] == ["walk", first[2:], ("carry", means(first[2:]))]
+    if is_carried:
+        assert done[3:] == ["improve", later, ("rivals", means(later)), rivals]
+    else:
+        assert done[3:] == [first]
+
+
 class TestWithinASearch:
     """Which searches make such sets, and of which sizes, where they do not walk before."""
 

@@ -11,7 +11,7 @@ from tests import tiny
 from tracekit.engine.look_ahead import Expansion
 from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.masks import from_indices
-from tracekit.search import Goal, racing
+from tracekit.search import Goal
 from tracekit.search.local import slope_model
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import Limits, MeasurementCache
@@ -231,7 +231,7 @@ class TestSomeExamples:
         for members, effects in shares.items():
             model.add(members, Expansion(torch.tensor(effects), torch.zeros(8, N)))
         monkeypatch.setattr(model, "_scores", lambda quantity: 3 * quantity)
-        monkeypatch.setattr(racing, "_REST", rest)
+        monkeypatch.setattr("tracekit.search.carriers._REST", rest)
         found = model.carriers(list(shares))
         assert (found if found is None else found.tolist()) == carriers
 

@@ -370,7 +370,7 @@ def refine_sets(
     *,
     start_from_examples: bool = True,
 ) -> BestSets:
-    """Improves measured sets by their neighbours.
+    """Improves measured sets by a short local search that starts from them.
 
     Args:
         engine: Measures.

@@ -25,8 +25,9 @@ from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction, predicti
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
+from tracekit.search.carriers import few_carriers
 from tracekit.search.local.checkpoint import Checkpoint, Measured
-from tracekit.search.racing import Heat, Portions, carriers, still_in
+from tracekit.search.racing import Heat, Portions, still_in
 
 Stop = Literal["max_passes", "max_seconds", "interrupted"]
 
@@ -88,6 +89,7 @@ class MeasurementCache:
         self._measured = Measured(effects={(): torch.zeros(engine.n_examples)})
         self._decided: set[ComponentSet] = {()}
         self._dropped: set[ComponentSet] = set()
+        self._hopeless: set[ComponentSet] = set()
         self._predicted: set[ComponentSet] = set()
         self._expanded: set[tuple[int, ComponentSet]] = set()
         self._by_gradient: dict[ComponentSet, Effects] = {}
@@ -135,7 +137,7 @@ class MeasurementCache:
         return self._measured.effects[members] if by_gradient is None else by_gradient
 
     def mean(self, members: ComponentSet, rival: ComponentSet | None = None) -> float:
-        """Mean effect of a set; of a dropped one, on the examples it was measured on.
+        """Mean effect of a set; of a dropped one, by the examples it was measured on.
 
         Args:
             members: The set.
@@ -144,11 +146,14 @@ class MeasurementCache:
                 on.
         """
         effects = self.effects(members)
-        if rival is None or not self.is_dropped(members):
-            return (effects.nanmean() if self.is_dropped(members) else effects.mean()).item()
-        of_rival = self.effects(rival)
-        behind = (effects - of_rival).nanmean().clamp(max=0)
-        return (of_rival.mean() + behind).item()
+        if not self.is_dropped(members):
+            return effects.mean().item()
+        of_rival = torch.zeros_like(effects) if rival is None else self.effects(rival)
+        differences = effects - of_rival
+        # A random part stands for all examples; the carriers stand for themselves.
+        is_hopeless = members in self._hopeless
+        ahead = differences.nansum() / len(effects) if is_hopeless else differences.nanmean()
+        return (of_rival.mean() + (ahead if rival is None else ahead.clamp(max=0))).item()
 
     def is_dropped(self, members: ComponentSet) -> bool:
         """Whether a set lost a race and was not measured on all examples."""
@@ -244,7 +249,7 @@ class MeasurementCache:
             if heat.rival is None or not own:
                 continue
             of_rival = self.effects(heat.rival)
-            seen = carriers(of_rival[None])
+            seen = few_carriers(of_rival[None])
             if seen is None:
                 continue
             self._measure_on(own, seen, label)
@@ -252,7 +257,8 @@ class MeasurementCache:
             behind = {m: (of_rival - self._measured.effects[m])[seen].sum() for m in own}
             going = [m for m in own if behind[m] <= of_rival[is_other].abs().sum()]
             self._measure_on(going, is_other.nonzero()[:, 0], label)
-            self._dropped.update(set(own).difference(going))
+            self._hopeless.update(set(own).difference(going))
+            self._dropped |= self._hopeless
             self._decided.update(own)
             for members in own:
                 del racing[members]

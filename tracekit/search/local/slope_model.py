@@ -21,7 +21,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
 from tracekit.masks import Mask, from_indices
-from tracekit.search.racing import carriers
+from tracekit.search.carriers import few_carriers
 
 Rows = Float[Tensor, "row component"]
 """Sets as rows of 0 and 1."""
@@ -93,12 +93,10 @@ class SlopeModel:
     def expansion(self, members: ComponentSet) -> Expansion:
         """What the model knows of a set on every example, or predicts of one that it does not."""
         if members in self:
-            number = self._numbers[members]
-            return Expansion(self._quantities[number], self._slopes[number])
-        row, fit = self._row(members), self._fitted()
-        start, none = self._nearest(row), torch.zeros(1, 0, dtype=torch.long)
-        changes = fit.changes(self._sets[start], self._slopes[start], row, none)
-        return Expansion(self._quantities[start] + changes[0], fit.slopes(row))
+            slopes = self._slopes[self._numbers[members]]
+        else:
+            slopes = self._fitted().slopes(self._row(members))
+        return Expansion(self._quantity(members), slopes)
 
     def carriers(self, sets: Sequence[ComponentSet]) -> Int[Tensor, " row"] | None:
         """The examples that make up most of what sets do, as far as it can tell; None if many.
@@ -106,8 +104,8 @@ class SlopeModel:
         Args:
             sets: The sets.
         """
-        quantities = torch.stack([self.expansion(members).quantity for members in sets])
-        return carriers(self._scores(quantities))
+        quantities = torch.stack([self._quantity(members) for members in sets])
+        return few_carriers(self._scores(quantities))
 
     def objective(self, members: ComponentSet) -> float:
         """What the search maximises, at a set that it learned from, on these examples."""
@@ -166,6 +164,15 @@ class SlopeModel:
             promise = promises[best].item()
             row = row.index_fill(0, flips[best, :1], 0.0).index_fill(0, flips[best, 1:], 1.0)
         return _members(row), promise
+
+    def _quantity(self, members: ComponentSet) -> Float[Tensor, " example"]:
+        """Known or predicted."""
+        if members in self:
+            return self._quantities[self._numbers[members]]
+        row, none = self._row(members), torch.zeros(1, 0, dtype=torch.long)
+        start = self._nearest(row)
+        changes = self._fitted().changes(self._sets[start], self._slopes[start], row, none)
+        return self._quantities[start] + changes[0]
 
     def _fitted(self) -> _Fit:
         if self._fit is None:
