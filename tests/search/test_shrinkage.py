@@ -13,7 +13,7 @@ from tests import tiny
 from tracekit.engine.objectives import log_odds_of
 from tracekit.errors import ConfigError, NotDifferentiableError
 from tracekit.search.baselines import shrunken_topk
-from tracekit.search.baselines.shrunken_topk import MANY, ShrunkenTopK
+from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
 from tracekit.search.shrinkage import shrunken_effects, shrunken_means
 
 EQUAL = torch.ones(4, dtype=torch.float64)
@@ -174,9 +174,9 @@ def test_gradients_are_those_of_integrated_gradients(model, monkeypatch, entries
 
 def test_many_components_are_ranked_by_gradients():
     goal = tk.Goal(budgets=(2,))
-    assert ShrunkenTopK().planned(MANY, goal).cost == tk.engine.Cost(MANY + 1)
-    assert ShrunkenTopK().planned(MANY + 1, goal).cost == tk.engine.Cost(11 + 1, 11)
-    assert ShrunkenTopK(by_gradients=False).planned(MANY + 1, goal).cost.backward == 0
+    assert ShrunkenTopK().planned(MOST_ALONE, goal).cost == tk.engine.Cost(MOST_ALONE + 1)
+    assert ShrunkenTopK().planned(MOST_ALONE + 1, goal).cost == tk.engine.Cost(11 + 1, 11)
+    assert ShrunkenTopK(by_gradients=False).planned(MOST_ALONE + 1, goal).cost.backward == 0
 
 
 def test_what_it_refuses(model):

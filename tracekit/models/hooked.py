@@ -8,11 +8,11 @@ written down in `HookedModel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import finalize
 
 import torch
@@ -40,10 +40,12 @@ class HookedModel(Protocol):
     """Sizes: `n_layers`, `n_heads`, `d_model`, `d_mlp`, `d_vocab`."""
     training: bool
 
-    @property
-    def hook_dict(self) -> Mapping[str, Any]:
-        """Hook points by name."""
-        ...
+    if TYPE_CHECKING:
+        # `isinstance` does not ask for it: TransformerLens puts it together each time.
+        @property
+        def hook_dict(self) -> Mapping[str, Any]:
+            """Hook points by name."""
+            ...
 
     def run_with_hooks(
         self,
@@ -189,8 +191,16 @@ def frozen(model: HookedModel) -> Iterator[None]:
     Edits of attention patterns act there too, where TransformerLens would throw them away. One
     thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
     """
-    with _lock_of(model), patterns_in_place(model):
-        yield from _frozen(model)
+    with _lock_of(model) as lock:
+        if lock.is_frozen:
+            yield
+            return
+        lock.is_frozen = True
+        try:
+            with patterns_in_place(model):
+                yield from _frozen(model)
+        finally:
+            lock.is_frozen = False
 
 
 def _frozen(model: HookedModel) -> Iterator[None]:
@@ -210,17 +220,33 @@ def _frozen(model: HookedModel) -> Iterator[None]:
             module.training = True
 
 
-_locks: dict[int, Any] = {}
+class _ModelLock:
+    """Held by one thread, which may take it again."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self.is_frozen = False
+        """Whether the thread that holds it has frozen the model."""
+
+    def __enter__(self) -> _ModelLock:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+_locks: dict[int, _ModelLock] = {}
 """By the identity of a model's first parameter, which all that wrap the model share."""
 _registering = Lock()
 
 
-def _lock_of(model: HookedModel) -> AbstractContextManager[Any]:
-    """The lock of a model; the thread that holds it may take it again."""
+def _lock_of(model: HookedModel) -> _ModelLock:
+    """The lock of a model."""
     first = next(iter(model.parameters()))
     with _registering:
         if id(first) not in _locks:
-            _locks[id(first)] = RLock()
+            _locks[id(first)] = _ModelLock()
             # Another parameter may get the same identity later.
             finalize(first, _locks.pop, id(first), None)
         return _locks[id(first)]

@@ -8,12 +8,18 @@ from math import isfinite
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tracekit._options import is_whole
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import BudgetError, NotDifferentiableError, TargetNotReachedError
+from tracekit.errors import (
+    BudgetError,
+    NonFiniteMetricError,
+    NotDifferentiableError,
+    TargetNotReachedError,
+)
 from tracekit.masks import BinaryMask, Mask, from_indices
 from tracekit.metrics import Effects, Metric
 
@@ -182,6 +188,19 @@ def require_gradient(metric: Metric, method: str) -> None:
             f"The metric {metric.name!r} has no gradient for {method} to follow. "
             "Search with logit-difference or odds-ratio and evaluate the set it finds, "
             "or use another method."
+        )
+
+
+def require_finite_gradient(gradient: Tensor, metric: Metric) -> None:
+    """Refuses a gradient that is not finite.
+
+    Raises:
+        NonFiniteMetricError: It is not.
+    """
+    if not torch.isfinite(gradient).all():
+        raise NonFiniteMetricError(
+            f"The gradient of the metric {metric.name!r} is not finite. "
+            "Use a bounded metric such as probability-drop."
         )
 
 

@@ -24,7 +24,7 @@ from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Search, Selection
-from tracekit.search.baselines.shrunken_topk import MANY, ShrunkenTopK
+from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.plan import log_spaced_sizes
@@ -50,7 +50,7 @@ def sizes_alone(n_components: int, first: int, last: int) -> Sequence[int]:
         first: The smallest size.
         last: The largest one.
     """
-    if n_components <= MANY:
+    if n_components <= MOST_ALONE:
         return range(first, last + 1)
     return log_spaced_sizes(first, last, _SIZES_OF_MANY)
 

@@ -17,9 +17,9 @@ import torch
 from tracekit._options import check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, NonFiniteMetricError, NotDifferentiableError
+from tracekit.errors import ConfigError, NotDifferentiableError
 from tracekit.masks import Mask
-from tracekit.search.base import Goal, Planned, Selection, require_gradient
+from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 
 
@@ -91,9 +91,5 @@ def _mean_gradient(engine: Engine, points: list[float], method: str) -> Mask:
         mask = torch.full((engine.n_components,), point)
         weight = 0.5 if len(points) > 1 and point in (0.0, 1.0) else 1.0
         total += weight * engine.gradient(mask, torch.ones_like)[1] / engine.n_examples
-    if not torch.isfinite(total).all():
-        raise NonFiniteMetricError(
-            f"The gradient of the metric {engine.metric.name!r} is not finite. "
-            "Use a bounded metric such as probability-drop."
-        )
+    require_finite_gradient(total, engine.metric)
     return total / max(1, len(points) - 1)

@@ -18,12 +18,12 @@ from torch import Tensor
 from tracekit._options import check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, NonFiniteMetricError
-from tracekit.search.base import Goal, Planned, Selection, require_gradient
+from tracekit.errors import ConfigError
+from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.shrinkage import shrunken_effects, shrunken_effects_by_slopes
 
-MANY = 384
+MOST_ALONE = 384
 """Beyond this many components gradients rank them, not their single effects."""
 _ENTRIES = 2**24
 """Slopes that are computed together; bounds memory."""
@@ -70,7 +70,7 @@ class ShrunkenTopK:
         return best_prefixes(engine, goal, scores)
 
     def _takes_gradients(self, n_components: int) -> bool:
-        return n_components > MANY if self.by_gradients is None else self.by_gradients
+        return n_components > MOST_ALONE if self.by_gradients is None else self.by_gradients
 
     def _slopes(self, engine: Engine) -> Float[Tensor, "component example"]:
         """Mean slopes of every example along the line."""
@@ -82,9 +82,5 @@ class ShrunkenTopK:
                 masks = torch.full((len(examples), n_components), step / self.steps)
                 weight = 0.5 if step in (0, self.steps) else 1.0
                 slopes[examples] += weight / self.steps * engine.expand(masks, examples).slopes
-        if not torch.isfinite(slopes).all():
-            raise NonFiniteMetricError(
-                f"The gradient of the metric {engine.metric.name!r} is not finite. "
-                "Use a bounded metric such as probability-drop."
-            )
+        require_finite_gradient(slopes, engine.metric)
         return slopes.T

@@ -18,7 +18,6 @@ from tracekit.metrics import Effects
 from tracekit.search.local.measurements import LimitReachedError, MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
 from tracekit.search.local.single_examples import (
-    MOST_EXAMPLES,
     OwnSets,
     can_one_example_matter,
     is_small_enough,
@@ -216,15 +215,12 @@ class BestSets:
             del best[_KEPT:]
         self._reserve()
 
-    def start_from_examples(
-        self, sizes: Sequence[int], passes: float, most_examples: int = MOST_EXAMPLES
-    ) -> None:
+    def start_from_examples(self, sizes: Sequence[int], passes: float) -> None:
         """Measures sets that were made for single examples, where such sets can matter.
 
         Args:
             sizes: Of these sets, ascending.
             passes: Passes that may go into making them, about.
-            most_examples: Examples that such sets are made for, at most.
 
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
@@ -238,7 +234,7 @@ class BestSets:
             return
         if not is_small_enough(self.engine.n_examples, self.engine.n_components):
             return
-        own_sets = OwnSets(self.measurements, curves, sizes, passes, most_examples)
+        own_sets = OwnSets(self.measurements, curves, sizes, passes)
         own_sets.walk()
         # Small sets do not tell whether one example carries large ones.
         large = own_sets.best()[len(sizes) // 2 :]

@@ -50,7 +50,6 @@ from tracekit.search.local.moves import in_turn
 from tracekit.search.local.plan import (
     FEW,
     GROUPS_HALVED,
-    MOST_EXAMPLES_OF_WALK,
     MOST_OF_WALK,
     SearchPlan,
     WalkPlan,
@@ -276,9 +275,7 @@ class LocalSearch:
                 best_sets.group_testing(plan.groups, GROUPS_HALVED)
             walk.go(goal.target, rounds=1)
             if self.start_from_examples is not False and best_sets.does_one_example_carry:
-                best_sets.start_from_examples(
-                    plan.example_sizes, plan.example_passes, plan.most_examples
-                )
+                best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
             walk.go(goal.target, passes=plan.passes)
             walk.fill(plan.filled)
             look = replace(plan.look, additions=self.additions or plan.look.additions)
@@ -392,9 +389,7 @@ def refine_sets(
                 walk = ModelWalk(best_sets, sizes)
                 walk.go(None, rounds=1)
                 if start_from_examples and best_sets.does_one_example_carry:
-                    best_sets.start_from_examples(
-                        sizes, _EXAMPLES_OF_REFINEMENT * passes, MOST_EXAMPLES_OF_WALK
-                    )
+                    best_sets.start_from_examples(sizes, _EXAMPLES_OF_REFINEMENT * passes)
                 walk.go(None, passes=_OF_REFINEMENT * passes)
             passes = int(best_sets.measurements.room)
         plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)

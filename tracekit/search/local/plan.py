@@ -9,8 +9,6 @@ FEW = 16
 """Up to this many components, passes are cheap enough to search almost exhaustively."""
 MOST_OF_WALK = 1024
 """Up to this many the search walks along a model of the slopes, whose promises take time."""
-MOST_EXAMPLES_OF_WALK = 32
-"""Examples that get sets of their own in a walk: few, each of which is searched the longer."""
 MANY = 384
 """From this many on, the search takes no more passes than top-k."""
 _CAPS = (600, 800)
@@ -32,8 +30,10 @@ _PER_SPREAD_SIZE = 4
 are."""
 _PER_PREFIX = 18
 """Passes for each size at which prefixes of rankings are measured, where soft top-k ranks."""
+_FEWEST_PREFIXES = 16
+"""These sizes at least, where the passes suffice."""
 _PREFIXES = 8
-"""These sizes, where it does not."""
+"""And where soft top-k does not rank."""
 _ADDITIONS = (3, 8)
 _SPREAD_ADDITIONS = 2
 """Sets with one component more that the first sweep measures at each size: where most sizes are
@@ -126,13 +126,10 @@ class SearchPlan(SweepPlan):
             from_examples: Whether to start from sets for single examples if possible.
         """
         singles = _n_singles(n_components, passes)
-        has_own_sets = from_examples and every_size
-        shares = _OF_EXAMPLES if n_components < MANY else (_OF_EXAMPLES_OF_MANY,) * 2
-        of_dense, of_spread = (
-            share * passes if has_own_sets and passes >= least else 0
-            for share, least in zip(shares, _FOR_EXAMPLES, strict=True)
-        )
-        left = passes - singles - of_dense
+        groups = _n_groups(n_components, singles, passes)
+        of_dense, of_spread = _for_examples(n_components, passes)
+        for_examples = of_dense if every_size and from_examples else 0
+        left = passes - singles - for_examples
         affordable = int(left / _PER_DENSE_SIZE)
         dense = every_size and last <= 2 * affordable
         # A search for every budget asks for none in particular.
@@ -140,14 +137,12 @@ class SearchPlan(SweepPlan):
         # Where a walk comes to a good part of the sizes, no ranking of all components is as good.
         ranks = not dense and (n_components >= MANY or not every_size)
         soft_steps = passes // 8 if ranks and passes >= _FOR_SOFT_TOPK else 0
-        groups = _n_groups(n_components, singles, passes)
-        for_examples = of_dense if dense else of_spread
-        many_prefixes = max(2, passes // _PER_PREFIX, min(16, passes // 8))
-        n_prefixes = many_prefixes if ranks else max(2, min(_PREFIXES, passes // 8))
-        prefix_sizes = _with(asked, log_spaced_sizes(1, last, n_prefixes))
+        prefix_sizes = _with(asked, log_spaced_sizes(1, last, _n_prefixes(passes, ranks=ranks)))
         if not dense:
+            for_examples = of_spread if every_size and from_examples else 0
             n_rankings = 4 if soft_steps else 2
-            left -= of_spread + 2 * soft_steps + n_rankings * len(prefix_sizes)
+            left = passes - singles - for_examples
+            left -= 2 * soft_steps + n_rankings * len(prefix_sizes)
             left -= _for_groups(n_components) if groups else 0
             affordable = max(len(prefix_sizes) if every_size else 0, int(left / _PER_SPREAD_SIZE))
         sizes = _with(asked, log_spaced_sizes(1, last, max(2, affordable)))
@@ -185,8 +180,6 @@ class WalkPlan:
     """Passes that go into sets for single examples."""
     example_sizes: tuple[int, ...]
     """Sizes of these, ascending."""
-    most_examples: int
-    """Examples that get such sets, at most."""
     groups: int
     """Groups of components that are halved before it, to find single ones that no gradient points
     to."""
@@ -220,7 +213,6 @@ class WalkPlan:
             passes=_OF_WALK * passes,
             example_passes=min(most * passes, max(share * passes, least)),
             example_sizes=log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES),
-            most_examples=MOST_EXAMPLES_OF_WALK,
             # A search for every budget asks for none in particular.
             filled=_with(budgets if len(budgets) < last else (), more),
             # From half of many sizes the walk carries on to the others what a look finds.
@@ -284,6 +276,22 @@ def _n_singles(n_components: int, passes: int) -> int:
     """Single components to measure: no gradient points to some that do much alone."""
     cheap = n_components if n_components <= passes // 3 else passes // 8
     return min(n_components, max(min(_FEWEST_SINGLES, passes // 3), cheap))
+
+
+def _for_examples(n_components: int, passes: int) -> tuple[float, float]:
+    """Passes for sets for single examples, where most sizes are visited and where few are."""
+    shares = _OF_EXAMPLES if n_components < MANY else (_OF_EXAMPLES_OF_MANY,) * 2
+    dense, spread = (
+        share * passes if passes >= least else 0
+        for share, least in zip(shares, _FOR_EXAMPLES, strict=True)
+    )
+    return dense, spread
+
+
+def _n_prefixes(passes: int, *, ranks: bool) -> int:
+    """Sizes at which prefixes of rankings are measured; more where soft top-k ranks."""
+    most = max(passes // _PER_PREFIX, _FEWEST_PREFIXES) if ranks else _PREFIXES
+    return max(2, min(most, passes // 8))
 
 
 def _n_groups(n_components: int, singles: int, passes: int) -> int:

@@ -24,8 +24,9 @@ from tracekit.components import ComponentSet
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.search.local.measurements import MeasurementCache
 
-MOST_EXAMPLES = 128
-"""Examples that get sets of their own, at most: those whose slopes promise most."""
+_MOST_EXAMPLES = 32
+"""Examples that get sets of their own, at most: those whose slopes promise most. The fewer, the
+longer each is searched."""
 _MOST_ENTRIES = 2**18
 """Entries of the masks of these examples, at a size, at most; bounds memory."""
 _MOST_SLOPES = 2**27
@@ -84,7 +85,6 @@ class OwnSets:
         curves: ExampleCurves,
         sizes: Sequence[int],
         passes: float,
-        most_examples: int = MOST_EXAMPLES,
     ) -> None:
         """Chooses the examples: those whose slopes at the empty set promise most.
 
@@ -93,7 +93,6 @@ class OwnSets:
             curves: Of the metric, for all examples.
             sizes: Of the sets, ascending; below the number of components.
             passes: Passes over all examples that may be spent, about.
-            most_examples: How many it chooses, at most.
 
         Raises:
             LimitReachedError: There is no room for a gradient of every example.
@@ -111,7 +110,7 @@ class OwnSets:
         n_of_walks = 2 * len(sizes) + _STEPS_FROM_ALL
         count = max(1, int(_OF_WALKS * (n_gradients - n_examples) / n_of_walks))
         fitting = max(1, _MOST_ENTRIES // n_components)
-        count = min(most_examples, n_examples, count, fitting)
+        count = min(_MOST_EXAMPLES, n_examples, count, fitting)
         self._n_affordable = min(n_gradients, n_examples + _PER_EXAMPLE * count)
         self.examples = torch.arange(n_examples)
         """Their numbers."""
