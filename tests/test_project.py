@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+from tracekit import masks
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +39,12 @@ def test_every_address_of_the_project_is_that_of_its_metadata():
     addresses = re.findall(r"https://[\w./-]*(?<=/)tracekit(?![\w-])[\w./-]*", text)
     assert not [address for address in addresses if not address.startswith(roots)]
     assert len(addresses) > 10
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="only CI checks annotations")
+def test_annotations_are_checked():
+    with pytest.raises(jaxtyping.TypeCheckError, match="scores"):
+        masks.ranking(torch.zeros(2, 3))
 
 
 def test_the_workflows_test_the_promised_versions_of_python():
