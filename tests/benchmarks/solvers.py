@@ -11,6 +11,7 @@
 - `objectives`: the same, by objective.
 - `choices`: what `objective="auto"` decides by, on the examples at hand, and what it should have
   decided, on fresh pairs.
+- `ceiling`: heads ranked by single effects on thousands of other pairs, on fresh ones.
 - `rivals`: neurons, against top-k, random, integrated gradients over masks, and PGB-CT's search of
   lambda.
 - `large`: the same rivals, on 20,480 hidden MLP units of a random GPT-2.
@@ -60,6 +61,7 @@ from tracekit.search import Goal, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
 from tracekit.search.cross_fit import RANKED_ALONE, cross_fit
 from tracekit.search.local.plan import log_spaced_sizes
+from tracekit.search.shrinkage import shrunken_effects
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
 SCALES = {"strong": 1.3, "mild": 0.85}
@@ -443,6 +445,35 @@ def sets_of_methods(case: Engine) -> Sets:
     return sets | {"front": [answer.binary_mask.nonzero()[:, 0].tolist() for answer in answers]}
 
 
+def table_ceiling(family: str, seeds: range) -> None:
+    """Single effects on other pairs than those at hand, many of them, on fresh ones.
+
+    What a ranking of components one by one can have: of top-k's effect on the same fresh pairs.
+    """
+    ratios: dict[str, list[float]] = {}
+    for seed in seeds:
+        model = random_model(seed, SCALES[family], hidden=None)
+        own, fresh, others = (
+            engine(model, random_rows(model, seed + first, pairs))
+            for first, pairs in ((0, 64), (50_000, FRESH), (90_000, FRESH))
+        )
+        singles = [(i,) for i in range(own.n_components)]
+        at_hand = own.set_effects(singles)
+        orders = {
+            "top-k": ranking(at_hand.mean(1)),
+            "shrunken top-k": ranking(shrunken_effects(own, at_hand)),
+            f"top-k of {FRESH} other pairs": ranking(others.set_effects(singles).mean(1)),
+        }
+        sets = [order[:count] for order in orders.values() for count in counts(own.n_components)]
+        means = fresh.set_effects(sets).double().mean(1).unflatten(0, (len(orders), -1))
+        for label, of_label in zip(orders, (means / means[0]).tolist(), strict=True):
+            ratios.setdefault(label, []).extend(of_label)
+            say(f"{family} {seed}, {label}: {shown(of_label)}")
+    for label, each in ratios.items():
+        equal = mean(ratio > 0.9995 for ratio in each)
+        say(f"{family}, {label}: {three(each)}, at least as good in {100 * equal:.0f} %")
+
+
 def table_choices(family: str, seeds: range) -> None:
     """Leads of local search over components ranked alone, and which it had been better to take."""
     searches = [LocalSearch(start_from_examples=False), RANKED_ALONE]
@@ -772,6 +803,7 @@ Table = Literal[
     "fresh",
     "objectives",
     "choices",
+    "ceiling",
     "rivals",
     "large",
     "optimum",
@@ -821,6 +853,9 @@ def main(
     elif table == "choices":
         for one in families:
             table_choices(one, numbers)
+    elif table == "ceiling":
+        for one in [one for one in families if one in SCALES]:
+            table_ceiling(one, numbers)
     elif table == "rewards":
         for one in [one for one in families if one in SCALES]:
             table_rewards(one, numbers)

@@ -84,6 +84,42 @@ def test_frozen_restores_every_part_as_it_was(directory):
     assert [module.training for module in modules] == before
 
 
+def test_a_block_within_another_one_changes_nothing(directory):
+    model = load_model(directory)
+    first = next(iter(model.parameters()))
+    first.requires_grad_(True)
+    model.train(True)
+    with frozen(model):
+        with frozen(model):
+            pass
+        assert not first.requires_grad
+        assert not model.training
+        model.train(True)
+        with frozen(model):
+            assert model.training  # Nobody looked: the outer block has frozen it.
+    assert first.requires_grad
+    with frozen(model):
+        assert not model.training
+
+
+def test_every_wrapper_of_a_model_is_frozen():
+    hf = tiny.hf_model("llama")
+    one, other = load_model(hf), load_model(hf)
+    one.train(True)
+    other.train(True)
+    with frozen(one), frozen(other), frozen(one):
+        assert not one.training
+        assert not other.training
+    assert one.training
+    assert other.training
+
+
+def test_models_are_told_by_what_they_have_not_by_their_hooks(directory, monkeypatch):
+    model = load_model(directory)
+    monkeypatch.setattr(type(model), "hook_dict", property(lambda self: pytest.fail("asked for")))
+    assert isinstance(model, HookedModel)
+
+
 def test_types(directory):
     assert next(load_model(directory, dtype="bfloat16").parameters()).dtype == torch.bfloat16
     assert next(load_model(directory, dtype=torch.float16).parameters()).dtype == torch.float16

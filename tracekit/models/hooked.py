@@ -192,15 +192,15 @@ def frozen(model: HookedModel) -> Iterator[None]:
     thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
     """
     with _lock_of(model) as lock:
-        if lock.is_frozen:
+        if lock.frozen is model:
             yield
             return
-        lock.is_frozen = True
+        outer, lock.frozen = lock.frozen, model
         try:
             with patterns_in_place(model):
                 yield from _frozen(model)
         finally:
-            lock.is_frozen = False
+            lock.frozen = outer
 
 
 def _frozen(model: HookedModel) -> Iterator[None]:
@@ -225,8 +225,8 @@ class _ModelLock:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self.is_frozen = False
-        """Whether the thread that holds it has frozen the model."""
+        self.frozen: HookedModel | None = None
+        """What the thread that holds it froze last, of all that wrap the model."""
 
     def __enter__(self) -> _ModelLock:
         self._lock.acquire()

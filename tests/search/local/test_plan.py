@@ -58,7 +58,8 @@ def test_the_first_sweep_fits_into_the_passes():
 
 
 def test_a_first_sweep_over_few_sizes_fits_into_the_passes():
-    for n_components, last, passes in ((144, 57, 140), (512, 204, 512), (9216, 9216, 800)):
+    shapes = ((144, 57, 140), (144, 144, 300), (512, 204, 512), (9216, 9216, 800))
+    for n_components, last, passes in shapes:
         for from_examples in (True, False):
             plan = SearchPlan.make(n_components, last, (), passes, from_examples=from_examples)
             assert (plan.dense, plan.additions, plan.swaps) == (False, 2, 0)
