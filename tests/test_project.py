@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
-
-import jaxtyping
-import pytest
-import torch
-
-from tracekit import masks
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,10 +36,24 @@ def test_every_address_of_the_project_is_that_of_its_metadata():
     assert len(addresses) > 10
 
 
-@pytest.mark.skipif(not os.environ.get("CI"), reason="only CI checks annotations")
-def test_annotations_are_checked():
-    with pytest.raises(jaxtyping.TypeCheckError, match="scores"):
-        masks.ranking(torch.zeros(2, 3))
+def test_ci_checks_annotations(tmp_path):
+    """With the options that CI gives to all tests, a wrong shape is an error."""
+    texts = [(ROOT / name).read_text() for name in (".ci/run", ".github/workflows/tests.yml")]
+    (options,), others = (re.findall(r'PYTEST_ADDOPTS[=:] ?"(.*)"', text) for text in texts)
+    assert others == [options]
+    file = tmp_path / "test_shape.py"
+    file.write_text(
+        "import torch\nfrom tracekit import masks\n\n\n"
+        "def test_shape():\n    masks.l1(torch.zeros(1, 2))\n"
+    )
+    # Of a run with these options, and of its workers, nothing is handed on.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    for given, code, text in (([], 0, "1 passed"), (options.split(), 1, "TypeCheckError")):
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", *given, str(file)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, text in done.stdout) == (code, True), done.stdout + done.stderr
 
 
 def test_the_workflows_test_the_promised_versions_of_python():

@@ -436,10 +436,7 @@ def sets_of_methods(case: Engine) -> Sets:
     (kind,) = case.registry.kinds
     names = (*rivals_for(kind), "shrunken-top-k", "local-search")
     sets = {name: selected(case, name) for name in names}
-    tracer = tk.Tracer(
-        case.model, case.pairs, case.registry, case.metric, positions=case.config.positions
-    )
-    front = tracer.pareto(max_budget=SHARES[-1], objective="auto", statistics=False)
+    front = front_chosen_by_halves(case, max_budget=SHARES[-1])
     answers = [front.at(share) for share in SHARES]
     say(f"  the front answers with {' '.join(answer.method for answer in answers)}")
     return sets | {"front": [answer.binary_mask.nonzero()[:, 0].tolist() for answer in answers]}
@@ -472,6 +469,14 @@ def table_ceiling(family: str, seeds: range) -> None:
     for label, each in ratios.items():
         equal = mean(ratio > 0.9995 for ratio in each)
         say(f"{family}, {label}: {three(each)}, at least as good in {100 * equal:.0f} %")
+
+
+def front_chosen_by_halves(case: Engine, **limits: Any) -> tk.ParetoFront:
+    """The front as it is by default, without its statistics."""
+    tracer = tk.Tracer(
+        case.model, case.pairs, case.registry, case.metric, positions=case.config.positions
+    )
+    return tracer.pareto(objective="auto", statistics=False, **limits)
 
 
 def table_choices(family: str, seeds: range) -> None:
@@ -672,40 +677,37 @@ def table_races(family: str, seeds: range) -> None:
         )
 
 
-def table_front(families: Sequence[str], passes: int | None) -> None:
+def table_front(family: str, passes: int | None) -> None:
     """The front of GPT-2 small's heads up to 40 % on WinoBias dev, beside plain forwards."""
-    for family in families:
-        config = transformers.GPT2Config(**dict[str, Any](SIZES["gpt2"]))
-        bare = recipe().fill(
-            transformers.AutoModelForCausalLM.from_config(config), 0, SCALES[family]
-        )
-        traced = tk.load_model(deepcopy(bare), tokenizer=tokenizer())
-        pairs = tk.load_dataset("winobias", traced, data_dir=DATA / "winobias")
-        tracer = tk.Tracer(traced, pairs, "attention-patterns")
-        rows = [range(n, min(n + 64, len(pairs))) for n in range(0, len(pairs), 64)]
-        batches = [Padded.of(pairs, examples, torch.device("cpu")) for examples in rows]
-        _ = tracer.full_effect
-        start = perf_counter()
-        for batch in batches:
-            batch.plain(bare)
-        plain = perf_counter() - start
-        start = perf_counter()
-        front = tracer.pareto(
-            max_budget=SHARES[-1], objective="mean", statistics=False, max_passes=passes
-        )
-        taken = perf_counter() - start
-        say(
-            f"{family}, {len(pairs)} examples: {taken / 60:.1f} min, {taken / plain:.0f} plain "
-            f"forwards of {plain:.1f} s; {front[0].cost.forward_equivalents:.0f} passes; effects "
-            f"{shown(front.at(share).effect for share in SHARES)}"
-        )
-        start = perf_counter()
-        single = tracer.run("top-k", budgets=list(SHARES))
-        taken = perf_counter() - start
-        say(
-            f"{family}, top-k: {taken / 60:.1f} min, {single[0].cost.forward_equivalents:.0f} "
-            f"passes; effects {shown(result.effect for result in single)}"
-        )
+    config = transformers.GPT2Config(**dict[str, Any](SIZES["gpt2"]))
+    bare = recipe().fill(transformers.AutoModelForCausalLM.from_config(config), 0, SCALES[family])
+    traced = tk.load_model(deepcopy(bare), tokenizer=tokenizer())
+    pairs = tk.load_dataset("winobias", traced, data_dir=DATA / "winobias")
+    tracer = tk.Tracer(traced, pairs, "attention-patterns")
+    rows = [range(n, min(n + 64, len(pairs))) for n in range(0, len(pairs), 64)]
+    batches = [Padded.of(pairs, examples, torch.device("cpu")) for examples in rows]
+    _ = tracer.full_effect
+    start = perf_counter()
+    for batch in batches:
+        batch.plain(bare)
+    plain = perf_counter() - start
+    start = perf_counter()
+    front = tracer.pareto(
+        max_budget=SHARES[-1], objective="mean", statistics=False, max_passes=passes
+    )
+    taken = perf_counter() - start
+    say(
+        f"{family}, {len(pairs)} examples: {taken / 60:.1f} min, {taken / plain:.0f} plain "
+        f"forwards of {plain:.1f} s; {front[0].cost.forward_equivalents:.0f} passes; effects "
+        f"{shown(front.at(share).effect for share in SHARES)}"
+    )
+    start = perf_counter()
+    single = tracer.run("top-k", budgets=list(SHARES))
+    taken = perf_counter() - start
+    say(
+        f"{family}, top-k: {taken / 60:.1f} min, {single[0].cost.forward_equivalents:.0f} "
+        f"passes; effects {shown(result.effect for result in single)}"
+    )
 
 
 LAMBDAS = tuple(10.0 ** (exponent / 2) for exponent in range(-10, -2))
@@ -735,62 +737,57 @@ def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_t
     sets on the examples at hand and on fresh ones, and `chosen_too` the front that halves choose.
     """
     for family, case, fresh in (each for one in families for each in many_cases(one, pairs)):
-        before = case.cost
-        search = LocalSearch(max_passes=passes)
-        best_sets = search.run(case, Goal(budgets=(case.n_components,)), 0).best_sets
-        of_front = (case.cost - before).forward_equivalents
-        say(
-            f"{family}: {case.n_components} units, {case.n_examples} pairs; "
-            f"front {of_front:.1f} passes"
-        )
-        chosen = None
-        if chosen_too:
-            tracer = tk.Tracer(
-                case.model,
-                case.pairs,
-                case.registry,
-                case.metric,
-                positions=case.config.positions,
-            )
-            chosen = tracer.pareto(objective="auto", statistics=False, max_passes=passes)
-            say(f"  chosen by halves {chosen[0].cost.forward_equivalents:.1f} passes")
-        before, scores = case.cost, RANKED_ALONE.search(case, Goal(budgets=(1,)), 0)
-        order = ranking(scores[0].component_scores)
-        of_ranking = (case.cost - before).forward_equivalents
-        say(f"  shrunken top-k {of_ranking:.1f} passes, and one for each size that is measured")
-        taken, empty = 0.0, 0
+        say(f"{family}: {case.n_components} units, {case.n_examples} pairs")
+        rivals = rivals_of_many(case, passes, chosen_too)
+        empty = 0
         ratios: dict[str, list[float]] = {}
         for lambda1 in LAMBDAS:
-            search, before = make("pgb-ct", {"lambda1": lambda1, "refine": False}), case.cost
+            before = case.cost
+            search = make("pgb-ct", {"lambda1": lambda1, "refine": False})
             (theirs,) = search.search(case, Goal.make(case.n_components), 0)
-            taken += (case.cost - before).forward_equivalents
+            taken = (case.cost - before).forward_equivalents
             members = theirs.mask.nonzero()[:, 0].tolist()
             if not members:
+                say(f"  lambda {lambda1:.1e}: no units; {taken:.0f} passes")
                 empty += 1
                 continue
-            sets = {
-                "pgb-ct": members,
-                "front": list(best_sets.best_within(len(members))),
-                "shrunken top-k": order[: len(members)],
-            }
-            if chosen is not None:
-                answer = chosen.at(len(members))
-                sets["chosen by halves"] = answer.binary_mask.nonzero()[:, 0].tolist()
-            of_sets = list(sets.values())
-            on_own, on_fresh = (
-                each.set_effects(of_sets).mean(1).tolist() for each in (case, fresh)
-            )
-            for rank, label in enumerate(sets):
-                if rank:
-                    ratios.setdefault(label, []).append(on_own[rank] / on_own[0])
-                    ratios.setdefault(f"{label}, fresh", []).append(on_fresh[rank] / on_fresh[0])
+            sets = [members, *(of_size(len(members)) for of_size in rivals.values())]
+            on_own, on_fresh = (each.set_effects(sets).mean(1).tolist() for each in (case, fresh))
+            for label, own, other in zip(rivals, on_own[1:], on_fresh[1:], strict=True):
+                ratios.setdefault(label, []).append(own / on_own[0])
+                ratios.setdefault(f"{label}, fresh", []).append(other / on_fresh[0])
             say(
                 f"  lambda {lambda1:.1e}, {len(members)} units: effects {shown(on_own)}, on fresh "
-                f"pairs {shown(on_fresh)} ({', '.join(sets)}); {taken:.0f} passes so far"
+                f"pairs {shown(on_fresh)} (pgb-ct, {', '.join(rivals)}); {taken:.0f} passes"
             )
         for label, each in ratios.items():
             say(f"{family}, {label}: {summary(each)}")
         say(f"{family}: {empty} empty")
+
+
+def rivals_of_many(
+    case: Engine, passes: int | None, chosen_too: bool
+) -> dict[str, Callable[[int], list[int]]]:
+    """By label, what gives a set of a size, or of at most that; says the passes of each."""
+    before = case.cost
+    state = LocalSearch(max_passes=passes).run(case, Goal(budgets=(case.n_components,)), 0)
+    say(f"  front {(case.cost - before).forward_equivalents:.1f} passes")
+    before = case.cost
+    (alone,) = RANKED_ALONE.search(case, Goal(budgets=(1,)), 0)
+    order = ranking(alone.component_scores)
+    of_ranking = (case.cost - before).forward_equivalents
+    say(f"  shrunken top-k {of_ranking:.1f} passes, and one for each size that is measured")
+    rivals: dict[str, Callable[[int], list[int]]] = {
+        "front": lambda size: list(state.best_sets.best_within(size)),
+        "shrunken top-k": lambda size: order[:size],
+    }
+    if chosen_too:
+        chosen = front_chosen_by_halves(case, max_passes=passes)
+        say(f"  chosen by halves {chosen[0].cost.forward_equivalents:.1f} passes")
+        rivals["chosen by halves"] = lambda size: (
+            chosen.at(size).binary_mask.nonzero()[:, 0].tolist()
+        )
+    return rivals
 
 
 def say(line: str) -> None:
@@ -841,50 +838,39 @@ def main(
     """Compares searches."""
     families = [family] if family else ["demo", *SCALES]
     numbers = range(first_seed, first_seed + seeds)
-    if table == "greedy":
-        for one in families:
-            table_greedy(one, numbers)
-    elif table == "fresh":
-        for one in families:
-            table_fresh(one, numbers, sets_of_methods, rivals_for(kind), kind)
-    elif table == "objectives":
-        for one in families:
-            table_fresh(one, numbers, sets_of_objectives, ("greedy", "top-k"))
-    elif table == "choices":
-        for one in families:
-            table_choices(one, numbers)
-    elif table == "ceiling":
-        for one in [one for one in families if one in SCALES]:
-            table_ceiling(one, numbers)
-    elif table == "rewards":
-        for one in [one for one in families if one in SCALES]:
-            table_rewards(one, numbers)
-    elif table == "starts":
-        for one in families:
-            table_starts(one, numbers)
-    elif table == "best-known":
-        for one in families:
-            table_best_known(one, numbers, passes or 10_000)
-    elif table == "passes":
-        table_passes(passes or 1000)
-    elif table == "front":
-        table_front([one for one in families if one in SCALES], passes)
-    elif table == "many":
-        table_many(families, pairs, passes, chosen)
-    elif table == "wide":
-        for one in [one for one in families if one in SCALES]:
-            table_wide(one, numbers, passes or 140)
-    elif table == "races":
-        for one in [one for one in families if one in SCALES]:
-            table_races(one, numbers)
-    elif table == "rivals":
-        table_rivals(neuron_cases(numbers))
-    elif table == "large":
-        table_rivals(large_cases())
-    elif table == "ablations":
-        table_ablations(numbers)
-    else:
-        table_optimum()
+    of_family: dict[str, Callable[[str], None]] = {
+        "greedy": lambda one: table_greedy(one, numbers),
+        "fresh": lambda one: table_fresh(one, numbers, sets_of_methods, rivals_for(kind), kind),
+        "objectives": lambda one: table_fresh(
+            one, numbers, sets_of_objectives, ("greedy", "top-k")
+        ),
+        "choices": lambda one: table_choices(one, numbers),
+        "starts": lambda one: table_starts(one, numbers),
+        "best-known": lambda one: table_best_known(one, numbers, passes or 10_000),
+    }
+    of_random_models: dict[str, Callable[[str], None]] = {
+        "ceiling": lambda one: table_ceiling(one, numbers),
+        "rewards": lambda one: table_rewards(one, numbers),
+        "wide": lambda one: table_wide(one, numbers, passes or 140),
+        "races": lambda one: table_races(one, numbers),
+        "front": lambda one: table_front(one, passes),
+    }
+    of_all: dict[str, Callable[[], None]] = {
+        "rivals": lambda: table_rivals(neuron_cases(numbers)),
+        "large": lambda: table_rivals(large_cases()),
+        "optimum": table_optimum,
+        "ablations": lambda: table_ablations(numbers),
+        "passes": lambda: table_passes(passes or 1000),
+        "many": lambda: table_many(families, pairs, passes, chosen),
+    }
+    if table in of_all:
+        of_all[table]()
+        return
+    for one in families:
+        if table in of_family:
+            of_family[table](one)
+        elif one in SCALES:
+            of_random_models[table](one)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ written down in `HookedModel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from weakref import finalize
 
 import torch
@@ -40,12 +40,10 @@ class HookedModel(Protocol):
     """Sizes: `n_layers`, `n_heads`, `d_model`, `d_mlp`, `d_vocab`."""
     training: bool
 
-    if TYPE_CHECKING:
-        # `isinstance` does not ask for it: TransformerLens puts it together each time.
-        @property
-        def hook_dict(self) -> Mapping[str, Any]:
-            """Hook points by name."""
-            ...
+    @property
+    def hook_dict(self) -> Mapping[str, Any]:
+        """Hook points by name."""
+        ...
 
     def run_with_hooks(
         self,
@@ -191,16 +189,8 @@ def frozen(model: HookedModel) -> Iterator[None]:
     Edits of attention patterns act there too, where TransformerLens would throw them away. One
     thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
     """
-    with _lock_of(model) as lock:
-        if lock.frozen is model:
-            yield
-            return
-        outer, lock.frozen = lock.frozen, model
-        try:
-            with patterns_in_place(model):
-                yield from _frozen(model)
-        finally:
-            lock.frozen = outer
+    with _lock_of(model), patterns_in_place(model):
+        yield from _frozen(model)
 
 
 def _frozen(model: HookedModel) -> Iterator[None]:
@@ -220,33 +210,17 @@ def _frozen(model: HookedModel) -> Iterator[None]:
             module.training = True
 
 
-class _ModelLock:
-    """Held by one thread, which may take it again."""
-
-    def __init__(self) -> None:
-        self._lock = RLock()
-        self.frozen: HookedModel | None = None
-        """What the thread that holds it froze last, of all that wrap the model."""
-
-    def __enter__(self) -> _ModelLock:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
-
-
-_locks: dict[int, _ModelLock] = {}
+_locks: dict[int, Any] = {}
 """By the identity of a model's first parameter, which all that wrap the model share."""
 _registering = Lock()
 
 
-def _lock_of(model: HookedModel) -> _ModelLock:
-    """The lock of a model."""
+def _lock_of(model: HookedModel) -> AbstractContextManager[Any]:
+    """The lock of a model; the thread that holds it may take it again."""
     first = next(iter(model.parameters()))
     with _registering:
         if id(first) not in _locks:
-            _locks[id(first)] = _ModelLock()
+            _locks[id(first)] = RLock()
             # Another parameter may get the same identity later.
             finalize(first, _locks.pop, id(first), None)
         return _locks[id(first)]

@@ -10,6 +10,7 @@ from tests import tiny
 from tracekit.errors import (
     BudgetError,
     ConfigError,
+    NonFiniteMetricError,
     NotDifferentiableError,
 )
 
@@ -44,6 +45,21 @@ class TestGradientBaselines:
             accuracy.run(method, budget=2)
         with pytest.raises(BudgetError, match="needs to know how many components"):
             tk.Tracer(model, tiny.pairs()).run(method)
+
+    @pytest.mark.parametrize(
+        ("method", "options"),
+        [("attribution", {}), ("mask-ig", {}), ("shrunken-top-k", {"by_gradients": True})],
+    )
+    def test_they_need_a_finite_gradient(self, model, method, options):
+        def rooted(clean, intervened):
+            return (intervened.x - intervened.x.detach()).clamp(min=0).sqrt()
+
+        with pytest.raises(NonFiniteMetricError) as caught:
+            tk.Tracer(model, tiny.pairs(6), metric=rooted).run(method, budget=2, **options)
+        assert str(caught.value) == (
+            "The gradient of the metric 'rooted' is not finite. "
+            "Use a bounded metric such as probability-drop."
+        )
 
     def test_attribution_agrees_with_transformer_lens(self):
         """Its own attribution patching, of head outputs and MLP blocks, on one-token answers."""
