@@ -177,6 +177,94 @@ def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
         )
 
 
+class TestLikeGreedy:
+    """Greedy's way up, of the components that promise most."""
+
+    def greedy(self, engine, last):
+        """Its set of every size."""
+        sets = [()]
+        for _ in range(last):
+            grown = [
+                tuple(sorted((*sets[-1], i)))
+                for i in range(engine.n_components)
+                if i not in sets[-1]
+            ]
+            sets.append(grown[int(engine.set_effects(grown).mean(1).argmax())])
+        return sets[1:]
+
+    def measured(self, engine, monkeypatch, joining, **options):
+        """The sets that it measures, size by size."""
+        best_sets = best_sets_of(engine, largest=5, **options)
+        best_sets.measure([[i] for i in range(N)], "single components")
+        walk = ModelWalk(best_sets, (1, 2, 5))
+        asked = []
+        original = BestSets.measure
+
+        def measure(self, sets, label):
+            asked.append(list(sets))
+            return original(self, asked[-1], label)
+
+        monkeypatch.setattr(BestSets, "measure", measure)
+        walk.go_like_greedy(joining)
+        return best_sets, asked
+
+    def test_with_all_components_it_is_greedy(self, engine, monkeypatch):
+        best_sets, asked = self.measured(engine, monkeypatch, N)
+        assert [len(sets) for sets in asked] == [11, 10, 9, 8]
+        expected = self.greedy(engine, 5)
+        assert [best_sets.best(size) for size in range(1, 6)] == expected
+
+    def test_of_some_it_takes_the_best(self, engine, monkeypatch):
+        best_sets, asked = self.measured(engine, monkeypatch, 3)
+        assert [len(sets) for sets in asked] == [3] * 4
+        for before, sets in zip(
+            [best_sets.best(1), *map(best_sets.best, (2, 3, 4))], asked, strict=True
+        ):
+            assert all(set(before) < set(members) for members in sets)
+
+    def test_it_goes_on_from_its_own_sets(self, engine, monkeypatch):
+        """And not from the best of a size: here the worst component joins each time."""
+        monkeypatch.setattr(
+            MeasurementCache, "ranked", lambda self, sets: sorted(sets, key=self.mean)
+        )
+        _, asked = self.measured(engine, monkeypatch, N)
+        worst = min(asked[0], key=lambda members: engine.set_effects([members]).mean().item())
+        assert all(set(worst) < set(members) for members in asked[1])
+
+    def test_dropped_sets_come_last(self, engine):
+        measurements = best_sets_of(engine).measurements
+        sets = [(0,), (1,), (2,)]
+        measurements.import_measured(
+            {members: torch.full((8,), float(i)) for i, members in enumerate(sets)}
+        )
+        assert measurements.ranked(sets) == sets[::-1]
+        measurements._dropped.add((2,))
+        assert measurements.ranked(sets) == [(1,), (0,), (2,)]
+
+    def test_a_limit_ends_it(self, engine):
+        best_sets = best_sets_of(engine, max_passes=12)
+        walk = ModelWalk(best_sets, (1, 2, 5))
+        with pytest.raises(LimitReachedError):
+            walk.go_like_greedy(N)
+        assert best_sets.sizes == [1]
+
+    @pytest.mark.parametrize("joins", [True, False])
+    def test_a_search_goes_on_from_what_it_finds(self, engine, monkeypatch, joins):
+        """A search and a refinement, where it takes few passes."""
+        done, way = [], ModelWalk.go_like_greedy
+
+        def noted(self, joining):
+            done.append(joining)
+            way(self, joining)
+
+        monkeypatch.setattr(ModelWalk, "go_like_greedy", noted)
+        monkeypatch.setattr(local_search, "FEW", 1)
+        passes = 300 if joins else 60
+        LocalSearch(max_passes=passes).run(engine, Goal.make(N, budgets=[8]), 0)
+        refine_sets(engine, {}, (8,), passes)
+        assert done == ([8, 8] if joins else [])
+
+
 class TestCarriers:
     """Gradients of the examples that make up the effects, where these are few."""
 
@@ -416,6 +504,7 @@ class TestEnd:
     def noted(self, monkeypatch):
         """What a search does after its first walk."""
         done = []
+        monkeypatch.setattr(plan, "_OF_GREEDYS_WAY", 0)
         for cls, name in ((ModelWalk, "go"), (Sweeps, "go_once"), (Sweeps, "go_on")):
             original = getattr(cls, name)
 

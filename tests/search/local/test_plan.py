@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tracekit.search.local.plan import (
     SearchPlan,
+    WalkPlan,
     default_passes,
     log_spaced_sizes,
     may_start_from_examples,
@@ -84,7 +85,7 @@ def test_sets_for_single_examples_are_part_of_short_searches_too():
     assert plan.example_passes == pytest.approx(0.4 * 140)
     assert len(plan.example_sizes) == 8
     # They are a smaller part where components are many.
-    assert SearchPlan.make(512, 512, (), 512).example_passes == pytest.approx(0.02 * 512)
+    assert SearchPlan.make(512, 512, (), 512).example_passes == pytest.approx(0.05 * 512)
     for n_components, passes, from_examples in (
         (144, 119, True),
         (144, 140, False),
@@ -94,6 +95,25 @@ def test_sets_for_single_examples_are_part_of_short_searches_too():
             n_components, n_components // 3, (), passes, from_examples=from_examples
         )
         assert (plan.example_passes, plan.example_sizes) == (0, ())
+
+
+@pytest.mark.parametrize(("n_components", "last", "count"), [(144, 57, 8), (9216, 9216, 14)])
+def test_sizes_of_sets_for_single_examples_about_double(n_components, last, count):
+    plans = [
+        SearchPlan.make(n_components, last, (), 600),
+        WalkPlan.make(n_components, last, (), 600),
+    ]
+    for plan in plans:
+        sizes = plan.example_sizes
+        assert len(sizes) == count
+        assert (sizes[0], sizes[-1]) == (1, min(last, n_components - 1))
+        assert all(after <= 2.1 * before for before, after in pairwise(sizes))
+
+
+def test_greedys_way_is_gone_where_it_takes_few_passes():
+    assert WalkPlan.make(32, 12, (), 450).joining == 8
+    assert WalkPlan.make(32, 12, (), 200).joining == 0
+    assert WalkPlan.make(64, 25, (), 535).joining == 0
 
 
 def test_many_components_start_from_examples_where_one_is_a_small_part_of_a_pass():

@@ -161,9 +161,22 @@ def test_it_spends_about_what_it_may(engine, passes):
     own_sets.walk()
     own_sets.improve()
     spent = (engine.cost - before).forward_equivalents
-    most = min(passes, 2 * (1 + single_examples._PER_EXAMPLE))
+    most = min(passes, 2 * (1 + single_examples._PER_EXAMPLE[0]))
     # A sweep that was begun is ended, and few examples run out of things to try.
     assert 0.3 * most <= spent <= 1.35 * most
+
+
+def test_the_more_components_the_more_gradients(engine, monkeypatch):
+    spent = []
+    for of_components in (1.0, 2.0):
+        monkeypatch.setattr(single_examples, "_PER_EXAMPLE", (1, of_components))
+        own_sets = own_sets_of(engine, [2, 4, 6], 10_000)
+        before = engine.cost
+        own_sets.walk()
+        own_sets.improve()
+        spent.append((engine.cost - before).forward_equivalents)
+    # A gradient of each example, and of each twelve or twenty-four more.
+    assert spent == pytest.approx([2 * 13, 2 * 25], rel=0.25)
 
 
 def test_the_same_set_is_expanded_once(engine):
@@ -316,7 +329,7 @@ class TestWithinASearch:
         everything = Goal.make(engine.n_components, budget=1.0)
         LocalSearch(max_passes=120).run(engine, everything, 0)
         ((sizes, passes),) = asked
-        assert (len(sizes), passes) == (8, 48)
+        assert (len(sizes), passes) == (9, 48)
 
     def test_many_components_have_them_given_many_examples(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
@@ -325,7 +338,7 @@ class TestWithinASearch:
         for least in (9, 8):
             monkeypatch.setattr(plan, "_EXAMPLES_OF_MANY", least)
             LocalSearch(max_passes=200).run(engine, Goal.make(N, budgets=[4]), 0)
-        assert asked == [((), 0), ((1, 2, 3, 4), 4)]
+        assert asked == [((), 0), ((1, 2, 3, 4), 10)]
 
     def test_not_where_the_slopes_of_all_examples_take_too_much_memory(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))

@@ -301,6 +301,16 @@ class TestProposals:
         assert model.climbed(())[0] == ()
         assert model.climbed(everything)[0] == everything
 
+    def test_the_components_that_promise_most_join(self, engine):
+        truth = Quadratic(engine, bend=0)
+        model = truth.taught(self.KNOWN)
+        start = (3, 8)
+        grown = [tuple(sorted((*start, i))) for i in range(N) if i not in start]
+        order = truth.effects(grown).argsort(descending=True).tolist()
+        assert model.extended(start, 4) == [grown[place] for place in order[:4]]
+        assert set(model.extended(start, N)) == set(grown)
+        assert model.extended(tuple(range(N)), 4) == []
+
     def test_another_size_keeps_what_it_can(self, engine):
         truth = Quadratic(engine, bend=0)
         model = truth.taught(self.KNOWN)

@@ -166,12 +166,12 @@ class BestSets:
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
         """
-        n, is_dropped = self.engine.n_components, self.measurements.is_dropped
+        n = self.engine.n_components
         groups = [tuple(range(first, n, n_groups)) for first in range(n_groups)]
         while groups:
             self._measure([Heat(sets=groups, n_winners=halved)], "groups")
-            groups.sort(key=lambda group: (is_dropped(group), -self.measurements.mean(group)))
-            divisible = [group for group in groups[:halved] if len(group) > 1]
+            ranked = self.measurements.ranked(groups)
+            divisible = [group for group in ranked[:halved] if len(group) > 1]
             groups = [half for group in divisible for half in (group[::2], group[1::2])]
 
     def import_measured(self, measured: Mapping[ComponentSet, Effects]) -> None:

@@ -11,7 +11,9 @@
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
-   one finds nothing.
+   one finds nothing. Where components are so few that it takes at most a quarter of the passes, a
+   way up like greedy's comes last: at each size the eight components are measured that promise most
+   to the set that greedy would have, and the best one joins.
 4. With up to 16 components, or if a number of passes was asked for, more sweeps go downwards and
    upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
    That goes on until nothing promising is left or the passes are spent. Else the search ends.
@@ -27,9 +29,10 @@ mask with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,6 +57,7 @@ from tracekit.search.local.plan import (
     SearchPlan,
     WalkPlan,
     default_passes,
+    joining,
     may_start_from_examples,
     prefixes,
     reserved_passes,
@@ -70,6 +74,8 @@ _OF_REFINEMENT = 0.6
 """Share of the passes of a refinement that its walk begins new rounds within."""
 _EXAMPLES_OF_REFINEMENT = 0.2
 """Share for sets for single examples."""
+_GREEDY_OF_REFINEMENT = 0.4
+"""Share within which it goes greedy's way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,7 @@ class LocalSearch:
     """Whether sets are made for single examples, which takes passes. Where the search walks, 0.075
     of them, at least 40 and at most a fifth, if one example carries more than a third of the effect
     of a set. Else a quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes
-    are visited; or 0.02 from 384 components on, given 256 examples or more. Only where the metric
+    are visited; or 0.05 from 384 components on, given 256 examples or more. Only where the metric
     is a curve over log-odds and one example alone can make up a good part of the mean effect. None:
     with every objective but `auto`, as such sets hold less on fresh examples."""
     race: bool = True
@@ -280,7 +286,10 @@ class LocalSearch:
             walk.fill(plan.filled)
             look = replace(plan.look, additions=self.additions or plan.look.additions)
             sweeps = Sweeps(best_sets, look, orders, goal.target)
-            while _gains(sweeps):
+            while _gains(best_sets, look.sizes, sweeps.go_once):
+                walk.go(goal.target, passes=plan.passes)
+            like_greedy = partial(walk.go_like_greedy, plan.joining)
+            if plan.joining and _gains(best_sets, look.sizes, like_greedy):
                 walk.go(goal.target, passes=plan.passes)
         return n_components <= FEW or self.max_passes is not None
 
@@ -391,6 +400,10 @@ def refine_sets(
                 if start_from_examples and best_sets.does_one_example_carry:
                     best_sets.start_from_examples(sizes, _EXAMPLES_OF_REFINEMENT * passes)
                 walk.go(None, passes=_OF_REFINEMENT * passes)
+                n_joining = joining(last, _GREEDY_OF_REFINEMENT * passes)
+                like_greedy = partial(walk.go_like_greedy, n_joining)
+                if n_joining and _gains(best_sets, sizes, like_greedy):
+                    walk.go(None, passes=_OF_REFINEMENT * passes)
             passes = int(best_sets.measurements.room)
         plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
         orders = best_sets.orders_from_empty()
@@ -406,11 +419,10 @@ def _can_walk(engine: Engine) -> bool:
     return engine.effects_tell_all and engine.n_components <= MOST_OF_WALK
 
 
-def _gains(sweeps: Sweeps) -> bool:
-    """Whether the next sweep finds sets that are worth going on from."""
-    best_sets, sizes = sweeps.best_sets, sweeps.plan.sizes
+def _gains(best_sets: BestSets, sizes: Sequence[int], look: Callable[[], object]) -> bool:
+    """Whether a look elsewhere finds sets of these sizes that are worth going on from."""
     before = best_sets.effects_at(sizes)
-    sweeps.go_once()
+    look()
     gains = relative_gains(before, best_sets.effects_at(sizes))
     return bool(gains.mean() > _GAIN or gains.max() > _GAIN_AT_ONE)
 

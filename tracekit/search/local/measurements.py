@@ -9,7 +9,7 @@ resumed search takes the same decisions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -154,6 +154,10 @@ class MeasurementCache:
         is_hopeless = members in self._hopeless
         ahead = differences.nansum() / len(effects) if is_hopeless else differences.nanmean()
         return (of_rival.mean() + (ahead if rival is None else ahead.clamp(max=0))).item()
+
+    def ranked(self, sets: Iterable[ComponentSet]) -> list[ComponentSet]:
+        """Sets from the best to the worst; those that were dropped come last."""
+        return sorted(sets, key=lambda each: (self.is_dropped(each), -self.mean(each)))
 
     def is_dropped(self, members: ComponentSet) -> bool:
         """Whether a set lost a race and was not measured on all examples."""

@@ -89,6 +89,25 @@ class ModelWalk:
             made.append(max(climbed, key=lambda each: each[1])[0])
         best_sets.measure(made, "sizes between")
 
+    def go_like_greedy(self, joining: int) -> None:
+        """Goes up from the empty set; at each size the component joins that then does most.
+
+        The rounds go on from the best set of a size, this from its own, which may come to sets that
+        lie far from those.
+
+        Args:
+            joining: Components that are measured at each size, those that promise most.
+
+        Raises:
+            LimitReachedError: There is no room for more.
+        """
+        best_sets, model = self._best_sets, self._model
+        members: ComponentSet = best_sets.best(1) if 1 in best_sets.sizes else ()
+        while len(members) < best_sets.largest:
+            sets = model.extended(members, joining)
+            best_sets.measure(sets, f"greedy to {len(members) + 1}")
+            members = best_sets.measurements.ranked(sets)[0]
+
     def _visit(self, size: int) -> None:
         """Goes on from the best set of a size, and from that of the size before."""
         best_sets, model = self._best_sets, self._model

@@ -46,7 +46,7 @@ _OF_EXAMPLES = (0.25, 0.4)
 few are: there, the sweeps are short."""
 _FOR_EXAMPLES = (160, 120)
 """Passes below which there are none, likewise."""
-_OF_EXAMPLES_OF_MANY = 0.02
+_OF_EXAMPLES_OF_MANY = 0.05
 """This share from 384 components on, where the sweeps need their passes."""
 _EXAMPLES_OF_MANY = 256
 """Examples from which on that is enough, as a gradient of one of them is a small part of a pass."""
@@ -65,8 +65,12 @@ _OF_SINGLES = 1 / 6
 """Share of the passes within which all single components are measured before the walk."""
 _FEWEST_SINGLES = 16
 """Components that are, where that takes more."""
+_JOINING = 8
+"""Components that may join at each size of greedy's way."""
+_OF_GREEDYS_WAY = 1 / 4
+"""Share of the passes within which greedy's way is gone."""
 _EXAMPLE_SIZES = 8
-"""Sizes of these sets."""
+"""Sizes of sets for single examples, at least; more where these are further apart than by 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +151,6 @@ class SearchPlan(SweepPlan):
             affordable = max(len(prefix_sizes) if every_size else 0, int(left / _PER_SPREAD_SIZE))
         sizes = _with(asked, log_spaced_sizes(1, last, max(2, affordable)))
         has_many = left >= _FOR_MANY_ADDITIONS * len(sizes)
-        example_sizes = log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES)
         return cls(
             n_components=n_components,
             passes=passes,
@@ -156,7 +159,7 @@ class SearchPlan(SweepPlan):
             prefix_sizes=prefix_sizes,
             dense=dense,
             example_passes=for_examples,
-            example_sizes=example_sizes if for_examples else (),
+            example_sizes=_example_sizes(n_components, last) if for_examples else (),
             soft_steps=soft_steps,
             additions=_ADDITIONS[has_many] if dense else _SPREAD_ADDITIONS,
             swaps=int(dense),
@@ -187,6 +190,8 @@ class WalkPlan:
     """Sizes of which one set is measured after it, if none was before."""
     look: SweepPlan
     """The sweep that looks for what the model does not see."""
+    joining: int
+    """Components that may join at each size of greedy's way after it; 0 where it is not gone."""
 
     @classmethod
     def make(cls, n_components: int, last: int, budgets: Sequence[int], passes: int) -> WalkPlan:
@@ -212,7 +217,7 @@ class WalkPlan:
             reserved=reserved_passes(sizes, passes),
             passes=_OF_WALK * passes,
             example_passes=min(most * passes, max(share * passes, least)),
-            example_sizes=log_spaced_sizes(1, min(last, n_components - 1), _EXAMPLE_SIZES),
+            example_sizes=_example_sizes(n_components, last),
             # A search for every budget asks for none in particular.
             filled=_with(budgets if len(budgets) < last else (), more),
             # From half of many sizes the walk carries on to the others what a look finds.
@@ -222,7 +227,13 @@ class WalkPlan:
                 additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
                 swaps=1,
             ),
+            joining=joining(last, _OF_GREEDYS_WAY * passes),
         )
+
+
+def joining(last: int, passes: float) -> int:
+    """Components that may join at each size of greedy's way; 0 where it may take more passes."""
+    return _JOINING if _JOINING * last <= passes else 0
 
 
 def reserved_passes(sizes: Sequence[int], passes: int) -> int:
@@ -286,6 +297,12 @@ def _for_examples(n_components: int, passes: int) -> tuple[float, float]:
         for share, least in zip(shares, _FOR_EXAMPLES, strict=True)
     )
     return dense, spread
+
+
+def _example_sizes(n_components: int, last: int) -> tuple[int, ...]:
+    """Sizes of sets for single examples, each about twice the one before or less."""
+    largest = min(last, n_components - 1)
+    return log_spaced_sizes(1, largest, max(_EXAMPLE_SIZES, largest.bit_length()))
 
 
 def _n_prefixes(passes: int, *, ranks: bool) -> int:

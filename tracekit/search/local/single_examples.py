@@ -31,8 +31,9 @@ _MOST_ENTRIES = 2**18
 """Entries of the masks of these examples, at a size, at most; bounds memory."""
 _MOST_SLOPES = 2**27
 """Slopes of all examples, beyond which no sets are made; bounds memory."""
-_PER_EXAMPLE = 48
-"""Gradients that are taken, at most, times the number of these examples."""
+_PER_EXAMPLE = (48, 1 / 20)
+"""Gradients for each of these examples, at most; or so many times the number of components, if that
+is more."""
 _OF_WALKS = 1 / 3
 """Share of the gradients for the first two walks; the stages after them share the rest."""
 _STAGES = 3
@@ -111,7 +112,9 @@ class OwnSets:
         count = max(1, int(_OF_WALKS * (n_gradients - n_examples) / n_of_walks))
         fitting = max(1, _MOST_ENTRIES // n_components)
         count = min(_MOST_EXAMPLES, n_examples, count, fitting)
-        self._n_affordable = min(n_gradients, n_examples + _PER_EXAMPLE * count)
+        least, of_components = _PER_EXAMPLE
+        per_example = max(least, round(of_components * n_components))
+        self._n_affordable = min(n_gradients, n_examples + per_example * count)
         self.examples = torch.arange(n_examples)
         """Their numbers."""
         quantity, slopes = self._expand(torch.zeros(n_examples, n_components), self.examples)

@@ -140,6 +140,18 @@ class SlopeModel:
             row = row.index_fill(0, free[best, 0], float(more > 0))
         return _members(row)
 
+    def extended(self, members: ComponentSet, count: int) -> list[ComponentSet]:
+        """A set with one component more, for each of those that promise most.
+
+        Args:
+            members: The set.
+            count: How many sets at most.
+        """
+        row = self._row(members)
+        free = (row == 0).nonzero()
+        best = self.promises(row, free).topk(min(count, len(free))).indices
+        return [_members(row.index_fill(0, joining, 1.0)) for joining in free[best]]
+
     def climbed(self, members: ComponentSet) -> tuple[ComponentSet, float]:
         """A set after exchanges of one component each that promise more and more.
 
