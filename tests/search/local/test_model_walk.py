@@ -192,44 +192,46 @@ class TestLikeGreedy:
             sets.append(grown[int(engine.set_effects(grown).mean(1).argmax())])
         return sets[1:]
 
-    def measured(self, engine, monkeypatch, joining, **options):
-        """The sets that it measures, size by size."""
-        best_sets = best_sets_of(engine, largest=5, **options)
+    def gone(self, engine, monkeypatch, joining, passes=1000):
+        """The sets that it measures, size by size, and the passes for them."""
+        monkeypatch.setattr(model_walk, "_JOINING", joining)
+        best_sets = best_sets_of(engine, largest=5)
         best_sets.measure([[i] for i in range(N)], "single components")
-        walk = ModelWalk(best_sets, (1, 2, 5))
-        asked = []
-        original = BestSets.measure
+        walk, asked, measure = ModelWalk(best_sets, (1, 2, 5)), [], BestSets.measure
 
-        def measure(self, sets, label):
+        def noted(self, sets, label):
             asked.append(list(sets))
-            return original(self, asked[-1], label)
+            measure(self, asked[-1], label)
 
-        monkeypatch.setattr(BestSets, "measure", measure)
-        walk.go_like_greedy(joining)
-        return best_sets, asked
+        monkeypatch.setattr(BestSets, "measure", noted)
+        before = best_sets.measurements.planned
+        walk.go_like_greedy(passes)
+        return best_sets, asked, best_sets.measurements.planned - before
 
     def test_with_all_components_it_is_greedy(self, engine, monkeypatch):
-        best_sets, asked = self.measured(engine, monkeypatch, N)
+        best_sets, asked, _ = self.gone(engine, monkeypatch, N)
         assert [len(sets) for sets in asked] == [11, 10, 9, 8]
-        expected = self.greedy(engine, 5)
-        assert [best_sets.best(size) for size in range(1, 6)] == expected
+        assert [best_sets.best(size) for size in range(1, 6)] == self.greedy(engine, 5)
 
-    def test_of_some_it_takes_the_best(self, engine, monkeypatch):
-        best_sets, asked = self.measured(engine, monkeypatch, 3)
+    def test_of_some_the_best_joins(self, engine, monkeypatch):
+        best_sets, asked, _ = self.gone(engine, monkeypatch, 3)
         assert [len(sets) for sets in asked] == [3] * 4
-        for before, sets in zip(
-            [best_sets.best(1), *map(best_sets.best, (2, 3, 4))], asked, strict=True
-        ):
-            assert all(set(before) < set(members) for members in sets)
+        for size, sets in enumerate(asked, start=1):
+            assert all(set(best_sets.best(size)) < set(members) for members in sets)
 
     def test_it_goes_on_from_its_own_sets(self, engine, monkeypatch):
         """And not from the best of a size: here the worst component joins each time."""
         monkeypatch.setattr(
             MeasurementCache, "ranked", lambda self, sets: sorted(sets, key=self.mean)
         )
-        _, asked = self.measured(engine, monkeypatch, N)
+        _, asked, _ = self.gone(engine, monkeypatch, N)
         worst = min(asked[0], key=lambda members: engine.set_effects([members]).mean().item())
         assert all(set(worst) < set(members) for members in asked[1])
+
+    @pytest.mark.parametrize(("passes", "sizes"), [(3.9, 0), (8, 2), (11.5, 2), (12, 3)])
+    def test_it_ends_with_its_passes(self, engine, monkeypatch, passes, sizes):
+        _, asked, spent = self.gone(engine, monkeypatch, 4, passes)
+        assert (len(asked), spent) == (sizes, 4 * sizes)
 
     def test_dropped_sets_come_last(self, engine):
         measurements = best_sets_of(engine).measurements
@@ -245,24 +247,29 @@ class TestLikeGreedy:
         best_sets = best_sets_of(engine, max_passes=12)
         walk = ModelWalk(best_sets, (1, 2, 5))
         with pytest.raises(LimitReachedError):
-            walk.go_like_greedy(N)
-        assert best_sets.sizes == [1]
+            walk.go_like_greedy(1000)
+        # Two passes for a gradient, and four for each size.
+        assert best_sets.sizes == [1, 2, 3]
 
-    @pytest.mark.parametrize("joins", [True, False])
-    def test_a_search_goes_on_from_what_it_finds(self, engine, monkeypatch, joins):
-        """A search and a refinement, where it takes few passes."""
-        done, way = [], ModelWalk.go_like_greedy
+    @pytest.mark.parametrize("finds", [True, False])
+    def test_a_search_goes_on_from_what_it_finds(self, engine, monkeypatch, finds):
+        done, go = [], ModelWalk.go
 
-        def noted(self, joining):
-            done.append(joining)
-            way(self, joining)
+        def noted(self, *given, **options):
+            done.append("go")
+            go(self, *given, **options)
 
-        monkeypatch.setattr(ModelWalk, "go_like_greedy", noted)
-        monkeypatch.setattr(local_search, "FEW", 1)
-        passes = 300 if joins else 60
-        LocalSearch(max_passes=passes).run(engine, Goal.make(N, budgets=[8]), 0)
-        refine_sets(engine, {}, (8,), passes)
-        assert done == ([8, 8] if joins else [])
+        def like_greedy(self, passes):
+            done.append(passes)
+
+        def gains(before, after):
+            return torch.tensor([0.1 * (finds and done[-1] != "go")])
+
+        monkeypatch.setattr(ModelWalk, "go", noted)
+        monkeypatch.setattr(ModelWalk, "go_like_greedy", like_greedy)
+        monkeypatch.setattr(local_search, "relative_gains", gains)
+        LocalSearch(max_passes=160).run(engine, Goal.make(N, budgets=[8]), 0)
+        assert done == ["go", "go", 20, *["go"] * finds]
 
 
 class TestCarriers:
@@ -504,8 +511,12 @@ class TestEnd:
     def noted(self, monkeypatch):
         """What a search does after its first walk."""
         done = []
-        monkeypatch.setattr(plan, "_OF_GREEDYS_WAY", 0)
-        for cls, name in ((ModelWalk, "go"), (Sweeps, "go_once"), (Sweeps, "go_on")):
+        for cls, name in (
+            (ModelWalk, "go"),
+            (ModelWalk, "go_like_greedy"),
+            (Sweeps, "go_once"),
+            (Sweeps, "go_on"),
+        ):
             original = getattr(cls, name)
 
             def call(self, *given, original=original, name=name, **options):
@@ -528,11 +539,11 @@ class TestEnd:
     def test_it_ends_where_a_sweep_finds_nothing(
         self, engine, large, noted, monkeypatch, gains, done
     ):
-        left = iter(gains)
+        left = iter([*gains, [0.0, 0.0]])
         monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor(next(left)))
         _, state = self.search(engine)
         assert state.stopped is None
-        assert noted == ["go", "go", *done]
+        assert noted == ["go", "go", *done, "go_like_greedy"]
 
     def test_passes_that_were_asked_for_are_used(self, engine, large, monkeypatch):
         monkeypatch.setattr(local_search, "relative_gains", lambda a, b: torch.tensor([0.0]))

@@ -110,10 +110,8 @@ def test_sizes_of_sets_for_single_examples_about_double(n_components, last, coun
         assert all(after <= 2.1 * before for before, after in pairwise(sizes))
 
 
-def test_greedys_way_is_gone_where_it_takes_few_passes():
-    assert WalkPlan.make(32, 12, (), 450).joining == 8
-    assert WalkPlan.make(32, 12, (), 200).joining == 0
-    assert WalkPlan.make(64, 25, (), 535).joining == 0
+def test_an_eighth_of_the_passes_goes_greedys_way():
+    assert WalkPlan.make(32, 12, (), 450).greedy_passes == pytest.approx(450 / 8)
 
 
 def test_many_components_start_from_examples_where_one_is_a_small_part_of_a_pass():

@@ -11,9 +11,9 @@
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
-   one finds nothing. Where components are so few that it takes at most a quarter of the passes, a
-   way up like greedy's comes last: at each size the eight components are measured that promise most
-   to the set that greedy would have, and the best one joins.
+   one finds nothing. A way up like greedy's comes last, as far as an eighth of the passes goes: at
+   each size the four components are measured that promise most to the set before, and the best one
+   joins.
 4. With up to 16 components, or if a number of passes was asked for, more sweeps go downwards and
    upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
    That goes on until nothing promising is left or the passes are spent. Else the search ends.
@@ -57,7 +57,6 @@ from tracekit.search.local.plan import (
     SearchPlan,
     WalkPlan,
     default_passes,
-    joining,
     may_start_from_examples,
     prefixes,
     reserved_passes,
@@ -74,8 +73,6 @@ _OF_REFINEMENT = 0.6
 """Share of the passes of a refinement that its walk begins new rounds within."""
 _EXAMPLES_OF_REFINEMENT = 0.2
 """Share for sets for single examples."""
-_GREEDY_OF_REFINEMENT = 0.4
-"""Share within which it goes greedy's way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,8 +285,8 @@ class LocalSearch:
             sweeps = Sweeps(best_sets, look, orders, goal.target)
             while _gains(best_sets, look.sizes, sweeps.go_once):
                 walk.go(goal.target, passes=plan.passes)
-            like_greedy = partial(walk.go_like_greedy, plan.joining)
-            if plan.joining and _gains(best_sets, look.sizes, like_greedy):
+            like_greedy = partial(walk.go_like_greedy, plan.greedy_passes)
+            if _gains(best_sets, look.sizes, like_greedy):
                 walk.go(goal.target, passes=plan.passes)
         return n_components <= FEW or self.max_passes is not None
 
@@ -400,10 +397,6 @@ def refine_sets(
                 if start_from_examples and best_sets.does_one_example_carry:
                     best_sets.start_from_examples(sizes, _EXAMPLES_OF_REFINEMENT * passes)
                 walk.go(None, passes=_OF_REFINEMENT * passes)
-                n_joining = joining(last, _GREEDY_OF_REFINEMENT * passes)
-                like_greedy = partial(walk.go_like_greedy, n_joining)
-                if n_joining and _gains(best_sets, sizes, like_greedy):
-                    walk.go(None, passes=_OF_REFINEMENT * passes)
             passes = int(best_sets.measurements.room)
         plan = SearchPlan.make(engine.n_components, last, budgets, passes, from_examples=False)
         orders = best_sets.orders_from_empty()

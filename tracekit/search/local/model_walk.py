@@ -23,6 +23,8 @@ _LEARNED = 2
 """Sets of a size whose gradients are taken in a round, at most."""
 _GAIN = 1e-3
 """Mean relative gain of a round that is worth another."""
+_JOINING = 4
+"""Components that are measured at each size of greedy's way, those that promise most."""
 _IDLE = 2
 """Rounds that gain less than this in turn, after which the walk ends: one up and one down."""
 
@@ -89,22 +91,23 @@ class ModelWalk:
             made.append(max(climbed, key=lambda each: each[1])[0])
         best_sets.measure(made, "sizes between")
 
-    def go_like_greedy(self, joining: int) -> None:
-        """Goes up from the empty set; at each size the component joins that then does most.
+    def go_like_greedy(self, passes: float) -> None:
+        """Goes up from the best single component; each time the one joins that then does most.
 
         The rounds go on from the best set of a size, this from its own, which may come to sets that
         lie far from those.
 
         Args:
-            joining: Components that are measured at each size, those that promise most.
+            passes: Passes that it may take at most.
 
         Raises:
-            LimitReachedError: There is no room for more.
+            LimitReachedError: There is no room for it.
         """
         best_sets, model = self._best_sets, self._model
         members: ComponentSet = best_sets.best(1) if 1 in best_sets.sizes else ()
-        while len(members) < best_sets.largest:
-            sets = model.extended(members, joining)
+        end = best_sets.measurements.planned + passes
+        while len(members) < best_sets.largest and best_sets.measurements.planned + _JOINING <= end:
+            sets = model.extended(members, _JOINING)
             best_sets.measure(sets, f"greedy to {len(members) + 1}")
             members = best_sets.measurements.ranked(sets)[0]
 

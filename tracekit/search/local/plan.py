@@ -65,10 +65,8 @@ _OF_SINGLES = 1 / 6
 """Share of the passes within which all single components are measured before the walk."""
 _FEWEST_SINGLES = 16
 """Components that are, where that takes more."""
-_JOINING = 8
-"""Components that may join at each size of greedy's way."""
-_OF_GREEDYS_WAY = 1 / 4
-"""Share of the passes within which greedy's way is gone."""
+_OF_GREEDYS_WAY = 1 / 8
+"""Share of the passes that greedy's way may take."""
 _EXAMPLE_SIZES = 8
 """Sizes of sets for single examples, at least; more where these are further apart than by 2."""
 
@@ -190,8 +188,8 @@ class WalkPlan:
     """Sizes of which one set is measured after it, if none was before."""
     look: SweepPlan
     """The sweep that looks for what the model does not see."""
-    joining: int
-    """Components that may join at each size of greedy's way after it; 0 where it is not gone."""
+    greedy_passes: float
+    """Passes that greedy's way may take after it."""
 
     @classmethod
     def make(cls, n_components: int, last: int, budgets: Sequence[int], passes: int) -> WalkPlan:
@@ -227,13 +225,8 @@ class WalkPlan:
                 additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
                 swaps=1,
             ),
-            joining=joining(last, _OF_GREEDYS_WAY * passes),
+            greedy_passes=_OF_GREEDYS_WAY * passes,
         )
-
-
-def joining(last: int, passes: float) -> int:
-    """Components that may join at each size of greedy's way; 0 where it may take more passes."""
-    return _JOINING if _JOINING * last <= passes else 0
 
 
 def reserved_passes(sizes: Sequence[int], passes: int) -> int:
