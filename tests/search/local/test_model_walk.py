@@ -194,7 +194,7 @@ class TestLikeGreedy:
 
     def gone(self, engine, monkeypatch, joining, passes=1000):
         """The sets that it measures, size by size, and the passes for them."""
-        monkeypatch.setattr(model_walk, "_JOINING", joining)
+        monkeypatch.setattr(model_walk, "JOINING", joining)
         best_sets = best_sets_of(engine, largest=5)
         best_sets.measure([[i] for i in range(N)], "single components")
         walk, asked, measure = ModelWalk(best_sets, (1, 2, 5)), [], BestSets.measure
@@ -250,6 +250,19 @@ class TestLikeGreedy:
             walk.go_like_greedy(1000)
         # Two passes for a gradient, and four for each size.
         assert best_sets.sizes == [1, 2, 3]
+
+    @pytest.mark.parametrize(
+        ("joining", "passes", "goes"), [(4, None, True), (80, None, False), (80, 60, True)]
+    )
+    def test_it_is_gone_where_it_takes_few_passes_or_all_are_asked_for(
+        self, engine, monkeypatch, joining, passes, goes
+    ):
+        done = []
+        monkeypatch.setattr(local_search, "FEW", 1)
+        monkeypatch.setattr(plan, "JOINING", joining)
+        monkeypatch.setattr(ModelWalk, "go_like_greedy", lambda self, passes: done.append(passes))
+        LocalSearch(max_passes=passes).run(engine, Goal.make(N, budgets=[2]), 0)
+        assert bool(done) == goes
 
     @pytest.mark.parametrize("finds", [True, False])
     def test_a_search_goes_on_from_what_it_finds(self, engine, monkeypatch, finds):

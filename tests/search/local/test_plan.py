@@ -110,8 +110,12 @@ def test_sizes_of_sets_for_single_examples_about_double(n_components, last, coun
         assert all(after <= 2.1 * before for before, after in pairwise(sizes))
 
 
-def test_an_eighth_of_the_passes_goes_greedys_way():
-    assert WalkPlan.make(32, 12, (), 450).greedy_passes == pytest.approx(450 / 8)
+def test_an_eighth_of_the_passes_may_go_greedys_way():
+    walk = WalkPlan.make(32, 12, (), 450)
+    assert walk.greedy_passes == pytest.approx(450 / 8)
+    assert walk.greedy_reaches_all
+    assert not WalkPlan.make(64, 25, (), 535).greedy_reaches_all
+    assert WalkPlan.make(64, 16, (), 535).greedy_reaches_all
 
 
 def test_many_components_start_from_examples_where_one_is_a_small_part_of_a_pass():

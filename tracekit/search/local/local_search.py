@@ -11,9 +11,9 @@
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
-   one finds nothing. A way up like greedy's comes last, as far as an eighth of the passes goes: at
-   each size the four components are measured that promise most to the set before, and the best one
-   joins.
+   one finds nothing. Where an eighth of the passes suffices for it, or a number of passes was
+   asked for, a way up like greedy's comes last: at each size the four components are measured that
+   promise most to the set before, and the best one joins.
 4. With up to 16 components, or if a number of passes was asked for, more sweeps go downwards and
    upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
    That goes on until nothing promising is left or the passes are spent. Else the search ends.
@@ -267,6 +267,7 @@ class LocalSearch:
         """Walks along a model of the slopes; whether there is more to find."""
         n_components = best_sets.engine.n_components
         plan = WalkPlan.make(n_components, best_sets.largest, goal.budgets, passes)
+        takes_all_passes = n_components <= FEW or self.max_passes is not None
         with best_sets.confirming(plan.reserved):
             walk = ModelWalk(best_sets, plan.sizes)
             orders = best_sets.orders_from_empty()
@@ -286,9 +287,10 @@ class LocalSearch:
             while _gains(best_sets, look.sizes, sweeps.go_once):
                 walk.go(goal.target, passes=plan.passes)
             like_greedy = partial(walk.go_like_greedy, plan.greedy_passes)
-            if _gains(best_sets, look.sizes, like_greedy):
+            goes_greedys_way = takes_all_passes or plan.greedy_reaches_all
+            if goes_greedys_way and _gains(best_sets, look.sizes, like_greedy):
                 walk.go(goal.target, passes=plan.passes)
-        return n_components <= FEW or self.max_passes is not None
+        return takes_all_passes
 
     def _sweep(
         self,

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from tracekit import _progress
 from tracekit.components import ComponentSet
 from tracekit.search.local.best_sets import BestSets, relative_gains
+from tracekit.search.local.plan import JOINING
 from tracekit.search.local.slope_model import SlopeModel
 
 _LEARNED = 2
 """Sets of a size whose gradients are taken in a round, at most."""
 _GAIN = 1e-3
 """Mean relative gain of a round that is worth another."""
-_JOINING = 4
-"""Components that are measured at each size of greedy's way, those that promise most."""
 _IDLE = 2
 """Rounds that gain less than this in turn, after which the walk ends: one up and one down."""
 
@@ -106,8 +105,8 @@ class ModelWalk:
         best_sets, model = self._best_sets, self._model
         members: ComponentSet = best_sets.best(1) if 1 in best_sets.sizes else ()
         end = best_sets.measurements.planned + passes
-        while len(members) < best_sets.largest and best_sets.measurements.planned + _JOINING <= end:
-            sets = model.extended(members, _JOINING)
+        while len(members) < best_sets.largest and best_sets.measurements.planned + JOINING <= end:
+            sets = model.extended(members, JOINING)
             best_sets.measure(sets, f"greedy to {len(members) + 1}")
             members = best_sets.measurements.ranked(sets)[0]
 

@@ -65,8 +65,10 @@ _OF_SINGLES = 1 / 6
 """Share of the passes within which all single components are measured before the walk."""
 _FEWEST_SINGLES = 16
 """Components that are, where that takes more."""
+JOINING = 4
+"""Components that are measured at each size of greedy's way."""
 _OF_GREEDYS_WAY = 1 / 8
-"""Share of the passes that greedy's way may take."""
+"""Share of the passes that it may take."""
 _EXAMPLE_SIZES = 8
 """Sizes of sets for single examples, at least; more where these are further apart than by 2."""
 
@@ -190,6 +192,11 @@ class WalkPlan:
     """The sweep that looks for what the model does not see."""
     greedy_passes: float
     """Passes that greedy's way may take after it."""
+
+    @property
+    def greedy_reaches_all(self) -> bool:
+        """Whether these suffice for greedy's way to the largest size."""
+        return JOINING * self.sizes[-1] <= self.greedy_passes
 
     @classmethod
     def make(cls, n_components: int, last: int, budgets: Sequence[int], passes: int) -> WalkPlan:
