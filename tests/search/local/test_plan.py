@@ -113,9 +113,16 @@ def test_sizes_of_sets_for_single_examples_about_double(n_components, last, coun
 def test_an_eighth_of_the_passes_may_go_greedys_way():
     walk = WalkPlan.make(32, 12, (), 450)
     assert walk.greedy_passes == pytest.approx(450 / 8)
-    assert walk.greedy_reaches_all
-    assert not WalkPlan.make(64, 25, (), 535).greedy_reaches_all
-    assert WalkPlan.make(64, 16, (), 535).greedy_reaches_all
+    assert walk.goes_like_greedy
+    assert not WalkPlan.make(64, 25, (), 535).goes_like_greedy
+    assert WalkPlan.make(64, 16, (), 535).goes_like_greedy
+
+
+def test_many_components_go_greedys_way_as_far_as_its_passes_reach():
+    assert not WalkPlan.make(383, 115, (), 450).goes_like_greedy
+    walk = WalkPlan.make(384, 115, (), 450)
+    assert walk.goes_like_greedy
+    assert walk.greedy_passes < 115
 
 
 def test_many_components_start_from_examples_where_one_is_a_small_part_of_a_pass():

@@ -287,8 +287,8 @@ class LocalSearch:
             while _gains(best_sets, look.sizes, sweeps.go_once):
                 walk.go(goal.target, passes=plan.passes)
             like_greedy = partial(walk.go_like_greedy, plan.greedy_passes)
-            goes_greedys_way = takes_all_passes or plan.greedy_reaches_all
-            if goes_greedys_way and _gains(best_sets, look.sizes, like_greedy):
+            goes_like_greedy = takes_all_passes or plan.goes_like_greedy
+            if goes_like_greedy and _gains(best_sets, look.sizes, like_greedy):
                 walk.go(goal.target, passes=plan.passes)
         return takes_all_passes
 

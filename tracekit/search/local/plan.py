@@ -192,11 +192,9 @@ class WalkPlan:
     """The sweep that looks for what the model does not see."""
     greedy_passes: float
     """Passes that greedy's way may take after it."""
-
-    @property
-    def greedy_reaches_all(self) -> bool:
-        """Whether these suffice for greedy's way to the largest size."""
-        return JOINING * self.sizes[-1] <= self.greedy_passes
+    goes_like_greedy: bool
+    """Whether it is gone although not all passes are asked for: where these suffice for the way to
+    the largest size; and with many components, of which few were measured alone."""
 
     @classmethod
     def make(cls, n_components: int, last: int, budgets: Sequence[int], passes: int) -> WalkPlan:
@@ -214,6 +212,7 @@ class WalkPlan:
         more = log_spaced_sizes(1, last, count + passes // _PER_FILLED_SIZE)
         dense = len(sizes) == last
         share, least, most = _EXAMPLES_OF_WALK
+        greedy_passes = _OF_GREEDYS_WAY * passes
         singles = _n_singles_before_walk(n_components, passes)
         return cls(
             singles=singles,
@@ -232,7 +231,8 @@ class WalkPlan:
                 additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
                 swaps=1,
             ),
-            greedy_passes=_OF_GREEDYS_WAY * passes,
+            greedy_passes=greedy_passes,
+            goes_like_greedy=n_components >= MANY or JOINING * last <= greedy_passes,
         )
 
 
