@@ -16,7 +16,8 @@
   lambda.
 - `large`: the same rivals, on 20,480 hidden MLP units of a random GPT-2.
 - `optimum`: against exhaustive search over 9 to 14 heads of random GPT-2s.
-- `ablations`: neurons, without one part each.
+- `ablations`: 2,048 hidden units of the demo model, which are too many for a walk, without one part
+  each.
 - `rewards`: PGB-CT with either reward on the random GPT-2s.
 - `best-known`: the best effects that searches of `--passes` passes find, kept in `best_known.json`.
 - `starts`: local search with and without sets for single examples.
@@ -327,10 +328,11 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def table_ablations(seeds: range) -> None:
-    """Neurons, without one part each, as a share of the whole."""
+def table_ablations() -> None:
+    """Hidden units of the demo tasks, without one part each, as a share of the whole."""
     ratios: dict[str, list[list[float]]] = {name: [] for name in ABLATIONS}
-    for name, case in neuron_cases(seeds):
+    for name, heads in cases("demo", range(0)):
+        case = with_kind(heads, "mlp-neurons")
         answers = {
             part: searched(case, make("local-search", options), [*NEURON_BUDGETS, 1.0]).effects[:-1]
             for part, options in ABLATIONS.items()
@@ -859,7 +861,7 @@ def main(
         "rivals": lambda: table_rivals(neuron_cases(numbers)),
         "large": lambda: table_rivals(large_cases()),
         "optimum": table_optimum,
-        "ablations": lambda: table_ablations(numbers),
+        "ablations": table_ablations,
         "passes": lambda: table_passes(passes or 1000),
         "many": lambda: table_many(families, pairs, passes, chosen),
     }

@@ -119,7 +119,7 @@ class LocalSearch:
     at least 450, or 1.4 of greedy's where these are fewer, and N + 2k for k of N components; always
     600 for up to 16 components; from 384 on, as many as there are components and at most 800;
     whatever is measured on a part of the examples counted as if on all. Between 16 and 1024
-    components a search without this limit ends where the sweep after the walk finds nothing."""
+    components a search without this limit ends where nothing more is found after the walk."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
