@@ -222,7 +222,7 @@ class TestLikeGreedy:
     def test_it_goes_on_from_its_own_sets(self, engine, monkeypatch):
         """And not from the best of a size: here the worst component joins each time."""
         monkeypatch.setattr(
-            MeasurementCache, "ranked", lambda self, sets: sorted(sets, key=self.mean)
+            MeasurementCache, "ranked", lambda self, sets, rival: sorted(sets, key=self.mean)
         )
         _, asked, _ = self.gone(engine, monkeypatch, N)
         worst = min(asked[0], key=lambda members: engine.set_effects([members]).mean().item())
@@ -243,6 +243,45 @@ class TestLikeGreedy:
         measurements._dropped.add((2,))
         assert measurements.ranked(sets) == [(1,), (0,), (2,)]
 
+    def test_dropped_sets_are_held_against_what_beat_them(self, engine):
+        """On the examples that both were measured on: these differ from set to set."""
+        measurements = best_sets_of(engine).measurements
+        nan = float("nan")
+        measurements.import_measured(
+            {
+                (0,): torch.tensor([3.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+                (1,): torch.tensor([2.0, 2.0, *[nan] * 6]),
+                (2,): torch.tensor([3.0, 2.5, -0.5, 0.0, *[nan] * 4]),
+            }
+        )
+        measurements._dropped.update({(1,), (2,)})
+        # Their own means are 2 and 1.25; they are behind by 1 and by 0.25.
+        assert measurements.ranked([(1,), (2,)]) == [(1,), (2,)]
+        assert measurements.ranked([(1,), (2,)], (0,)) == [(2,), (1,)]
+
+    def test_it_holds_them_against_the_best_of_the_size(self, engine, monkeypatch):
+        rivals, ranked = [], MeasurementCache.ranked
+
+        def noted(self, sets, rival):
+            rivals.append(rival)
+            return ranked(self, sets, rival)
+
+        monkeypatch.setattr(MeasurementCache, "ranked", noted)
+        best_sets, _, _ = self.gone(engine, monkeypatch, 3)
+        assert rivals == [best_sets.best(size) for size in (2, 3, 4, 5)]
+
+    def test_with_a_target_its_way_is_shorter(self, engine, monkeypatch):
+        """Up to the smallest set that reaches it, which the passes suffice for."""
+        done = []
+        monkeypatch.setattr(local_search, "FEW", 1)
+        monkeypatch.setattr(ModelWalk, "go_like_greedy", lambda self, passes: done.append(self))
+        monkeypatch.setattr(
+            WalkPlan, "goes_like_greedy", lambda self, largest: done.append(largest) or False
+        )
+        best = engine.set_effects([[i] for i in range(N)]).mean(1).max().item()
+        LocalSearch().run(engine, Goal.make(N, target_effect=0.9 * best), 0)
+        assert done == [1]
+
     def test_a_limit_ends_it(self, engine):
         best_sets = best_sets_of(engine, max_passes=12)
         walk = ModelWalk(best_sets, (1, 2, 5))
@@ -254,7 +293,7 @@ class TestLikeGreedy:
     @pytest.mark.parametrize(
         ("joining", "passes", "goes"), [(4, None, True), (80, None, False), (80, 60, True)]
     )
-    def test_it_is_gone_where_it_takes_few_passes_or_all_are_asked_for(
+    def test_it_is_taken_where_it_costs_few_passes_or_all_are_asked_for(
         self, engine, monkeypatch, joining, passes, goes
     ):
         done = []
@@ -276,11 +315,14 @@ class TestLikeGreedy:
             done.append(passes)
 
         def gains(before, after):
+            # Of all sizes that the walk visits, not only of those that the sweep looks at.
+            assert done[-1] == "go" or len(before) == 5
             return torch.tensor([0.1 * (finds and done[-1] != "go")])
 
         monkeypatch.setattr(ModelWalk, "go", noted)
         monkeypatch.setattr(ModelWalk, "go_like_greedy", like_greedy)
         monkeypatch.setattr(local_search, "relative_gains", gains)
+        monkeypatch.setattr(plan, "_WALK_SIZES", 5)
         LocalSearch(max_passes=160).run(engine, Goal.make(N, budgets=[8]), 0)
         assert done == ["go", "go", 20, *["go"] * finds]
 

@@ -113,16 +113,24 @@ def test_sizes_of_sets_for_single_examples_about_double(n_components, last, coun
 def test_an_eighth_of_the_passes_may_go_greedys_way():
     walk = WalkPlan.make(32, 12, (), 450)
     assert walk.greedy_passes == pytest.approx(450 / 8)
-    assert walk.goes_like_greedy
-    assert not WalkPlan.make(64, 25, (), 535).goes_like_greedy
-    assert WalkPlan.make(64, 16, (), 535).goes_like_greedy
 
 
-def test_many_components_go_greedys_way_as_far_as_its_passes_reach():
-    assert not WalkPlan.make(383, 115, (), 450).goes_like_greedy
+@pytest.mark.parametrize(
+    ("n_components", "last", "goes"),
+    [(32, 12, True), (64, 14, True), (64, 15, False), (144, 18, True), (144, 19, False)],
+)
+def test_greedys_way_is_taken_where_it_reaches_the_largest_size(n_components, last, goes):
+    walk = WalkPlan.make(n_components, last, (), default_passes(n_components, last))
+    assert walk.goes_like_greedy(last) == goes
+    # A target that smaller sets reach leaves a shorter way.
+    assert walk.goes_like_greedy(10)
+
+
+def test_many_components_take_greedys_way_until_its_passes_are_spent():
+    assert not WalkPlan.make(383, 115, (), 450).goes_like_greedy(115)
     walk = WalkPlan.make(384, 115, (), 450)
-    assert walk.goes_like_greedy
-    assert walk.greedy_passes < 115
+    assert walk.goes_like_greedy(115)
+    assert walk.greedy_passes < 4 * 115
 
 
 def test_many_components_start_from_examples_where_one_is_a_small_part_of_a_pass():

@@ -11,9 +11,10 @@
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
-   one finds nothing. Where an eighth of the passes suffices for it, or a number of passes was
-   asked for, a way up like greedy's comes last: at each size the four components are measured that
-   promise most to the set before, and the best one joins.
+   one finds nothing. A way up like greedy's comes last: at each size the four components are
+   measured that promise most to the set before, and the best one joins. It may take an eighth of
+   the passes. Where these do not suffice up to the largest size, the search leaves it out, but for
+   a number of passes that was asked for, and from 384 components on.
 4. With up to 16 components, or if a number of passes was asked for, more sweeps go downwards and
    upwards in turn. At each size they expand the best set whose neighbours were not measured yet.
    That goes on until nothing promising is left or the passes are spent. Else the search ends.
@@ -67,8 +68,8 @@ from tracekit.search.local.sweeps import Sweeps
 from tracekit.search.racing import Portions
 
 _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
-"""Relative gains of the sweep after the walk beyond which the search goes on: the mean over sizes,
-and the largest."""
+"""Relative gains of the sweep after the walk, or of greedy's way, beyond which the search goes on:
+the mean over sizes, and the largest."""
 _OF_REFINEMENT = 0.6
 """Share of the passes of a refinement that its walk begins new rounds within."""
 _EXAMPLES_OF_REFINEMENT = 0.2
@@ -287,8 +288,8 @@ class LocalSearch:
             while _gains(best_sets, look.sizes, sweeps.go_once):
                 walk.go(goal.target, passes=plan.passes)
             like_greedy = partial(walk.go_like_greedy, plan.greedy_passes)
-            goes_like_greedy = takes_all_passes or plan.goes_like_greedy
-            if goes_like_greedy and _gains(best_sets, look.sizes, like_greedy):
+            goes_like_greedy = takes_all_passes or plan.goes_like_greedy(best_sets.largest)
+            if goes_like_greedy and _gains(best_sets, plan.sizes, like_greedy):
                 walk.go(goal.target, passes=plan.passes)
         return takes_all_passes
 

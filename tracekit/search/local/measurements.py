@@ -155,9 +155,17 @@ class MeasurementCache:
         ahead = differences.nansum() / len(effects) if is_hopeless else differences.nanmean()
         return (of_rival.mean() + (ahead if rival is None else ahead.clamp(max=0))).item()
 
-    def ranked(self, sets: Iterable[ComponentSet]) -> list[ComponentSet]:
-        """Sets from the best to the worst; those that were dropped come last."""
-        return sorted(sets, key=lambda each: (self.is_dropped(each), -self.mean(each)))
+    def ranked(
+        self, sets: Iterable[ComponentSet], rival: ComponentSet | None = None
+    ) -> list[ComponentSet]:
+        """Sets from the best to the worst; those that were dropped come last.
+
+        Args:
+            sets: The sets.
+            rival: A set that was measured on all examples and beat those that were dropped. They
+                are held against it, as each may have been measured on other examples.
+        """
+        return sorted(sets, key=lambda each: (self.is_dropped(each), -self.mean(each, rival)))
 
     def is_dropped(self, members: ComponentSet) -> bool:
         """Whether a set lost a race and was not measured on all examples."""

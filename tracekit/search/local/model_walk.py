@@ -102,13 +102,14 @@ class ModelWalk:
         Raises:
             LimitReachedError: There is no room for it.
         """
-        best_sets, model = self._best_sets, self._model
+        best_sets, measurements = self._best_sets, self._best_sets.measurements
         members: ComponentSet = best_sets.best(1) if 1 in best_sets.sizes else ()
-        end = best_sets.measurements.planned + passes
-        while len(members) < best_sets.largest and best_sets.measurements.planned + JOINING <= end:
-            sets = model.extended(members, JOINING)
-            best_sets.measure(sets, f"greedy to {len(members) + 1}")
-            members = best_sets.measurements.ranked(sets)[0]
+        end = measurements.planned + passes
+        while len(members) < best_sets.largest and measurements.planned + JOINING <= end:
+            size = len(members) + 1
+            sets = self._model.extended(members, JOINING)
+            best_sets.measure(sets, f"greedy to {size}")
+            members = measurements.ranked(sets, best_sets.best(size))[0]
 
     def _visit(self, size: int) -> None:
         """Goes on from the best set of a size, and from that of the size before."""

@@ -70,7 +70,8 @@ JOINING = 4
 _OF_GREEDYS_WAY = 1 / 8
 """Share of the passes that it may take."""
 _EXAMPLE_SIZES = 8
-"""Sizes of sets for single examples, at least; more where these are further apart than by 2."""
+"""Sizes of sets for single examples, at least; more where these would be much further apart than
+by 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,8 @@ class SearchPlan(SweepPlan):
 class WalkPlan:
     """What a walk along a model of the slopes will do."""
 
+    n_components: int
+    """Number of components."""
     singles: int
     """Single components that are measured before it."""
     sizes: tuple[int, ...]
@@ -192,9 +195,14 @@ class WalkPlan:
     """The sweep that looks for what the model does not see."""
     greedy_passes: float
     """Passes that greedy's way may take after it."""
-    goes_like_greedy: bool
-    """Whether it is gone although not all passes are asked for: where these suffice for the way to
-    the largest size; and with many components, of which few were measured alone."""
+
+    def goes_like_greedy(self, largest: int) -> bool:
+        """Whether the search takes greedy's way although not all passes are asked for.
+
+        Where its passes suffice up to the largest size; and with many components, of which only
+        some were measured alone.
+        """
+        return self.n_components >= MANY or JOINING * largest <= self.greedy_passes
 
     @classmethod
     def make(cls, n_components: int, last: int, budgets: Sequence[int], passes: int) -> WalkPlan:
@@ -212,9 +220,9 @@ class WalkPlan:
         more = log_spaced_sizes(1, last, count + passes // _PER_FILLED_SIZE)
         dense = len(sizes) == last
         share, least, most = _EXAMPLES_OF_WALK
-        greedy_passes = _OF_GREEDYS_WAY * passes
         singles = _n_singles_before_walk(n_components, passes)
         return cls(
+            n_components=n_components,
             singles=singles,
             groups=_n_groups(n_components, singles, passes) if n_components >= MANY else 0,
             sizes=sizes,
@@ -231,8 +239,7 @@ class WalkPlan:
                 additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
                 swaps=1,
             ),
-            greedy_passes=greedy_passes,
-            goes_like_greedy=n_components >= MANY or JOINING * last <= greedy_passes,
+            greedy_passes=_OF_GREEDYS_WAY * passes,
         )
 
 
@@ -300,7 +307,7 @@ def _for_examples(n_components: int, passes: int) -> tuple[float, float]:
 
 
 def _example_sizes(n_components: int, last: int) -> tuple[int, ...]:
-    """Sizes of sets for single examples, each about twice the one before or less."""
+    """Sizes of sets for single examples, each about twice the one before or less (2.5 at most)."""
     largest = min(last, n_components - 1)
     return log_spaced_sizes(1, largest, max(_EXAMPLE_SIZES, largest.bit_length()))
 
