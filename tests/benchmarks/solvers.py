@@ -731,7 +731,9 @@ def many_cases(family: str, pairs: int) -> Iterator[tuple[str, Engine, Engine]]:
     )
 
 
-def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_too: bool) -> None:
+def table_many(
+    families: Sequence[str], pairs: int, passes: int | None, chosen_too: bool, epochs: int
+) -> None:
     """Fronts of thousands of hidden units, against runs of PGB-CT without refinement.
 
     Random models have as many units as GPT-2 small has MLP outputs, and by default as many examples
@@ -745,7 +747,7 @@ def table_many(families: Sequence[str], pairs: int, passes: int | None, chosen_t
         ratios: dict[str, list[float]] = {}
         for lambda1 in LAMBDAS:
             before = case.cost
-            search = make("pgb-ct", {"lambda1": lambda1, "refine": False})
+            search = make("pgb-ct", {"lambda1": lambda1, "refine": False, "epochs": epochs})
             (theirs,) = search.search(case, Goal.make(case.n_components), 0)
             taken = (case.cost - before).forward_equivalents
             members = theirs.mask.nonzero()[:, 0].tolist()
@@ -830,6 +832,7 @@ def main(
     chosen: Annotated[
         bool, typer.Option(help="Whether `many` measures the front chosen by halves, too.")
     ] = True,
+    epochs: Annotated[int, typer.Option(help="Of each run of PGB-CT in `many`.")] = 15,
     passes: Annotated[
         int | None,
         typer.Option(
@@ -863,7 +866,7 @@ def main(
         "optimum": table_optimum,
         "ablations": table_ablations,
         "passes": lambda: table_passes(passes or 1000),
-        "many": lambda: table_many(families, pairs, passes, chosen),
+        "many": lambda: table_many(families, pairs, passes, chosen, epochs),
     }
     if table in of_all:
         of_all[table]()

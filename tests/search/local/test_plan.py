@@ -97,7 +97,10 @@ def test_sets_for_single_examples_are_part_of_short_searches_too():
         assert (plan.example_passes, plan.example_sizes) == (0, ())
 
 
-@pytest.mark.parametrize(("n_components", "last", "count"), [(144, 57, 8), (9216, 9216, 14)])
+@pytest.mark.parametrize(
+    ("n_components", "last", "count"),
+    [(144, 57, 8), (300, 255, 8), (1023, 1023, 10), (9216, 9216, 14)],
+)
 def test_sizes_of_sets_for_single_examples_about_double(n_components, last, count):
     plans = [
         SearchPlan.make(n_components, last, (), 600),
@@ -107,7 +110,7 @@ def test_sizes_of_sets_for_single_examples_about_double(n_components, last, coun
         sizes = plan.example_sizes
         assert len(sizes) == count
         assert (sizes[0], sizes[-1]) == (1, min(last, n_components - 1))
-        assert all(after <= 2.1 * before for before, after in pairwise(sizes))
+        assert all(after <= 2.5 * before for before, after in pairwise(sizes))
 
 
 def test_an_eighth_of_the_passes_may_go_greedys_way():
