@@ -118,6 +118,56 @@ def check_types(options: Any) -> None:
             )
 
 
+def check_at_least(options: Any, least: float, *names: str) -> None:
+    """Refuses numbers below a bound, and not-a-number.
+
+    Args:
+        options: A dataclass instance, whose fields are options.
+        least: The bound.
+        names: The options that it holds for. None, where one may be None, passes.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name} is {value}. It must be at least {least}.")
+
+
+def check_positive(options: Any, *names: str) -> None:
+    """Refuses numbers that are not above 0.
+
+    Args:
+        options: A dataclass instance, whose fields are options.
+        names: The options that it holds for. None, where one may be None, passes.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} is {value}. It must be positive.")
+
+
+def check_choice(options: Any, name: str, *allowed: str) -> None:
+    """Refuses an option that is none of the words it may be.
+
+    Args:
+        options: A dataclass instance, whose fields are options.
+        name: The option.
+        allowed: The words.
+
+    Raises:
+        ConfigError: Names the option, what was given, and the words.
+    """
+    value = getattr(options, name)
+    if value not in allowed:
+        shown = " or ".join(map(repr, allowed))
+        raise ConfigError(f"Unknown {name} {value!r}. Use {shown}.")
+
+
 def _is_of_numbers(hint: Any) -> bool:
     """Whether a type is a number or made of numbers, such as `int | None`."""
     parts = get_args(hint)

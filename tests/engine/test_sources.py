@@ -424,7 +424,7 @@ def _cells():
 
 
 @pytest.mark.cells(3)
-@pytest.mark.parametrize(("options", "kinds", "positions"), _cells(), ids=str)
+@pytest.mark.parametrize(("options", "kinds", "positions"), list(_cells()), ids=str)
 def test_fast_paths_equal_the_plain_way(any_model, even_pairs, options, kinds, positions):
     def tracer(**further):
         return tk.Tracer(any_model, even_pairs, kinds, positions=positions, **options, **further)

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from tracekit._options import check_types
+from tracekit._options import check_at_least, check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, NotDifferentiableError
+from tracekit.errors import NotDifferentiableError
 from tracekit.masks import Mask
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
@@ -63,8 +63,7 @@ class MaskIG:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}. It must be at least 1.")
+        check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """Two passes for each point of the line, and one for each budget."""

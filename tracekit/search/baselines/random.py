@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 
 from tracekit import _progress
-from tracekit._options import check_types
+from tracekit._options import check_at_least, check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError
 from tracekit.search.base import (
     Goal,
     Planned,
@@ -39,8 +38,7 @@ class Random:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.draws < 1:
-            raise ConfigError(f"draws is {self.draws}. It must be at least 1.")
+        check_at_least(self, 1, "draws")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each draw, and one for each answer."""

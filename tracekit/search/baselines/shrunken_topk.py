@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._options import check_types
+from tracekit._options import check_at_least, check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.shrinkage import shrunken_effects, shrunken_effects_by_slopes
@@ -44,8 +43,7 @@ class ShrunkenTopK:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}. It must be at least 1.")
+        check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each component or two for each gradient, and one for each budget."""

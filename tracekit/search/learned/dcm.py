@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tracekit import masks
+from tracekit._options import check_at_least
 from tracekit.masks import Mask
-from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining, check_positive
+from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
 from tracekit.search.learned.reward import ObjectiveName
 
 _OFFSET = 1e-3
@@ -53,7 +54,7 @@ class DCM(MaskTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "trials")
+        check_at_least(self, 1, "trials")
 
     @property
     def objective(self) -> ObjectiveName:

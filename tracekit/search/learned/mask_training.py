@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tracekit import _progress, masks
-from tracekit._options import check_types
+from tracekit._options import check_at_least, check_positive, check_types
 from tracekit.components import kind_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -92,14 +92,12 @@ class MaskTraining(ABC):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.lambda1 is not None and not self.lambda1 >= 0:
-            raise ConfigError(f"lambda1 is {self.lambda1}. It must be at least 0.")
-        check_positive(self, "epochs", "batch_size")
+        check_at_least(self, 0, "lambda1")
+        check_at_least(self, 1, "epochs", "batch_size")
         for name in ("init", "threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must lie in [0, 1].")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate is {self.learning_rate}. It must be positive.")
+        check_positive(self, "learning_rate")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas is {self.betas}. Both must be at least 0 and below 1.")
         check_precision(self.precision)
@@ -259,15 +257,3 @@ class MaskTraining(ABC):
             return self.learning_rate
         kinds = engine.registry.kinds
         return kind_of(kinds[0]).learning_rate if len(kinds) == 1 else _JOINT_LEARNING_RATE
-
-
-def check_positive(search: MaskTraining, *names: str) -> None:
-    """Refuses counts below 1.
-
-    Raises:
-        ConfigError: Names the option.
-    """
-    for name in names:
-        value = getattr(search, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}. It must be at least 1.")

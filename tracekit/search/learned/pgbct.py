@@ -24,6 +24,7 @@ from math import inf
 from typing import ClassVar, Literal
 
 from tracekit import masks
+from tracekit._options import check_at_least, check_choice
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
@@ -31,7 +32,7 @@ from tracekit.masks import Mask
 from tracekit.search.base import Goal, Planned, Selection
 from tracekit.search.learned import schedules
 from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
-from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining, check_positive
+from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
 from tracekit.search.learned.reward import ObjectiveName, Reward
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import refine_sets
@@ -129,15 +130,10 @@ class PGBCT(MaskTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lambda2 is not None and not self.lambda2 >= 0:
-            raise ConfigError(f"lambda2 is {self.lambda2}. It must be at least 0.")
-        check_positive(self, "trials")
-        if self.reward not in ("dataset", "per-example"):
-            raise ConfigError(f"Unknown reward {self.reward!r}. Use 'dataset' or 'per-example'.")
-        if self.penalty_reduction not in ("sum", "mean"):
-            raise ConfigError(
-                f"Unknown penalty_reduction {self.penalty_reduction!r}. Use 'sum' or 'mean'."
-            )
+        check_at_least(self, 0, "lambda2")
+        check_at_least(self, 1, "trials")
+        check_choice(self, "reward", "dataset", "per-example")
+        check_choice(self, "penalty_reduction", "sum", "mean")
         schedules.resolve(self.penalty_schedule)
 
     @property

@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from tracekit._options import check_types
+from tracekit._options import check_at_least, check_choice, check_positive, check_types
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -128,19 +128,12 @@ class LocalSearch:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("max_passes", "max_seconds", "temperature", "learning_rate", "additions"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {value}. It must be positive.")
-        if self.soft_steps is not None and self.soft_steps < 0:
-            raise ConfigError(f"soft_steps is {self.soft_steps}. It must be at least 0.")
-        for name, allowed in (
-            ("budget_sampling", ("log", "uniform")),
-            ("reward", ("dataset", "per-example")),
-        ):
-            if getattr(self, name) not in allowed:
-                shown = " or ".join(map(repr, allowed))
-                raise ConfigError(f"Unknown {name} {getattr(self, name)!r}. Use {shown}.")
+        check_positive(
+            self, "max_passes", "max_seconds", "temperature", "learning_rate", "additions"
+        )
+        check_at_least(self, 0, "soft_steps")
+        check_choice(self, "budget_sampling", "log", "uniform")
+        check_choice(self, "reward", "dataset", "per-example")
         if not self.refine and self.soft_steps == 0:
             raise ConfigError(
                 "Neither refinement nor soft top-k is left. Leave refine on, or give soft_steps."
