@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Number
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -95,6 +96,21 @@ def check_numbers(options: object) -> None:
                     f"The option {field.name} is {shortened(value)}. Give finite numbers, of at "
                     f"most {_LARGEST:.0e} in size."
                 )
+
+
+def as_path(name: str, value: Any) -> Path:
+    """A path that was given as one, or as a text.
+
+    Args:
+        name: Of the argument, for the message.
+        value: As given.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if not isinstance(value, (str, Path)):
+        raise ConfigError(f"{name} is {value!r}, which is no path. Give a text or a Path.")
+    return Path(value)
 
 
 def check_types(options: Any) -> None:

@@ -239,10 +239,16 @@ class TestFailures:
             tk.sweep(**grid, on_done=stop)
         assert [run.fresh for run in tk.sweep(**grid)] == [False, False, True, True]
 
-    def test_jobs_are_a_number(self, grid, unchecked):
+    def test_jobs_are_a_number_and_paths_are_paths(self, grid, unchecked):
         for jobs in (0, -1, "2", True):
             with pytest.raises(ConfigError, match=r"jobs is .*\. Give the number of runs"):
                 tk.sweep(**grid, jobs=jobs)
+        for name in ("data_dir", "output"):
+            text = f"{name} is 0, which is no path. Give a text or a Path."
+            with pytest.raises(ConfigError, match=text):
+                tk.sweep(**{**grid, name: 0})
+        with pytest.raises(ConfigError, match="The part 0 is not of the form NUMBER/COUNT"):
+            tk.sweep(**grid, part=0)
         with pytest.raises(ConfigError, match="The option max_batch_size is 0"):
             tk.sweep(**grid, max_batch_size=0)
 

@@ -224,7 +224,7 @@ def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
     """
     if part is None:
         return list(jobs)
-    number, slash, count = part.partition("/")
+    number, slash, count = part.partition("/") if isinstance(part, str) else ("", "", "")
     is_form = bool(slash) and number.isdecimal() and count.isdecimal()
     if not is_form or not 1 <= int(number) <= int(count):
         raise ConfigError(

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 from tqdm.auto import tqdm
 
 from tracekit._markup import printable
-from tracekit._options import convert, is_whole
+from tracekit._options import as_path, convert, is_whole
 from tracekit.errors import (
     ConfigError,
     FolderInUseError,
@@ -221,12 +221,12 @@ def sweep(
     is_one_of_many = part is not None and executor is None and (jobs or 1) == 1
     environment = RunEnvironment(
         sources=grid.sources(),
-        data_dir=None if data_dir is None else Path(data_dir),
+        data_dir=None if data_dir is None else as_path("data_dir", data_dir),
         device=own_device(device, loading) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         loading=loading,
     )
-    folder = Path(output)
+    folder = as_path("output", output)
     bar = tqdm(total=len(planned), disable=not progress, unit="run", desc="sweep")
     with _made(folder), _in_use(folder, part), bar:
 
