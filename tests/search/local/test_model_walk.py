@@ -524,7 +524,11 @@ class TestPlan:
     def test_where_sizes_are_few_it_visits_all(self):
         walk = WalkPlan.make(32, 12, (3, 12), 400)
         assert walk.sizes == walk.filled == tuple(range(1, 13))
-        assert (walk.look.dense, walk.look.additions) == (True, 8)
+        assert (walk.look.dense, walk.look.additions, walk.look.additions_to_small) == (True, 8, 8)
+        # With few passes the look comes to all sizes, rather than to many neighbours of the first.
+        walk = WalkPlan.make(32, 12, (3, 12), 128)
+        assert walk.sizes == tuple(range(1, 13))
+        assert (walk.look.dense, walk.look.additions, walk.look.additions_to_small) == (True, 3, 8)
 
     def test_fewer_passes_visit_fewer_sizes(self):
         assert len(WalkPlan.make(144, 57, (), 40).sizes) == 5

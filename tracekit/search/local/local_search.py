@@ -35,7 +35,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tracekit._options import check_at_least, check_choice, check_positive, check_types
 from tracekit.components import ComponentSet
@@ -56,6 +56,7 @@ from tracekit.search.local.plan import (
     GROUPS_HALVED,
     MOST_OF_WALK,
     SearchPlan,
+    SweepPlan,
     WalkPlan,
     default_passes,
     may_start_from_examples,
@@ -67,6 +68,7 @@ from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
 from tracekit.search.local.sweeps import Sweeps
 from tracekit.search.racing import Portions
 
+_Plan = TypeVar("_Plan", bound=SweepPlan)
 _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
 """Relative gains of the sweep after the walk, or of greedy's way, beyond which the search goes on:
 the mean over sizes, and the largest."""
@@ -101,9 +103,9 @@ class LocalSearch:
     """What it follows: the mean effect (`dataset`) or the mean of 1/(1 + effect) over examples
     (`per-example`)."""
     additions: int | None = None
-    """Sets with one component more that the first sweep measures at each size. None: 8 after a walk
-    that visits every size; without a walk 3, or 8 where there are at least 15 passes for each size;
-    2 where only some sizes are visited."""
+    """Sets with one component more that the first sweep measures at each size. None: where most
+    sizes are visited 8, or 3 with fewer than 15 passes for each size, but after a walk 8 to sets of
+    one component or two; 2 where only some sizes are visited."""
     start_from_examples: bool | None = None
     """Whether sets are made for single examples, which takes passes. Where the search walks, 0.075
     of them, at least 40 and at most a fifth, if one example carries more than a third of the effect
@@ -239,11 +241,14 @@ class LocalSearch:
         )
         soft_steps = plan.soft_steps if self.soft_steps is None else self.soft_steps
         # Half of the passes are left for measuring.
-        return replace(
-            plan,
-            soft_steps=min(soft_steps, passes // 4),
-            additions=self.additions or plan.additions,
-        )
+        plan = replace(plan, soft_steps=min(soft_steps, passes // 4))
+        return self._with_own_additions(plan)
+
+    def _with_own_additions(self, plan: _Plan) -> _Plan:
+        """The plan, with the number of additions that was asked for."""
+        if self.additions is None:
+            return plan
+        return replace(plan, additions=self.additions, additions_to_small=self.additions)
 
     def _search(self, state: SearchState, goal: Goal, passes: int, seed: int) -> None:
         best_sets = state.best_sets
@@ -276,7 +281,7 @@ class LocalSearch:
                 best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
             walk.go(goal.target, passes=plan.passes)
             walk.fill(plan.filled)
-            look = replace(plan.look, additions=self.additions or plan.look.additions)
+            look = self._with_own_additions(plan.look)
             sweeps = Sweeps(best_sets, look, orders, goal.target)
             while _gains(best_sets, look.sizes, sweeps.go_once):
                 walk.go(goal.target, passes=plan.passes)

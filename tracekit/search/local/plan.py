@@ -84,6 +84,8 @@ class SweepPlan:
     """Whether these are most sizes, so that few neighbours of each are enough."""
     additions: int
     """Sets with one component more that the first sweep measures at each size."""
+    additions_to_small: int
+    """The same for sets of one component and of two, where a gradient tells least of others."""
     swaps: int
     """Sets with one component exchanged that it measures there."""
 
@@ -151,7 +153,7 @@ class SearchPlan(SweepPlan):
             left -= _for_groups(n_components) if groups else 0
             affordable = max(len(prefix_sizes) if every_size else 0, int(left / _PER_SPREAD_SIZE))
         sizes = _with(asked, log_spaced_sizes(1, last, max(2, affordable)))
-        has_many = left >= _FOR_MANY_ADDITIONS * len(sizes)
+        additions = _additions(sizes, left, dense=dense)
         return cls(
             n_components=n_components,
             passes=passes,
@@ -162,7 +164,8 @@ class SearchPlan(SweepPlan):
             example_passes=for_examples,
             example_sizes=_example_sizes(n_components, last) if for_examples else (),
             soft_steps=soft_steps,
-            additions=_ADDITIONS[has_many] if dense else _SPREAD_ADDITIONS,
+            additions=additions,
+            additions_to_small=additions,
             swaps=int(dense),
             groups=groups,
         )
@@ -236,7 +239,8 @@ class WalkPlan:
             look=SweepPlan(
                 sizes=sizes if dense else sizes[::-2][::-1],
                 dense=dense,
-                additions=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
+                additions=_additions(sizes, passes, dense=dense),
+                additions_to_small=_ADDITIONS[-1] if dense else _SPREAD_ADDITIONS,
                 swaps=1,
             ),
             greedy_passes=_OF_GREEDYS_WAY * passes,
@@ -336,6 +340,19 @@ def _n_singles_before_walk(n_components: int, passes: int) -> int:
     if n_components >= MANY:
         return _n_singles(n_components, passes)
     return min(n_components, _FEWEST_SINGLES, passes // 3)
+
+
+def _additions(sizes: Sequence[int], passes: float, *, dense: bool) -> int:
+    """Sets with one component more that a first sweep measures at each of some sizes.
+
+    Args:
+        sizes: Sizes to visit.
+        passes: That may go into them.
+        dense: Whether these are most sizes.
+    """
+    if not dense:
+        return _SPREAD_ADDITIONS
+    return _ADDITIONS[passes >= _FOR_MANY_ADDITIONS * len(sizes)]
 
 
 def _with(asked: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

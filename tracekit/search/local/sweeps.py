@@ -8,7 +8,7 @@ expands, at every size, the best set whose neighbours were not measured yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tracekit import _progress
 from tracekit.search.local.best_sets import BestSets
@@ -18,6 +18,9 @@ from tracekit.search.local.plan import SweepPlan
 _ESCALATION = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
 """Escalation levels, used when a sweep finds no new candidate: sets expanded per size, allowed
 relative gap to the best, multiplier on the number of moves."""
+
+_SMALL = 2
+"""Sets of up to so many components are small."""
 
 
 @dataclass(eq=False)
@@ -33,11 +36,6 @@ class Sweeps:
 
     n_done: int = 0
     """Sweeps so far; the first one goes upwards, the second one downwards."""
-
-    @property
-    def first(self) -> Moves:
-        """Moves of the first sweep."""
-        return Moves(additions=self.plan.additions, removals=0, swaps=self.plan.swaps)
 
     def go_once(self, level: int = 0) -> bool:
         """The next sweep; whether there was a set to expand.
@@ -72,7 +70,7 @@ class Sweeps:
             return False
         is_first = sweep == 0
         if is_first:
-            members, moves = best_sets.unexplored(size, depth=1, within=0), self.first
+            members, moves = best_sets.unexplored(size, depth=1, within=0), self._first_moves(size)
         else:
             depth, within, times = _ESCALATION[level]
             members = best_sets.unexplored(size, depth=depth, within=within, effort=level)
@@ -91,8 +89,18 @@ class Sweeps:
         )
         return True
 
+    def _first_moves(self, size: int) -> Moves:
+        plan = self.plan
+        additions = plan.additions_to_small if size <= _SMALL else plan.additions
+        return Moves(additions=additions, removals=0, swaps=plan.swaps)
+
     def _later_moves(self, upwards: bool, times: int) -> Moves:
         if self.plan.dense:
             removals = 1 if upwards else 2
             return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
-        return replace(self.first, removals=2 * times, swaps=2 * times, shares=(1 / 16, 1 / 4))
+        return Moves(
+            additions=self.plan.additions,
+            removals=2 * times,
+            swaps=2 * times,
+            shares=(1 / 16, 1 / 4),
+        )
