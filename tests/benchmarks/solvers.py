@@ -1,4 +1,4 @@
-"""The tables of docs/solvers.md: `python -m tests.benchmarks.solvers TABLE [--family ...]`.
+"""The tables of docs/search-quality.md: `python -m tests.benchmarks.solvers TABLE [--family ...]`.
 
 - `greedy`: paths (also with 0.15 of greedy's passes), and single budgets with refinement, against
   greedy and the best known at 10, 20, 30 and 40 % of the heads, and the single best head against
