@@ -112,6 +112,33 @@ def test_hovering_says_the_predicted_gain_of_one_gradient(chromium, heads):
     chromium.run(scenario())
 
 
+def test_hovering_moves_nothing(chromium, heads):
+    """In JupyterLab, which scrolls along, a view that shrank under the pointer flickered on."""
+
+    async def scenario():
+        async with chromium.shown(lambda: heads.explore([head(1, 4)])) as view:
+
+            async def height():
+                return (await view.page.locator(".tk-explore").bounding_box())["height"]
+
+            # The hint takes two lines here, what a cell says takes one.
+            await view.page.set_viewport_size({"width": 480, "height": 900})
+            await view.page.wait_for_selector(".tk-legend .tk-bar")
+            await view.page.mouse.move(0, 0)
+            hint = await height()
+            await view.cell("L1H7").hover()
+            assert await height() == hint
+            await view.page.mouse.move(0, 0)
+            assert await height() == hint
+            # Where the view is wider it takes less again.
+            await view.page.set_viewport_size({"width": 900, "height": 900})
+            await asyncio.sleep(0.2)
+            hover = await view.page.locator(".tk-hover").bounding_box()
+            assert hover["height"] < 30
+
+    chromium.run(scenario())
+
+
 def test_dragging_layers_complement_undo_and_pins(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore()) as view:

@@ -94,6 +94,13 @@ function signed(value) {
   return (value > 0 ? "+" : "") + fmt(value);
 }
 
+// A text under the pointer's reach never shrinks: what lies around it would move, another thing
+// would come under the pointer, and the text would grow again, for ever.
+function keepHeight(node) {
+  // It has no height before it is in the page, and in a hidden one.
+  if (node.offsetHeight) node.style.minHeight = `${node.offsetHeight}px`;
+}
+
 function mean(values) {
   let total = 0;
   for (const value of values) total += value;
@@ -523,8 +530,17 @@ class View {
     this.detail = element("div", { class: "tk-detail" });
     this.root.append(this.stripName, this.strip, this.detail);
     if (typeof ResizeObserver !== "undefined") {
-      new ResizeObserver(() => this.drawStrip()).observe(this.root);
+      new ResizeObserver(() => this.resize()).observe(this.root);
     }
+  }
+
+  resize() {
+    if (this.root.offsetWidth !== this.width) {
+      this.width = this.root.offsetWidth;
+      for (const node of [this.hover, this.detail]) node.style.minHeight = "";
+      keepHeight(this.hover);
+    }
+    this.drawStrip();
   }
 
   // ---- colours of the surroundings ----------------------------------------------------------------
@@ -827,6 +843,7 @@ class View {
         ? "Click components on and off, or drag over several. Hover to see what each would bring."
         : this.hoverText(index);
     this.hover.classList.toggle("tk-muted", index === null);
+    keepHeight(this.hover);
   }
 
   drawBudget() {
@@ -1043,6 +1060,7 @@ class View {
       );
     }
     this.detail.replaceChildren(...lines);
+    keepHeight(this.detail);
   }
 
   // ---- taking it elsewhere --------------------------------------------------------------------------
