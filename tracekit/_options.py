@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Number
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -49,7 +50,7 @@ def shortened(value: object) -> str:
     return reprlib.repr(value)
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number: an int, of Python or NumPy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -59,8 +60,9 @@ def whole_numbers(values: object) -> tuple[int, ...] | None:
 
     Texts, sets (which have no order), booleans and fractions are refused, not converted.
     """
-    if hasattr(values, "tolist"):
-        values = values.tolist()  # type: ignore[attr-defined]
+    as_list = getattr(values, "tolist", None)
+    if as_list is not None:
+        values = as_list()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
         return None
     return tuple(map(int, values)) if all(map(is_whole, values)) else None
@@ -72,7 +74,7 @@ def check_seed(seed: object) -> None:
     Raises:
         ConfigError: It is no whole number from 0 to 2^63 - 1.
     """
-    if not is_whole(seed) or not 0 <= seed < 2**63:  # type: ignore[operator]
+    if not is_whole(seed) or not 0 <= seed < 2**63:
         raise ConfigError(f"The seed is {seed!r}. Give a whole number from 0 to 2^63 - 1.")
 
 
@@ -108,7 +110,7 @@ def as_path(name: str, value: Any) -> Path:
     Raises:
         ConfigError: It is neither.
     """
-    if not isinstance(value, (str, Path)):
+    if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} is {value!r}, which is no path. Give a text or a Path.")
     return Path(value)
 

@@ -97,3 +97,12 @@ def test_a_search_of_ones_own_is_checked(tracer):
 
     with pytest.raises(ConfigError, match="The option strength is inf"):
         tracer.run(Mine(math.inf), budget=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(tk.PGBCT, "lambda1"), (tk.PGBCT, "learning_rate"), (tk.LocalSearch, "max_seconds")],
+)
+def test_not_a_number_is_within_no_bound(method, name):
+    with pytest.raises(ConfigError, match=f"{name} is nan. It must be "):
+        method(**{name: float("nan")})

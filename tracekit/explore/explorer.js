@@ -98,7 +98,10 @@ function signed(value) {
 // would come under the pointer, and the text would grow again, for ever.
 function keepHeight(node) {
   // It has no height before it is in the page, and in a hidden one.
-  if (node.offsetHeight) node.style.minHeight = `${node.offsetHeight}px`;
+  if (!node.offsetHeight) return;
+  // Rounded up: rounded down, it would shrink by a fraction. Not the height on screen, which a
+  // slide scales.
+  node.style.minHeight = `${Math.ceil(parseFloat(getComputedStyle(node).height))}px`;
 }
 
 function mean(values) {

@@ -52,10 +52,9 @@ def test_the_first_sweep_adds_more_to_small_sets(recorder, unchecked):
 
 
 def test_later_sweeps_remove_and_exchange_too(recorder, unchecked):
-    sweeps = Sweeps(recorder, PLAN, orders=(), target=None)
+    sweeps = Sweeps(recorder, PLAN, orders=(), target=None, n_done=1)
+    # The first goes up, the second down, the third up again.
     for removals in (2, 1):
-        # The first goes up, the second down, the third up again.
-        sweeps.n_done = sweeps.n_done or 1
         sweeps.go_once()
         assert {
             (moves.additions, moves.removals, moves.swaps) for moves in recorder.moves.values()

@@ -85,7 +85,8 @@ class SweepPlan:
     additions: int
     """Sets with one component more that the first sweep measures at each size."""
     additions_to_small: int
-    """The same for sets of one component and of two, where a gradient tells least of others."""
+    """The same for sets of one component and of two. With three, the best set of three heads of
+    demo-binding had 0.94 of greedy's effect, with eight it has 0.995."""
     swaps: int
     """Sets with one component exchanged that it measures there."""
 
