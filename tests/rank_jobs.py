@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 import time
 from functools import cache
@@ -90,10 +92,20 @@ def checkpointed(file: Path) -> dict[str, object]:
     return {"front": sets, "stopped": front.stopped}
 
 
+def gloo_workers() -> int:
+    """How many threads of this process work for process groups."""
+    names = (file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm"))
+    return sum(name == "pt_gloo_runloop" for name in names)
+
+
 def main() -> None:
-    """Does a job; rank 0 writes what came of it."""
+    """Does a job; each rank writes what came of it."""
     torch.set_num_threads(1)
     job, file = sys.argv[1], Path(sys.argv[2])
+    if job == "threads":
+        left = file.with_suffix(f".left-{os.environ['RANK']}")
+        # Handlers run in reverse order: this one after those of what joins below.
+        atexit.register(lambda: left.write_text(str(gloo_workers())))
     ranks = join_launched()
     file.with_suffix(f".joined-{ranks.rank}").touch()
     if job == "searches":
@@ -107,6 +119,9 @@ def main() -> None:
         answers = {"front": [result.per_example.tolist() for result in front]}
     elif job == "checkpointed":
         answers = checkpointed(file)
+    elif job == "threads":
+        tracer()
+        answers = {"while joined": gloo_workers()}
     elif job == "different":
         data = tiny.pairs(N, seed=5 + ranks.rank)
         answers = {"full": tk.Tracer(model(), data).full_effect}

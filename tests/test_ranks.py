@@ -161,7 +161,7 @@ class TestRefusals:
     )
     def test_they_are_refused_on_all_ranks(self, job, text, tmp_path):
         for code, _, messages in ended(started(2, "tests.rank_jobs", job, str(tmp_path / "x"))):
-            assert code == 1
+            assert code == 1, messages[-1500:]
             assert re.search(text, " ".join(messages.split())), messages[-1500:]
             assert "RankError" in messages
 
@@ -185,6 +185,15 @@ class TestEnding:
         processes[victim].communicate(timeout=WAIT)
         resumed = answers_of("checkpointed", 2, file.parent)
         assert resumed == [whole, whole]
+
+    @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads Linux' list of threads")
+    def test_no_thread_holds_a_tensor_when_python_ends(self, tmp_path):
+        """It would abort the process; now and then, so the threads are counted."""
+        for rank, answer in enumerate(answers_of("threads", 2, tmp_path)):
+            # As many serve the default group, which imported modules keep and no tensor passes.
+            default = answer["while joined"] / 2
+            assert default >= 1
+            assert int((tmp_path / f"threads-2.left-{rank}").read_text()) <= default
 
     @pytest.mark.soak
     @pytest.mark.parametrize("count", [2, 3])

@@ -9,14 +9,15 @@ rank 0 for all. Nothing else in the library knows of other processes.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -38,20 +39,29 @@ class Ranks:
     """Its number; 0 reads the clock and writes."""
     count: int = 1
     """How many there are."""
-    _group: Any = field(default=None, repr=False)
-    """Joins them on the CPU."""
+    _link: _Link | None = field(default=None, repr=False)
+    """Joins them; None for a process alone."""
 
     @classmethod
     def joined(cls) -> Ranks:
         """The processes that `torch.distributed` has joined; this one alone if it has not."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return _ALONE
-        return _joined(id(dist.group.WORLD))
+        world = dist.group.WORLD
+        if world not in _JOINED:
+            _Interrupt.catch()
+            _JOINED[world] = cls(dist.get_rank(), dist.get_world_size(), _Link())
+        return _JOINED[world]
 
     @property
     def is_first(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
+
+    @property
+    def _group(self) -> Any:
+        """What the collectives of `torch.distributed` take."""
+        return None if self._link is None else self._link.group
 
     # ---- parts ----------------------------------------------------------------------------
 
@@ -133,15 +143,28 @@ class Ranks:
                 )
 
 
+class _Link:
+    """A process group on the CPU, let go before Python ends.
+
+    A thread of the group that still holds a tensor while Python ends aborts the process: exit code
+    -6 after everything went well (pytorch/pytorch#179291). The threads end when nothing holds the
+    group, so nothing else keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        if dist.is_initialized():
+            with suppress(ValueError):  # The caller has ended all groups and begun new ones.
+                dist.destroy_process_group(self.group)
+        self.group = None
+
+
 _ALONE = Ranks()
-
-
-@cache
-def _joined(world: int) -> Ranks:
-    """The ranks of a process group; made once for each, by all of them together."""
-    _Interrupt.catch()
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    return Ranks(dist.get_rank(), dist.get_world_size(), group)
+_JOINED: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+"""The ranks of each process group; all of them make theirs together, once."""
 
 
 def join_launched() -> Ranks:
@@ -153,7 +176,14 @@ def join_launched() -> Ranks:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         with _one_error():
             dist.init_process_group(backend, timeout=_PATIENCE)
+        atexit.register(_leave)
     return Ranks.joined()
+
+
+def _leave() -> None:
+    """Ends what `join_launched` has begun, if nobody has."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def own_device() -> str | None:
