@@ -31,11 +31,11 @@ _ERRORS = 2.5
 """Standard errors that a set must be behind to be dropped."""
 _OF_GRADIENTS = 64
 """Examples that a gradient is taken of, at least."""
-_OF_MODEL = 256
-"""Examples that a model of the slopes learns from, at most."""
 _SLOPES_OF_MODEL = (49_152, 2**19)
-"""And at most so many slopes at a set, with races, as promises take time; and without races, as
-they take memory."""
+"""Slopes at a set that a model learns from, at most: with races, as promises take time; and
+without, as they take memory."""
+_OF_MODEL = 256
+"""Examples of it at most, with races, where these are not enough for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +91,9 @@ class Portions:
             n_components: Slopes of each of them.
         """
         quick, largest = _SLOPES_OF_MODEL
-        count = largest // n_components
-        if not self.is_whole:
-            count = min(_OF_MODEL, quick // n_components)
+        count = (largest if self.is_whole else quick) // n_components
+        if not self.is_whole and count < len(self.order):
+            count = min(count, _OF_MODEL)
         return self.order[: max(1, count)].sort().values
 
     def of_gradient(self, number: int) -> Int[Tensor, " example"] | None:

@@ -157,14 +157,22 @@ def test_they_are_made_from_the_better_neighbour(engine, good):
 def test_of_many_examples_a_part_has_gradients(model, monkeypatch, expanded):
     """What the part says is best of its size is measured on all."""
     engine = tiny.engine(model, tiny.pairs(128, seed=1), metric="odds-ratio")
-    monkeypatch.setattr("tracekit.search.racing._OF_MODEL", 40)
     portions = Portions.make(engine, 0)
-    assert torch.equal(portions.of_model(N), portions.order[:40].sort().values)
-    assert len(Portions.make(engine, 0, race=False).of_model(N)) == 128
-    # Fewer, where each has many slopes.
+    # As many as their slopes allow.
+    assert len(portions.of_model(384)) == 128
+    assert len(portions.of_model(385)) == 127
     assert len(portions.of_model(4096)) == 12
     assert len(portions.of_model(10**6)) == 1
-    assert len(Portions.make(engine, 0, race=False).of_model(2**13)) == 64
+    whole = Portions.make(engine, 0, race=False)
+    assert len(whole.of_model(N)) == 128
+    assert len(whole.of_model(2**13)) == 64
+    # And no more than this, if not all.
+    monkeypatch.setattr("tracekit.search.racing._OF_MODEL", 40)
+    assert len(portions.of_model(384)) == 128
+    assert len(portions.of_model(385)) == 40
+    assert len(whole.of_model(2**13)) == 64
+    monkeypatch.setattr("tracekit.search.racing._SLOPES_OF_MODEL", (128 * N - 1, 2**19))
+    assert torch.equal(portions.of_model(N), portions.order[:40].sort().values)
     measurements = MeasurementCache(engine, Limits(), portions=portions)
     best_sets = BestSets(measurements, 4)
     ModelWalk(best_sets, (1, 2, 4)).go(None, rounds=1)

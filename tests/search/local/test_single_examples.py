@@ -19,7 +19,12 @@ from tracekit.search.local import plan, single_examples
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
-from tracekit.search.local.single_examples import OwnSets, can_one_example_matter, resized
+from tracekit.search.local.single_examples import (
+    OwnSets,
+    can_one_example_matter,
+    promised_shares,
+    resized,
+)
 from tracekit.search.racing import Portions
 
 N = 12
@@ -211,6 +216,73 @@ def test_one_example_matters_where_effects_have_no_bound(model):
     drop = ExampleCurves.of(tiny.engine(model, pairs, metric="probability-drop"))
     assert not can_one_example_matter(drop, 0.5)
     assert can_one_example_matter(drop, 1e-4)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_shares_are_exact_where_slopes_do_not_change(engine, monkeypatch, sign):
+    """Whichever way the effect goes with the quantity: a set adds what moves it most."""
+    truth = Pairwise(engine, bend=0.0)
+    monkeypatch.setitem(vars(engine), "expand", truth.expand)
+    curves = ExampleCurves.of(engine)
+    monkeypatch.setattr(ExampleCurves, "signs", lambda self: torch.full((8,), float(sign)))
+    at_empty, n_new = MeasurementCache(engine, Limits()).expand_at_empty()
+    assert n_new == 8
+    # No more than four components, of which none goes the other way.
+    sizes = torch.stack(
+        [sign * torch.stack([truth.best(k, e, sign == 1) for e in range(8)]) for k in range(5)]
+    )
+    best = sign * sizes.amax(0)
+    expected = (curves.effects(best) / 8).float()
+    torch.testing.assert_close(promised_shares(curves, at_empty, 4), expected)
+
+
+class TestUnseen:
+    """One example carries sets, and races may not see it."""
+
+    @pytest.fixture
+    def heavy(self, model):
+        """The last of 16 examples counts a thousand times as much as each other one."""
+        rows = [
+            {**row, "weight": 1000.0 if i == 15 else 1.0} for i, row in enumerate(tiny.rows(16))
+        ]
+        return tiny.engine(model, tk.PromptPairs.from_ids(rows), metric="odds-ratio")
+
+    @pytest.fixture
+    def halves(self):
+        return Portions(torch.arange(16), (8, 16), may_skip=True)
+
+    def best_sets(self, engine, portions, effect=1e-9):
+        best_sets = BestSets(MeasurementCache(engine, Limits(), portions=portions), 8)
+        best_sets.import_measured({(0,): torch.full((16,), effect)})
+        return best_sets
+
+    def test_its_slopes_must_promise_a_third_of_the_best_effect(self, heavy, halves):
+        at_empty, _ = MeasurementCache(heavy, Limits()).expand_at_empty()
+        share = promised_shares(ExampleCurves.of(heavy), at_empty, 8).max().item()
+        for times, might in ((3.1, False), (2.9, True)):
+            best_sets = self.best_sets(heavy, halves, times * share)
+            assert best_sets.might_one_example_carry() == might
+
+    def test_without_races_all_examples_are_seen(self, heavy, monkeypatch):
+        monkeypatch.setattr(MeasurementCache, "expand_at_empty", None)
+        assert not self.best_sets(heavy, Portions.whole(heavy)).might_one_example_carry()
+
+    def test_where_an_example_has_no_curve_nothing_is_asked(self, model, halves, monkeypatch):
+        monkeypatch.setattr(MeasurementCache, "expand_at_empty", None)
+        engine = tiny.engine(model, tiny.pairs(16), metric="kl")
+        assert not self.best_sets(engine, halves).might_one_example_carry()
+
+    @pytest.mark.parametrize("chosen", [None, False])
+    def test_a_search_makes_them_unless_told_not_to(self, heavy, halves, monkeypatch, chosen):
+        asked = []
+        monkeypatch.setattr(Portions, "make", lambda *_, race=True, **__: halves)
+        monkeypatch.setattr(BestSets, "does_one_example_carry", False)
+        monkeypatch.setattr(
+            BestSets, "start_from_examples", lambda self, sizes, passes: asked.append(passes)
+        )
+        search = LocalSearch(max_passes=60, start_from_examples=chosen)
+        search.run(heavy, Goal.make(N, budgets=[8]), 0)
+        assert (12 in asked) == (chosen is None)
 
 
 def test_examples_carry_the_mean_where_one_makes_up_half_of_it(engine, monkeypatch):

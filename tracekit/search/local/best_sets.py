@@ -21,6 +21,7 @@ from tracekit.search.local.single_examples import (
     OwnSets,
     can_one_example_matter,
     is_small_enough,
+    promised_shares,
 )
 from tracekit.search.racing import Heat
 
@@ -95,6 +96,22 @@ class BestSets:
         dropped = self.measurements.is_dropped
         best = [self.best(size) for size in self.sizes if not dropped(self.best(size))]
         return any(_largest_share(self.effects(members)) > _CARRIED for members in best)
+
+    def might_one_example_carry(self) -> bool:
+        """Whether one example promises a good part of the best mean effect, by its own slopes.
+
+        Asked where sets race: what was seen of them on a part of the examples says little of those
+        that one of the others carries.
+
+        Raises:
+            LimitReachedError: There is no room for the gradient of every example.
+        """
+        curves = self._curves_of_single_examples() if self.measurements.has_races else None
+        if curves is None:
+            return False
+        at_empty, _ = self.measurements.expand_at_empty()
+        promised = promised_shares(curves, at_empty, self.largest).max().item()
+        return promised > _CARRIED * max(map(self.effect, self.sizes))
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a measured set on every example."""
@@ -225,14 +242,11 @@ class BestSets:
         Raises:
             LimitReachedError: Not all could be measured; those that could are kept.
         """
-        curves = ExampleCurves.of(self.engine)
+        curves = self._curves_of_single_examples()
         sizes = [size for size in sizes if size <= self.largest]
-        # Where the score of an example hangs on the others it has no best set.
-        if curves is None or not sizes or not self.engine.examples_are_independent:
+        if curves is None or not sizes:
             return
         if not can_one_example_matter(curves, max(map(self.effect, self.sizes))):
-            return
-        if not is_small_enough(self.engine.n_examples, self.engine.n_components):
             return
         own_sets = OwnSets(self.measurements, curves, sizes, passes)
         own_sets.walk()
@@ -247,6 +261,16 @@ class BestSets:
         if is_carried:
             means = [self.measurements.mean(members) for members in best]
             self._measure_starts(own_sets.rivals(means))
+
+    def _curves_of_single_examples(self) -> ExampleCurves | None:
+        """Curves of the examples; None where no sets can be made for single ones."""
+        engine = self.engine
+        # Where the score of an example hangs on the others it has no best set.
+        if not engine.examples_are_independent:
+            return None
+        if not is_small_enough(engine.n_examples, engine.n_components):
+            return None
+        return ExampleCurves.of(engine)
 
     def _measure_starts(self, sets: Sequence[ComponentSet]) -> None:
         """Measures sets that were made for single examples, each on all examples.

@@ -6,8 +6,9 @@
 2. A walk up and down through sizes, along a model of the slopes that learns from every gradient
    (see `slope_model.py` and `model_walk.py`). After the first way up, where one example carries a
    set, sets are made for single examples, and the walk goes on from there (see
-   `single_examples.py`). From then on gradients read only the examples that carry the effects,
-   where these are few. The sizes between have a set each that the model makes.
+   `single_examples.py`); also where sets race and the slopes of one example promise that it could.
+   From then on gradients read only the examples that carry the effects, where these are few. The
+   sizes between have a set each that the model makes.
 3. A sweep along first-order predictions looks for what the model does not see: at each size the
    gradient at the best set seen proposes a few components to add and to exchange; measured effects
    decide. Where it finds something the walk goes on from there, and another sweep follows, until
@@ -109,10 +110,11 @@ class LocalSearch:
     start_from_examples: bool | None = None
     """Whether sets are made for single examples, which takes passes. Where the search walks, 0.075
     of them, at least 40 and at most a fifth, if one example carries more than a third of the effect
-    of a set. Else a quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes
-    are visited; or 0.05 from 384 components on, given 256 examples or more. Only where the metric
-    is a curve over log-odds and one example alone can make up a good part of the mean effect. None:
-    with every objective but `auto`, as such sets hold less on fresh examples."""
+    of a set; where sets race, also if the slopes of one at the empty set promise that. Else a
+    quarter, from 160 passes on; or 0.4, from 120 on, where only some sizes are visited; or 0.05
+    from 384 components on, given 256 examples or more. Only where the metric is a curve over
+    log-odds and one example alone can make up a good part of the mean effect. None: with every
+    objective but `auto`, as such sets hold less on fresh examples."""
     race: bool = True
     """Whether sets and gradients are measured on a part of the examples where that is enough: on
     those that carry most of the effect, and from 96 examples on in races (see `racing.py`). The
@@ -277,7 +279,9 @@ class LocalSearch:
             if plan.groups:
                 best_sets.group_testing(plan.groups, GROUPS_HALVED)
             walk.go(goal.target, rounds=1)
-            if self.start_from_examples is not False and best_sets.does_one_example_carry:
+            if self.start_from_examples is not False and (
+                best_sets.does_one_example_carry or best_sets.might_one_example_carry()
+            ):
                 best_sets.start_from_examples(plan.example_sizes, plan.example_passes)
             walk.go(goal.target, passes=plan.passes)
             walk.fill(plan.filled)

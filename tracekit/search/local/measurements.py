@@ -253,7 +253,7 @@ class MeasurementCache:
         Returns:
             The sets that still have to race.
         """
-        if self._portions.is_whole:
+        if not self.has_races:
             return sets
         racing = dict.fromkeys(sets)
         for heat in heats:
@@ -432,6 +432,15 @@ class MeasurementCache:
         quantity, slopes = zip(*(expansions[key] for key in keys), strict=True)
         return Expansion(torch.stack(quantity), torch.stack(slopes)), len(new)
 
+    def expand_at_empty(self) -> tuple[Expansion, int]:
+        """The expansion of every example at the empty set, and how many are new; see `expand`.
+
+        Raises:
+            LimitReachedError: There is no room for it.
+        """
+        examples = torch.arange(self.engine.n_examples)
+        return self.expand(torch.zeros(len(examples), self.engine.n_components), examples)
+
     def expand_set(self, members: ComponentSet, examples: Int[Tensor, " some"]) -> Expansion:
         """The expansion of some examples, all at one set; see `expand`.
 
@@ -459,6 +468,11 @@ class MeasurementCache:
         if is_whole:
             self._whole_expansions[members] = expansion
         return expansion
+
+    @property
+    def has_races(self) -> bool:
+        """Whether sets may be measured on a part of the examples."""
+        return not self._portions.is_whole
 
     @property
     def may_skip_examples(self) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.look_ahead import Expansion
 from tracekit.search.local.measurements import MeasurementCache
 
 _MOST_EXAMPLES = 32
@@ -77,6 +78,22 @@ def can_one_example_matter(curves: ExampleCurves, mean_effect: float) -> bool:
     return bool((ends.amax(0) / len(now) >= _LEAST_SHARE * abs(mean_effect)).any())
 
 
+def promised_shares(
+    curves: ExampleCurves, at_empty: Expansion, size: int
+) -> Float[Tensor, " example"]:
+    """What each example would add to the mean by a set of its own, if slopes stayed as they are.
+
+    Args:
+        curves: Of all examples.
+        at_empty: The expansion of all examples at the empty set.
+        size: Of the sets.
+    """
+    signs = curves.signs()
+    gains = (at_empty.slopes * signs[:, None]).topk(size, dim=1).values.clamp(min=0).sum(1)
+    effects = curves.effects(at_empty.quantity + gains * signs)
+    return (effects / len(signs)).float().nan_to_num(nan=-torch.inf)
+
+
 class OwnSets:
     """For each of some examples, the best set of every size that was seen for it alone."""
 
@@ -101,10 +118,8 @@ class OwnSets:
         engine = measurements.engine
         self._measurements, self._sizes, self._curves = measurements, list(sizes), curves
         self._n_components = n_components = engine.n_components
-        self._n_gradients = 0
         # The effect may fall with the quantity; what is followed is what it rises with.
-        start = curves.linearization.to_linear(curves.clean)
-        self._signs = curves.steepness(start[:, None])[:, 0].sign().float()
+        self._signs = curves.signs()
         n_examples = engine.n_examples
         # A gradient of an example is a pass there and one back.
         n_gradients = int(passes * n_examples / 2)
@@ -115,13 +130,11 @@ class OwnSets:
         least, of_components = _PER_EXAMPLE
         per_example = max(least, round(of_components * n_components))
         self._n_affordable = min(n_gradients, n_examples + per_example * count)
-        self.examples = torch.arange(n_examples)
-        """Their numbers."""
-        quantity, slopes = self._expand(torch.zeros(n_examples, n_components), self.examples)
-        gains = slopes.topk(self._sizes[-1], dim=1).values.clamp(min=0).sum(1)
-        shares = self._shares(quantity + gains)
+        at_empty, self._n_gradients = measurements.expand_at_empty()
+        shares = promised_shares(curves, at_empty, self._sizes[-1])
         self.examples = shares.topk(count).indices.sort().values
-        self._at_empty = slopes[self.examples]
+        """Their numbers."""
+        self._at_empty = at_empty.slopes[self.examples] * self._signs[self.examples, None]
         self._quantity = torch.full((len(self._sizes), count), -torch.inf)
         self._masks = torch.zeros(len(self._sizes), count, n_components)
         self._slopes = torch.zeros_like(self._masks)
