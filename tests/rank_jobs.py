@@ -7,16 +7,18 @@ import json
 import os
 import sys
 import time
+import weakref
 from functools import cache
 from itertools import combinations, count
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import tracekit as tk
 from tests import tiny
 from tracekit.engine import component_sets
-from tracekit.ranks import join_launched
+from tracekit.ranks import Ranks, join_launched
 
 N = 30
 
@@ -92,21 +94,36 @@ def checkpointed(file: Path) -> dict[str, object]:
     return {"front": sets, "stopped": front.stopped}
 
 
-def gloo_workers() -> int:
-    """How many threads of this process work for process groups."""
-    names = (file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm"))
-    return sum(name == "pt_gloo_runloop" for name in names)
+def joined_again(file: Path, held: list[weakref.ref]) -> dict[str, object]:
+    """Sums over the ranks of a process group that the job makes itself, after another one."""
+    first = Ranks.joined()
+    dist.destroy_process_group()
+    store = file.with_suffix(".store").as_uri()
+    dist.init_process_group("gloo", init_method=store, rank=first.rank, world_size=first.count)
+    second = Ranks.joined()
+    held.append(weakref.ref(second._group))
+    total = second.add(torch.ones(1))[0].item()
+    return {"sum": total, "is another": second._group is not first._group}
+
+
+def noted_at_exit(file: Path) -> list[weakref.ref]:
+    """A list of groups; a file says at the end which of them something still holds."""
+    held: list[weakref.ref] = []
+    # Handlers run in reverse order: this one after those of the groups, which come later.
+    atexit.register(lambda: file.write_text(str([group() is not None for group in held])))
+    return held
 
 
 def main() -> None:
     """Does a job; each rank writes what came of it."""
     torch.set_num_threads(1)
     job, file = sys.argv[1], Path(sys.argv[2])
-    if job == "threads":
-        left = file.with_suffix(f".left-{os.environ['RANK']}")
-        # Handlers run in reverse order: this one after those of what joins below.
-        atexit.register(lambda: left.write_text(str(gloo_workers())))
+    held = noted_at_exit(file.with_suffix(f".held-{os.environ['RANK']}"))
+    if job == "script":
+        dist.init_process_group("gloo")
     ranks = join_launched()
+    if ranks.count > 1:
+        held.append(weakref.ref(ranks._group))
     file.with_suffix(f".joined-{ranks.rank}").touch()
     if job == "searches":
         answers = searches()
@@ -119,9 +136,10 @@ def main() -> None:
         answers = {"front": [result.per_example.tolist() for result in front]}
     elif job == "checkpointed":
         answers = checkpointed(file)
-    elif job == "threads":
-        tracer()
-        answers = {"while joined": gloo_workers()}
+    elif job in ("full", "script"):
+        answers = {"full": tracer().full_effect}
+    elif job == "again":
+        answers = joined_again(file, held)
     elif job == "different":
         data = tiny.pairs(N, seed=5 + ranks.rank)
         answers = {"full": tk.Tracer(model(), data).full_effect}

@@ -39,8 +39,8 @@ class Ranks:
     """Its number; 0 reads the clock and writes."""
     count: int = 1
     """How many there are."""
-    _link: _Link | None = field(default=None, repr=False)
-    """Joins them; None for a process alone."""
+    _own: _OwnGroup | None = field(default=None, repr=False)
+    """Their process group; None for a process alone."""
 
     @classmethod
     def joined(cls) -> Ranks:
@@ -50,7 +50,7 @@ class Ranks:
         world = dist.group.WORLD
         if world not in _JOINED:
             _Interrupt.catch()
-            _JOINED[world] = cls(dist.get_rank(), dist.get_world_size(), _Link())
+            _JOINED[world] = cls(dist.get_rank(), dist.get_world_size(), _OwnGroup())
         return _JOINED[world]
 
     @property
@@ -61,7 +61,7 @@ class Ranks:
     @property
     def _group(self) -> Any:
         """What the collectives of `torch.distributed` take."""
-        return None if self._link is None else self._link.group
+        return None if self._own is None else self._own.group
 
     # ---- parts ----------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Ranks:
                 )
 
 
-class _Link:
+class _OwnGroup:
     """A process group on the CPU, let go before Python ends.
 
     A thread of the group that still holds a tensor while Python ends aborts the process: exit code

@@ -35,7 +35,7 @@ _SLOPES_OF_MODEL = (49_152, 2**19)
 """Slopes at a set that a model learns from, at most: with races, as promises take time; and
 without, as they take memory."""
 _OF_MODEL = 256
-"""Examples of it at most, with races, where these are not enough for all."""
+"""Examples that it learns from at most, with races, where all would have more slopes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -267,10 +267,13 @@ class TestUnseen:
         monkeypatch.setattr(MeasurementCache, "expand_at_empty", None)
         assert not self.best_sets(heavy, Portions.whole(heavy)).might_one_example_carry()
 
-    def test_where_an_example_has_no_curve_nothing_is_asked(self, model, halves, monkeypatch):
+    @pytest.mark.parametrize("metric", ["kl", "probability-drop"])
+    def test_without_curve_or_with_a_bound_no_pass_is_taken(
+        self, model, halves, monkeypatch, metric
+    ):
         monkeypatch.setattr(MeasurementCache, "expand_at_empty", None)
-        engine = tiny.engine(model, tiny.pairs(16), metric="kl")
-        assert not self.best_sets(engine, halves).might_one_example_carry()
+        engine = tiny.engine(model, tiny.pairs(16), metric=metric)
+        assert not self.best_sets(engine, halves, 0.7).might_one_example_carry()
 
     @pytest.mark.parametrize("chosen", [None, False])
     def test_a_search_makes_them_unless_told_not_to(self, heavy, halves, monkeypatch, chosen):

@@ -111,7 +111,7 @@ class BestSets:
             return False
         at_empty, _ = self.measurements.expand_at_empty()
         promised = promised_shares(curves, at_empty, self.largest).max().item()
-        return promised > _CARRIED * max(map(self.effect, self.sizes))
+        return promised > _CARRIED * self._best_effect
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a measured set on every example."""
@@ -246,8 +246,6 @@ class BestSets:
         sizes = [size for size in sizes if size <= self.largest]
         if curves is None or not sizes:
             return
-        if not can_one_example_matter(curves, max(map(self.effect, self.sizes))):
-            return
         own_sets = OwnSets(self.measurements, curves, sizes, passes)
         own_sets.walk()
         # Small sets do not tell whether one example carries large ones.
@@ -263,14 +261,22 @@ class BestSets:
             self._measure_starts(own_sets.rivals(means))
 
     def _curves_of_single_examples(self) -> ExampleCurves | None:
-        """Curves of the examples; None where no sets can be made for single ones."""
+        """Curves of the examples; None where no sets for single ones are worth making."""
         engine = self.engine
         # Where the score of an example hangs on the others it has no best set.
         if not engine.examples_are_independent:
             return None
         if not is_small_enough(engine.n_examples, engine.n_components):
             return None
-        return ExampleCurves.of(engine)
+        curves = ExampleCurves.of(engine)
+        if curves is None or not can_one_example_matter(curves, self._best_effect):
+            return None
+        return curves
+
+    @property
+    def _best_effect(self) -> float:
+        """Of all sizes."""
+        return max(map(self.effect, self.sizes))
 
     def _measure_starts(self, sets: Sequence[ComponentSet]) -> None:
         """Measures sets that were made for single examples, each on all examples.
