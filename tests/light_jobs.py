@@ -9,7 +9,7 @@ import time
 from concurrent.futures import as_completed
 from pathlib import Path
 
-from tracekit.processes import WorkerProcesses
+from tracekit._util.processes import WorkerProcesses
 
 _prefix = ""
 

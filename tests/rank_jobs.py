@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import tracekit as tk
 from tests import tiny
+from tracekit._util.ranks import Ranks, join_launched
 from tracekit.engine import component_sets
-from tracekit.ranks import Ranks, join_launched
 
 N = 30
 

@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 
 import tracekit as tk
-from tracekit.kinds import KINDS
+from tracekit.components.kinds import KINDS
 from tracekit.metrics import METRICS
 from tracekit.search import METHODS, arguments
 

@@ -43,7 +43,7 @@ def test_ci_checks_annotations(tmp_path):
     assert others == [options]
     file = tmp_path / "test_shape.py"
     file.write_text(
-        "import torch\nfrom tracekit import masks\n\n\n"
+        "import torch\nfrom tracekit.components import masks\n\n\n"
         "def test_shape():\n    masks.l1(torch.zeros(1, 2))\n"
     )
     # Of a run with these options, and of its workers, nothing is handed on.

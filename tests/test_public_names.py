@@ -49,14 +49,14 @@ def test_all_names_and_no_others():
         _ = tk.Frobnicate
 
 
-@pytest.mark.parametrize("package", ["data", "engine", "checks", "models", "results", "search"])
+@pytest.mark.parametrize("package", ["data", "engine", "models", "results", "search"])
 def test_packages_export_what_they_list(package):
     module = import_module(f"tracekit.{package}")
     assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_names_that_are_completed_are_those_that_there_are():
-    from tracekit.kinds import KINDS, KindName
+    from tracekit.components.kinds import KINDS, KindName
     from tracekit.metrics import METRICS, MetricName
     from tracekit.search import METHODS, MethodName
 

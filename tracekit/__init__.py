@@ -20,24 +20,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # Type checkers take `X as X` for a public name.
     from tracekit import anatomy as anatomy
-    from tracekit import checks as checks
     from tracekit import components as components
     from tracekit import data as data
     from tracekit import engine as engine
     from tracekit import errors as errors
     from tracekit import figures as figures
-    from tracekit import masks as masks
     from tracekit import metrics as metrics
     from tracekit import models as models
     from tracekit import paper as paper
     from tracekit import results as results
     from tracekit import runs as runs
     from tracekit import search as search
-    from tracekit import trackers as trackers
+    from tracekit import tracer as tracer
     from tracekit.anatomy import Explanation as Explanation
     from tracekit.anatomy import SideEffects as SideEffects
     from tracekit.components import Component as Component
     from tracekit.components import ComponentRegistry as ComponentRegistry
+    from tracekit.components.kinds import Kind as Kind
     from tracekit.data import GaussianNoise as GaussianNoise
     from tracekit.data import PromptPair as PromptPair
     from tracekit.data import PromptPairs as PromptPairs
@@ -47,19 +46,14 @@ if TYPE_CHECKING:
     from tracekit.engine import Cost as Cost
     from tracekit.engine import Engine as Engine
     from tracekit.engine import EngineConfig as EngineConfig
-    from tracekit.engine import Keep as Keep
     from tracekit.engine import MaskedPatch as MaskedPatch
     from tracekit.engine import Mean as Mean
     from tracekit.engine import Noise as Noise
     from tracekit.errors import TracekitError as TracekitError
-    from tracekit.estimate import Estimate as Estimate
-    from tracekit.figures import report as report
-    from tracekit.kinds import Kind as Kind
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
     from tracekit.models import load_model as load_model
-    from tracekit.planted import PlantedModel as PlantedModel
-    from tracekit.planted import planted_model as planted_model
+    from tracekit.reports import report as report
     from tracekit.results import Comparison as Comparison
     from tracekit.results import Faithfulness as Faithfulness
     from tracekit.results import InteractionGrid as InteractionGrid
@@ -80,6 +74,7 @@ if TYPE_CHECKING:
     from tracekit.search import Exhaustive as Exhaustive
     from tracekit.search import Goal as Goal
     from tracekit.search import Greedy as Greedy
+    from tracekit.search import Keep as Keep
     from tracekit.search import LocalSearch as LocalSearch
     from tracekit.search import MaskIG as MaskIG
     from tracekit.search import Random as Random
@@ -88,7 +83,10 @@ if TYPE_CHECKING:
     from tracekit.search import ShrunkenTopK as ShrunkenTopK
     from tracekit.search import TopK as TopK
     from tracekit.tracer import Tracer as Tracer
-    from tracekit.trackers import RunRecord as RunRecord
+    from tracekit.tracer.estimate import Estimate as Estimate
+    from tracekit.tracer.planted import PlantedModel as PlantedModel
+    from tracekit.tracer.planted import planted_model as planted_model
+    from tracekit.tracer.trackers import RunRecord as RunRecord
 
 _NAMES = {
     "anatomy": ("Explanation", "SideEffects"),
@@ -99,18 +97,17 @@ _NAMES = {
         "Cost",
         "Engine",
         "EngineConfig",
-        "Keep",
         "MaskedPatch",
         "Mean",
         "Noise",
     ),
     "errors": ("TracekitError",),
-    "estimate": ("Estimate",),
-    "figures": ("report",),
-    "kinds": ("Kind",),
+    "tracer.estimate": ("Estimate",),
+    "reports": ("report",),
+    "components.kinds": ("Kind",),
     "metrics": ("ContinuationLogProbs", "Metric"),
     "models": ("load_model",),
-    "planted": ("PlantedModel", "planted_model"),
+    "tracer.planted": ("PlantedModel", "planted_model"),
     "results": (
         "Comparison",
         "Faithfulness",
@@ -130,6 +127,7 @@ _NAMES = {
         "Exhaustive",
         "Goal",
         "Greedy",
+        "Keep",
         "LocalSearch",
         "MaskIG",
         "PGBCT",
@@ -140,25 +138,23 @@ _NAMES = {
         "TopK",
     ),
     "tracer": ("Tracer",),
-    "trackers": ("RunRecord",),
+    "tracer.trackers": ("RunRecord",),
 }
 """Public names, by the module that has them; a test holds the imports above against it."""
 _MODULES = (
     "anatomy",
-    "checks",
     "components",
     "data",
     "engine",
     "errors",
     "figures",
-    "masks",
     "metrics",
     "models",
     "paper",
     "results",
     "runs",
     "search",
-    "trackers",
+    "tracer",
 )
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

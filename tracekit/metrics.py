@@ -41,7 +41,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.errors import (
     ConfigError,
     MetricShapeError,

@@ -9,6 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.errors import (
     ConfigError,
     MissingContinuationError,
@@ -16,7 +17,6 @@ from tracekit.errors import (
     ResultNotFoundError,
     SideEffectsError,
 )
-from tracekit.masks import from_indices
 from tracekit.results.pareto_statistics import control_sets
 from tracekit.results.storage import read_run, write_run
 

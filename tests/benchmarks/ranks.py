@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import tracekit as tk
 from tests.benchmarks.setting import Model
-from tracekit.ranks import Ranks, join_launched, own_device
+from tracekit._util.ranks import Ranks, join_launched, own_device
 from tracekit.search import Goal
 
 TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")

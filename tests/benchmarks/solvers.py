@@ -52,16 +52,16 @@ import typer
 
 import tracekit as tk
 from tests.benchmarks.setting import DATA, SIZES, Padded, tokenizer
+from tracekit.components.masks import ranking
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine, EngineConfig
-from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
-from tracekit.masks import ranking
 from tracekit.metrics import resolve
 from tracekit.results.strongest_pairs import strongest_pairs
 from tracekit.search import Goal, LocalSearch, Search, TopK, make
 from tracekit.search.base import as_count
 from tracekit.search.cross_fit import RANKED_ALONE, cross_fit
 from tracekit.search.local.plan import log_spaced_sizes
+from tracekit.search.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.search.shrinkage import shrunken_effects
 
 SHARES = (0.1, 0.2, 0.3, 0.4)

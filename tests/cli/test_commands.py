@@ -21,7 +21,7 @@ from tracekit.cli.output import console, error_console, print_rows
 from tracekit.cli.parsing import parse_layers
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.figures.page import Section, write_page
+from tracekit.reports.page import Section, write_page
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -498,7 +498,7 @@ def test_masks_are_evaluated(command, tmp_path, demo_model):
 
 
 def test_models_are_listed_with_what_can_be_traced(command, monkeypatch):
-    from tracekit.checks import architectures
+    from tracekit.engine import architectures
 
     few = {name: architectures.ARCHITECTURES[name] for name in ("llama", "mixtral")}
     monkeypatch.setattr(architectures, "ARCHITECTURES", few)

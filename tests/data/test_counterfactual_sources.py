@@ -10,6 +10,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
     Counterfactual,
@@ -18,7 +19,6 @@ from tracekit.data.counterfactual_sources import (
     counterfactual_from_row,
 )
 from tracekit.errors import PairsError
-from tracekit.masks import from_indices
 from tracekit.models.hooked import recording_hooks
 
 

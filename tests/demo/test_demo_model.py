@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from tracekit.demo import MODEL_DIR, evaluate, examples, grammar
-from tracekit.demo.config import DemoConfig
-from tracekit.demo.train import IGNORED, batches, build_tokenizer, train
+from tools.demo_model import evaluate
+from tools.demo_model.config import DemoConfig
+from tools.demo_model.train import IGNORED, batches, build_tokenizer, train
+from tracekit.demo import MODEL_DIR, examples, grammar
 
 ROW_MAKERS = [
     examples.bias_rows,
@@ -36,7 +37,7 @@ def test_folder_is_small() -> None:
 
 
 def test_folder_has_a_card() -> None:
-    assert "python -m tracekit.demo.train" in (MODEL_DIR / "README.md").read_text("utf-8")
+    assert "python -m tools.demo_model.train" in (MODEL_DIR / "README.md").read_text("utf-8")
 
 
 def test_size_of_the_model(model: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.masks import from_indices
+from tracekit.components.masks import from_indices
 
 EVERY_KIND = [*tiny.PATCHED_KINDS, "+".join(tiny.WRITING_KINDS)]
 

@@ -134,7 +134,7 @@ def test_fast_paths_equal_the_plain_way(model, name):
     )
     sets = [(), (0,), (0, 3), (0, 3, 7), (11,), tuple(range(12))]
     expected = torch.stack(
-        [plain.effects(tk.masks.from_indices(members, 12).float()) for members in sets]
+        [plain.effects(tk.components.masks.from_indices(members, 12).float()) for members in sets]
     )
     torch.testing.assert_close(fast.set_effects(sets), expected, rtol=1e-4, atol=1e-5)
     assert fast.set_effects([()]).abs().max() < 1e-6

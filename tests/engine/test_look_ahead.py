@@ -7,8 +7,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
-from tracekit.masks import from_indices
 from tracekit.metrics import METRICS, ContinuationLogProbs
 
 

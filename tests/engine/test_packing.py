@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.engine import capabilities
 from tracekit.engine.capabilities import Capabilities
 from tracekit.errors import SlowPathWarning
-from tracekit.masks import from_indices
 
 EVERY_KIND = [*tiny.PATCHED_KINDS, "+".join(tiny.WRITING_KINDS)]
 

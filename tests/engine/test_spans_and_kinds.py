@@ -230,7 +230,10 @@ def test_fast_paths_equal_the_plain_way(model, kind, windows, source):
         tuple(torch.randperm(n, generator=generator)[:k].sort().values.tolist()) for k in (2, 4)
     ]
     expected = torch.stack(
-        [plain.engine.effects(tk.masks.from_indices(members, n).float()) for members in sets]
+        [
+            plain.engine.effects(tk.components.masks.from_indices(members, n).float())
+            for members in sets
+        ]
     )
     torch.testing.assert_close(fast.engine.set_effects(sets), expected, rtol=1e-3, atol=1e-4)
     mask = torch.rand(n, generator=generator)
@@ -416,7 +419,7 @@ def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):
     kind = tk.Kind(**{**COORDINATES, "name": "once"})
     result = tk.Tracer(model, tiny.pairs(), kind).run("random", budget=2, draws=3)
     folder = result.save(tmp_path / "run")
-    monkeypatch.setattr(tk.kinds, "_OWN_KINDS", {})
+    monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
     with pytest.raises(UnknownKindError):
         tk.Tracer(model, tiny.pairs(), "once")
     assert tk.TraceResult.load(folder).labels == result.labels
@@ -654,7 +657,7 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
         result = tracer.run(method, budget=3, **options)
         assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
     folder = result.save(tmp_path / "run")
-    monkeypatch.setattr(tk.kinds, "_OWN_KINDS", {})
+    monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
     loaded = tk.TraceResult.load(folder)
     assert loaded.components == result.components
     assert loaded.heatmap().data
@@ -725,7 +728,7 @@ def test_unpickled_results_bring_their_kinds(model, monkeypatch):
     result = tk.Tracer(model, tiny.pairs(), tk.Kind(**COORDINATES)).run("top-k", budget=2)
     stored = pickle.dumps(result.registry)
     printed = list(map(str, result.components))
-    monkeypatch.setattr(tk.kinds, "_OWN_KINDS", {})
+    monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
     registry = pickle.loads(stored)
     assert [str(registry[i]) for i in map(result.registry.index, result.components)] == printed
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.errors import (
     ExplorationError,
     IdentityCheckError,
@@ -23,7 +24,6 @@ from tracekit.errors import (
 )
 from tracekit.explore import Exploration, Measurement, Prediction
 from tracekit.explore.exploration import Progress, Unpredicted, members_of_key, set_key
-from tracekit.masks import from_indices
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
             await view.page.locator(f"[id$=example{number}]").hover(force=True)
             detail = view.page.locator(".tk-detail")
             after = tracer.engine.log_probs(
-                tk.masks.from_indices(view.widget.exploration.members, 32)
+                tk.components.masks.from_indices(view.widget.exploration.members, 32)
             )
             clean = tracer.engine.clean
             shown_number = int(re.search(r"Example (\d+)", await detail.inner_text())[1])
@@ -323,7 +323,7 @@ def test_the_latest_click_wins_and_an_effect_is_never_of_another_set(chromium, h
     assert shown_pairs
     for key, text in shown_pairs:
         members = [i for run in key.split(",") for i in _expanded(run)]
-        effect = heads.evaluate(tk.masks.from_indices(members, 32))
+        effect = heads.evaluate(tk.components.masks.from_indices(members, 32))
         assert text.startswith(f"effect {three(effect)} ")
     assert widget.exploration.members == (*range(7), 24)
 

@@ -17,7 +17,11 @@ from tests.mutation.mutants import Mutant, count, make
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("engine", "search", "data", "results")
-TESTS = [*(f"tests/{name}" for name in FOLDERS), "tests/test_masks.py", "tests/test_metrics.py"]
+TESTS = [
+    *(f"tests/{name}" for name in FOLDERS),
+    "tests/components/test_masks.py",
+    "tests/test_metrics.py",
+]
 _OPTIONS = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header"]
 _SECONDS = 120.0
 _TIMES = 5

@@ -11,15 +11,15 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.conftest import FRONT_PASSES
-from tracekit.doubts import warn_of_front
+from tracekit.components.masks import from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnstableResultWarning
-from tracekit.masks import from_indices
 from tracekit.results import pareto_statistics
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
 from tracekit.results.storage import read_document, write_document
 from tracekit.search import Goal
 from tracekit.search.local.from_all import sets_from_all
+from tracekit.tracer.diagnostics import warn_of_front
 
 WORSE = {"from_all_similarity": 0.0, "from_all_gain": -0.2}
 

@@ -9,13 +9,13 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit._util.files import write_csv
 from tracekit.errors import (
     BudgetError,
     FormatVersionError,
     ResultFormatError,
     ResultNotFoundError,
 )
-from tracekit.files import write_csv
 from tracekit.results.result import effect_interval
 from tracekit.results.storage import (
     FORMAT_VERSION,

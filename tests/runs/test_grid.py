@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tracekit as tk
-from tracekit._toml import read_options, write_options
+from tracekit._util.toml import read_options, write_options
 from tracekit.errors import (
     BudgetError,
     ConfigError,

@@ -9,8 +9,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.masks import from_indices
 from tracekit.search.cross_fit import CrossFit, as_judged, cross_fit, sizes_alone
 from tracekit.search.local.best_sets import BestSets
 
@@ -150,7 +150,7 @@ def test_weights_are_those_of_the_whole_data_set(model):
 
 
 def patched(monkeypatch, rival):
-    monkeypatch.setattr("tracekit.search_run.RANKED_ALONE", rival)
+    monkeypatch.setattr("tracekit.tracer.search_run.RANKED_ALONE", rival)
 
 
 def worst_first(tracer) -> tuple[int, ...]:
@@ -257,7 +257,9 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
 
     patched(monkeypatch, Ranked())
     # The halves do not look at sizes 2 and 4; the joint search has no set of size 4.
-    monkeypatch.setattr("tracekit.search_run.sizes_of_statistics", lambda sizes: [1, 3, 5, 6])
+    monkeypatch.setattr(
+        "tracekit.tracer.search_run.sizes_of_statistics", lambda sizes: [1, 3, 5, 6]
+    )
     monkeypatch.setattr(BestSets, "improving", [1, 2, 3, 5, 6])
     front = tracer.pareto(max_budget=6, max_passes=60, start_from_examples=False)
     methods = {result.n_selected: result.method for result in front}
@@ -281,12 +283,12 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     # Where the joint search has a set between these, it is left out if the choice is the other one.
     monkeypatch.setattr("tracekit.search.cross_fit.MOST_ALONE", 11)
     monkeypatch.setattr("tracekit.search.cross_fit._SIZES_OF_MANY", 3)
-    monkeypatch.setattr("tracekit.search_run.sizes_of_statistics", lambda sizes: [1, 7])
+    monkeypatch.setattr("tracekit.tracer.search_run.sizes_of_statistics", lambda sizes: [1, 7])
     monkeypatch.setattr(BestSets, "improving", [1, 2, 7])
     for choice, expected in ((1, (1, 3, 7, 9)), (0, (1, 2, 7))):
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
-        monkeypatch.setattr("tracekit.search_run._is_taken", lambda alone, joint: True)
+        monkeypatch.setattr("tracekit.tracer.search_run._is_taken", lambda alone, joint: True)
         front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
         assert front.sizes == expected
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}
@@ -301,7 +303,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
         fits.append(cross_fit(*args, **options))
         return fits[-1]
 
-    monkeypatch.setattr("tracekit.search_run.cross_fit", kept)
+    monkeypatch.setattr("tracekit.tracer.search_run.cross_fit", kept)
     if asked == "front":
         options = {"max_budget": 4, "statistics": False, "max_passes": 30}
         joint = tracer.pareto(objective="mean", start_from_examples=False, **options)

@@ -11,6 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit import search
+from tracekit.components.masks import from_indices
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -19,7 +20,6 @@ from tracekit.errors import (
     UnknownMethodError,
     UnknownOptionError,
 )
-from tracekit.masks import from_indices
 from tracekit.search.base import Goal, as_count
 
 

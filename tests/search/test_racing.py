@@ -9,12 +9,12 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.keeping import Keep, KeepingEngine
-from tracekit.engine.objectives import ScoringEngine, resolve_objective
 from tracekit.errors import NonFiniteMetricError, SearchStoppedWarning
 from tracekit.search.carriers import few_carriers
+from tracekit.search.keeping import Keep, KeepingEngine
 from tracekit.search.local import measurements
 from tracekit.search.local.measurements import Limits, MeasurementCache
+from tracekit.search.objectives import ScoringEngine, resolve_objective
 from tracekit.search.racing import (
     FEWEST_EXAMPLES,
     Heat,

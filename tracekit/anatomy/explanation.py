@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._options import shortened
+from tracekit._util.options import shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import (

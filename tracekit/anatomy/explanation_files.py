@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tracekit._options import is_whole
+from tracekit._util.options import is_whole
 from tracekit.anatomy.member_pairs import PairInteractions
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues
 from tracekit.anatomy.side_effects import FILES as SIDE_EFFECTS_FILES
 from tracekit.anatomy.side_effects import SideEffects
 from tracekit.anatomy.stand_ins import Redundancy, StandIn
 from tracekit.components import ComponentRegistry
+from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
 from tracekit.errors import ResultFormatError, TracekitError
-from tracekit.masks import from_indices
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import damaged, read_run, write_run
 

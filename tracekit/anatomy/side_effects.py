@@ -31,13 +31,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._markup import printable
-from tracekit._options import is_whole
+from tracekit._util.markup import printable
+from tracekit._util.options import is_whole
 from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, SideEffectsError, TracekitError
-from tracekit.masks import from_indices
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval, ratio_interval
 from tracekit.results.pareto_statistics import control_sets

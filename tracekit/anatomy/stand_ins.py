@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tracekit.anatomy.set_game import SetGame
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
-from tracekit.masks import Mask
 from tracekit.metrics import Effects
 
 _PROPOSED = 5

@@ -23,7 +23,7 @@ from tracekit.cli.output import (
 
 if TYPE_CHECKING:
     from tracekit.results import InteractionGrid, ParetoFront, TraceCurve, TraceResult
-    from tracekit.tracer import Tracer
+    from tracekit.tracer.tracer import Tracer
 
 _EXAMPLES = 32
 _BUDGETS = (2, 3, 4, 6, 9)
@@ -174,7 +174,7 @@ def _write_page(traced: _Traced, output: Path) -> Path:
     import pandas as pd
 
     import tracekit as tk
-    from tracekit.figures.page import Section, write_page
+    from tracekit.reports.page import Section, write_page
 
     shown = [traced.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct", "top-k")]
     chosen = traced.curves["pgb-ct"].at(max(_SHOWN))

@@ -81,7 +81,7 @@ def evaluate(
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
     import pandas as pd
 
-    from tracekit.files import write_csv
+    from tracekit._util.files import write_csv
     from tracekit.results import effect_interval
 
     if output is not None:

@@ -18,7 +18,7 @@ def models() -> None:
     The second table is made now: every check that a trace makes on its own model is made on a tiny
     random model of each architecture.
     """
-    from tracekit.checks.architectures import ARCHITECTURES, try_out
+    from tracekit.engine.architectures import ARCHITECTURES, try_out
     from tracekit.paper.models import PAPER_MODELS
 
     table = Table("the paper's model", "hub name", *_PAPER_KINDS)

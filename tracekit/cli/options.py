@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.components import ComponentRegistry
-    from tracekit.engine import Keep
-    from tracekit.tracer import Tracer
+    from tracekit.search import Keep
+    from tracekit.tracer.tracer import Tracer
 
 _, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
 
@@ -46,7 +46,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.", rich_h
 
 def _read_config(context: Any, path: Path | None) -> Path | None:
     """Makes the options of a file the defaults of a command."""
-    from tracekit._toml import read_options
+    from tracekit._util.toml import read_options
 
     if path is not None:
         options = {parameter.name: parameter for parameter in context.command.params}
@@ -95,7 +95,7 @@ def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
     Raises:
         OutputError: The file cannot be written.
     """
-    from tracekit._toml import write_options
+    from tracekit._util.toml import write_options
 
     if path is not None:
         check_file(path)
@@ -429,10 +429,10 @@ def build_tracer(
     Layers, the name of the data set and the form of options are checked before the model is loaded.
     """
     import tracekit as tk
+    from tracekit._util.ranks import own_device
     from tracekit.cli.output import join_ranks, print_skipped
     from tracekit.data.registry import describe
     from tracekit.engine.sources import source_of_name
-    from tracekit.ranks import own_device
 
     join_ranks()
     layer_list = parse_layers(layers)

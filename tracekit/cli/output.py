@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
     from tracekit.data.prompts import PromptPairs
-    from tracekit.estimate import Estimate
     from tracekit.results.result import TraceCurve, TraceResult
-    from tracekit.tracer import Tracer
+    from tracekit.tracer.estimate import Estimate
+    from tracekit.tracer.tracer import Tracer
 
 
 class PlainConsole(Console):
@@ -50,14 +50,14 @@ def print_problem(word: str, text: object, style: str) -> None:
 
 
 def _rank_name() -> str:
-    from tracekit.ranks import Ranks
+    from tracekit._util.ranks import Ranks
 
     return f"Rank {Ranks.joined().rank}:"
 
 
 def join_ranks() -> None:
     """Joins the processes that a launcher has started; only the first of them prints."""
-    from tracekit.ranks import join_launched
+    from tracekit._util.ranks import join_launched
 
     console.quiet = not join_launched().is_first
 
@@ -207,7 +207,7 @@ def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:
     """Prints what runs will take, a line each, and all of them together."""
-    from tracekit.estimate import duration
+    from tracekit.tracer.estimate import duration
 
     listed = list(estimates)
     for each in listed:

@@ -26,7 +26,7 @@ from tracekit.errors import DataNotFoundError, RunMismatchError
 
 if TYPE_CHECKING:
     from tracekit.results import TraceResult
-    from tracekit.tracer import Tracer
+    from tracekit.tracer.tracer import Tracer
 
 __all__ = [
     "ByOption",

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     DATA,

@@ -92,7 +92,7 @@ def side_effects(
 ) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""
     import tracekit as tk
-    from tracekit.files import write_csv
+    from tracekit._util.files import write_csv
 
     named = _named("--other", other)
     metrics = _named("--other-metric", other_metric or [])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     LIMITS,
@@ -73,7 +73,7 @@ def sweep(
     from dataclasses import fields
 
     from tracekit import runs
-    from tracekit._toml import read_options
+    from tracekit._util.toml import read_options
 
     own = inspect.signature(runs.sweep).parameters
     keys = {*own, *(field.name for field in fields(runs.Grid))}

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._options import check_seed, shortened, whole_numbers
+from tracekit._util.options import check_seed, shortened, whole_numbers
 from tracekit.components import Kind
 from tracekit.errors import ConfigError, EmptyContinuationError, PairsError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tracekit._markup import html_text
+from tracekit._util.markup import html_text
 from tracekit.data.counterfactual_sources import (
     ConstantCounterfactual,
     Ids,

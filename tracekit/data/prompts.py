@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._markup import printable
-from tracekit._options import check_seed, shortened
+from tracekit._util.markup import printable
+from tracekit._util.options import check_seed, shortened
 from tracekit.data.counterfactual_sources import (
     COUNTERFACTUALS,
     Counterfactual,

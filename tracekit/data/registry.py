@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tracekit._options import convert
+from tracekit._util.options import convert
 from tracekit.data import (
     demo,
     factual_recall,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracekit._options import shortened, whole_numbers
+from tracekit._util.options import shortened, whole_numbers
 from tracekit.errors import SpanError
 
 Spans = Mapping[str, tuple[int, ...]]

@@ -4,10 +4,8 @@ Importing this package loads none of its modules, some of which need PyTorch.
 
 * `tracekit.demo.grammar`: the word lists, the planted behaviours and the training sentences.
 * `tracekit.demo.examples`: data sets about the planted behaviours.
-* `tracekit.demo.evaluate`: how well a model shows each planted behaviour.
-* `tracekit.demo.config`: size and training of the model.
-* `tracekit.demo.train`: trains the model from scratch (`python -m tracekit.demo.train`).
-* `tracekit.demo.model_card`: writes the model card, `README.md` in the model's folder.
+
+`python -m tools.demo_model.train`, in a checkout, trains the model from scratch.
 """
 
 from pathlib import Path

@@ -12,17 +12,26 @@ What is computed when, and shared between what:
    logits only where a token is scored (`batch.py`); and, for a gradient, a backward pass to the
    mask. Parameters are frozen.
 
-`keeping.py` gives searches an engine that minds what is to stay as it is. `sources.py` gives the
-pairs of a data set other counterfactuals: zeros, means, other examples. `look_ahead.py` predicts
-what changing a set would bring; `packing.py` puts x and y of an example into one row;
-`block_skipping.py` starts and stops passes in the middle of the model.
+`sources.py` gives the pairs of a data set other counterfactuals: zeros, means, other examples.
+`look_ahead.py` predicts what changing a set would bring; `packing.py` puts x and y of an example
+into one row; `block_skipping.py` starts and stops passes in the middle of the model. `checks.py`
+proves that hooks act on a model, before its numbers are trusted.
 """
 
+from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
-from tracekit.engine.keeping import Keep
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.sources import Mean, Noise
 
-__all__ = ["Capabilities", "Cost", "Engine", "EngineConfig", "Keep", "MaskedPatch", "Mean", "Noise"]
+__all__ = [
+    "Capabilities",
+    "Cost",
+    "Engine",
+    "EngineConfig",
+    "MaskedPatch",
+    "Mean",
+    "Noise",
+    "checks",
+]

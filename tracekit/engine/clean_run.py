@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracekit._util.ranks import Ranks
 from tracekit.engine.batch import Batch
 from tracekit.engine.forward import ForwardPass
 from tracekit.metrics import ContinuationLogProbs, Reading
 from tracekit.models.hooked import HookedModel, frozen
-from tracekit.ranks import Ranks
 
 _FLOAT_BYTES = 4
 

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit import _progress
+from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
+from tracekit.components.masks import from_indices
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
-from tracekit.masks import from_indices
 from tracekit.models.hooked import frozen, to_device
 
 if TYPE_CHECKING:

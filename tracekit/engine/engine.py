@@ -20,10 +20,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit import _progress
-from tracekit import masks as masks_module
-from tracekit._options import is_whole, shortened
+from tracekit._util import progress as _progress
+from tracekit._util.files import digest_of
+from tracekit._util.options import is_whole, shortened
+from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components import masks as masks_module
+from tracekit.components.masks import Mask
 from tracekit.data.counterfactual_sources import NoCounterfactual
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
@@ -54,8 +57,6 @@ from tracekit.errors import (
     RankError,
     SpanError,
 )
-from tracekit.files import digest_of
-from tracekit.masks import Mask
 from tracekit.metrics import (
     ContinuationLogProbs,
     ContinuationMean,
@@ -73,7 +74,6 @@ from tracekit.models.hooked import (
     sample_of,
     to_device,
 )
-from tracekit.ranks import Ranks
 
 _COUNTERS = ("_n_forward", "_n_backward")
 """What changes while an engine works."""

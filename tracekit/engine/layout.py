@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._options import shortened, whole_numbers
+from tracekit._util.options import shortened, whole_numbers
 from tracekit.data.counterfactual_sources import Counterfactual, Ids
 from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.data.spans import LAST, REST

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.batch import Batch
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.models.hooked import frozen, to_device
 

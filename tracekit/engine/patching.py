@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Kind, Site
-from tracekit.kinds import FeatureMap
+from tracekit.components.kinds import FeatureMap
 from tracekit.models.hooked import Hook, to_device
 
 _STREAM_PASSES_BY = ".hook_resid_mid"

@@ -24,7 +24,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from tracekit._options import check_seed, shortened
+from tracekit._util.options import check_seed, shortened
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactual_sources import (
     ConstantCounterfactual,

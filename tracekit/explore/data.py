@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracekit._markup import html_text, printable, script_json
+from tracekit._util.markup import html_text, printable, script_json
 from tracekit.components import ComponentGrid
+from tracekit.components.kinds import kind_of
 from tracekit.data.display import ShownTokens, shown_pair
 from tracekit.errors import ExplorationError
 from tracekit.explore.exploration import Exploration, Measurement, Prediction, set_key
-from tracekit.kinds import kind_of
 from tracekit.models import model_name
 
 SCRIPT = Path(__file__).with_name("explorer.js")

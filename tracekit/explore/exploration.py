@@ -20,12 +20,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks
-from tracekit._options import is_whole, shortened
+from tracekit._util.options import is_whole, shortened
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices
+from tracekit.engine import checks
 from tracekit.engine.engine import Engine
 from tracekit.errors import ExplorationError, TracekitError
-from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
 

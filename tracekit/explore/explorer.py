@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from tracekit._markup import printable
+from tracekit._util.files import write_beside
+from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentSet
 from tracekit.errors import ExplorationError
 from tracekit.explore.data import (
@@ -32,7 +33,6 @@ from tracekit.explore.exploration import (
     Progress,
     set_key,
 )
-from tracekit.files import write_beside
 from tracekit.metrics import Effects
 from tracekit.models import model_name
 from tracekit.results.picture import selection_svg

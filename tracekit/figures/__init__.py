@@ -17,7 +17,6 @@ from tracekit.figures.heatmap import (
     selection_data,
 )
 from tracekit.figures.interactions import interaction_heatmap
-from tracekit.figures.report import report
 from tracekit.figures.side_effects import side_effects
 from tracekit.figures.style import HEIGHT, WIDTH, data_and_model
 
@@ -41,7 +40,6 @@ __all__ = [
     "member_heatmap",
     "member_network",
     "pareto_curve",
-    "report",
     "selection_data",
     "side_effects",
     "similarities",

@@ -14,10 +14,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from tracekit._util.files import draft_folder, write_beside
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
 from tracekit.figures.style import add_legend, place_title
-from tracekit.files import draft_folder, write_beside
 
 _PIXELS_PER_POINT = 2
 _PER_INCH = 96

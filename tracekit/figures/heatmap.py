@@ -17,6 +17,7 @@ import torch
 from plotly.colors import sample_colorscale
 
 from tracekit.components import ComponentGrid, kind_of
+from tracekit.components.masks import Mask, ranking
 from tracekit.errors import ConfigError
 from tracekit.figures.style import (
     BOX,
@@ -30,7 +31,6 @@ from tracekit.figures.style import (
     styles,
     subtitle_size,
 )
-from tracekit.masks import Mask, ranking
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tracekit._util.files import digest_of
 from tracekit.errors import UnsupportedModelError
-from tracekit.files import digest_of
 from tracekit.models.attention_patterns import patterns_in_place
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")

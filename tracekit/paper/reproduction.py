@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit import figures
+from tracekit._util.files import write_beside
 from tracekit.data.registry import describe
 from tracekit.errors import (
     ConfigError,
@@ -21,7 +22,6 @@ from tracekit.errors import (
     UnknownExperimentError,
     UnknownOptionError,
 )
-from tracekit.files import write_beside
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
 from tracekit.paper.jobs import ModelAt

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit import checks
+from tracekit.engine import checks
 from tracekit.errors import TableMismatchError
 from tracekit.paper.published import SingleHeads
-from tracekit.tracer import Tracer
+from tracekit.tracer.tracer import Tracer
 
 _CORRELATION = 0.99
 """Least correlation that counts as agreement."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.results.latex_table import Table
 from tracekit.results.pareto_statistics import jaccard

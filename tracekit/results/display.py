@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracekit._markup import html_table, html_text
+from tracekit._util.markup import html_table, html_text
 from tracekit.results.picture import selection_svg
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, ranking
 from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError
-from tracekit.masks import Mask, ranking
 from tracekit.results.intervals import ratio_interval
 
 if TYPE_CHECKING:

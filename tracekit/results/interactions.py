@@ -25,11 +25,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._markup import printable
+from tracekit._util.files import write_csv
+from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
-from tracekit.files import write_csv
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding
 from tracekit.results.storage import damaged, read_document, write_document

@@ -8,7 +8,7 @@ from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
-from tracekit.files import write_beside, write_csv
+from tracekit._util.files import write_beside, write_csv
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from tracekit._util.files import write_beside
 from tracekit.components import Component, ComponentRegistry
+from tracekit.components.masks import BinaryMask, Mask
 from tracekit.errors import MibFormatError
-from tracekit.files import write_beside
-from tracekit.masks import BinaryMask, Mask
 
 _NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
 SIZES = ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")

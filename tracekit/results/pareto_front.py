@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoStatisticsError
 from tracekit.results.pareto_statistics import SizeStatistics

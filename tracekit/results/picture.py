@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import accumulate
 
-from tracekit._markup import html_text
+from tracekit._util.markup import html_text
 from tracekit.components import ComponentGrid, ComponentRegistry
 
 _CELL = 15

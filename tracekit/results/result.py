@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentRegistry
+from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoTracerError, TracekitError
-from tracekit.masks import BinaryMask, Mask
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import check_registry, write_mib

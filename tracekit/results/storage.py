@@ -21,8 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tracekit._util.files import digest_of, write_beside, write_csv
 from tracekit.errors import FormatVersionError, ResultFormatError, ResultNotFoundError
-from tracekit.files import digest_of, write_beside, write_csv
 
 FORMAT_VERSION = 3
 DOCUMENT = "result.json"

@@ -25,12 +25,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._markup import printable
-from tracekit._options import shortened
+from tracekit._util.markup import printable
+from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.masks import Mask, from_indices
 from tracekit.results.interactions import LEVEL, added_effects, check_size
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._markup import printable
+from tracekit._util.markup import printable
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.results.interactions import LEVEL, added_effects, check_size

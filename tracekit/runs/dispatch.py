@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import VersionsDifferError
-from tracekit.files import marker, remove_abandoned, remove_abandoned_locks
 from tracekit.runs.executors import Workers, workers_of
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import Run, decisive_versions

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from tracekit._options import shortened
+from tracekit._util.options import shortened
+from tracekit._util.processes import WorkerProcesses
 from tracekit.errors import (
     ExecutorError,
     ExecutorUnreachableError,
     MissingExtraError,
     WorkerLostError,
 )
-from tracekit.processes import WorkerProcesses
 from tracekit.runs.worker import WorkerReport, forget
 
 _DASK, _SUBMITIT = "dask://", "submitit://"

@@ -12,9 +12,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from tracekit._options import check_seed, convert, is_whole, shortened
+from tracekit._util.options import check_seed, convert, is_whole, shortened
+from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
-from tracekit.engine.objectives import ObjectiveName
 from tracekit.engine.sources import SourceName
 from tracekit.errors import (
     BudgetError,
@@ -24,12 +24,12 @@ from tracekit.errors import (
     UnknownModelError,
     UnknownOptionError,
 )
-from tracekit.kinds import kind_of
 from tracekit.metrics import ContinuationMean, Direction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models.loading import DEMO, locate
 from tracekit.runs.jobs import Job, ModelSource
 from tracekit.search import METHODS, make
+from tracekit.search.objectives import ObjectiveName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from tracekit._util.files import digest_of, draft_folder
 from tracekit.errors import TracekitError
-from tracekit.files import digest_of, draft_folder
 from tracekit.models.loading import HookedModel
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import CURVE, TraceCurve, TraceResult

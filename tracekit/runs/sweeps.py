@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import PositiveInt
 from tqdm.auto import tqdm
 
-from tracekit._markup import printable
-from tracekit._options import as_path, convert, is_whole
+from tracekit._util.files import locked, write_csv
+from tracekit._util.markup import printable
+from tracekit._util.options import as_path, convert, is_whole
 from tracekit.errors import (
     ConfigError,
     FolderInUseError,
@@ -23,7 +24,6 @@ from tracekit.errors import (
     TracekitError,
     UnreadableRunWarning,
 )
-from tracekit.files import locked, write_csv
 from tracekit.results.result import TraceResult
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all

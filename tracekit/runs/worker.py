@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tracekit._util.files import locked
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.errors import (
@@ -23,7 +24,6 @@ from tracekit.errors import (
     UnknownModelError,
     VersionsDifferError,
 )
-from tracekit.files import locked
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceCurve, TraceResult
@@ -39,7 +39,7 @@ from tracekit.runs.store import (
     weights_hash,
 )
 from tracekit.search import make
-from tracekit.tracer import Tracer
+from tracekit.tracer.tracer import Tracer
 
 
 @dataclass(frozen=True)

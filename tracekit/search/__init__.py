@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, cast, get_type_hints
 
-from tracekit._options import check_numbers, convert
+from tracekit._util.options import check_numbers, convert
 from tracekit.errors import UnknownMethodError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
@@ -21,6 +21,7 @@ from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
 from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.baselines.topk import TopK
+from tracekit.search.keeping import Keep
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
@@ -63,6 +64,7 @@ __all__ = [
     "Exhaustive",
     "Goal",
     "Greedy",
+    "Keep",
     "LocalSearch",
     "MaskIG",
     "MethodName",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from tracekit.engine.keeping import Keep
-from tracekit.engine.objectives import Objective, ObjectiveName
 from tracekit.engine.precision import Precision
+from tracekit.search.keeping import Keep
 from tracekit.search.learned.reward import Reward
 from tracekit.search.learned.schedules import Schedule
 from tracekit.search.local.soft_topk import BudgetSampling
+from tracekit.search.objectives import Objective, ObjectiveName
 
 
 class _Every(TypedDict, total=False):

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracekit._options import is_whole
+from tracekit._util.options import is_whole
+from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import (
@@ -20,7 +21,6 @@ from tracekit.errors import (
     NotDifferentiableError,
     TargetNotReachedError,
 )
-from tracekit.masks import BinaryMask, Mask, from_indices
 from tracekit.metrics import Effects, Metric
 
 Record = Mapping[str, float | int | str]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from tracekit import _progress
+from tracekit._util import progress as _progress
+from tracekit.components.masks import Mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.masks import Mask, ranking
 from tracekit.search.base import (
     Goal,
     Planned,

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.masks import Mask
 
 _FEWEST = 3
 """Components from which on they tell something of each other."""

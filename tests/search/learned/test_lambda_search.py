@@ -9,8 +9,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.errors import TargetNotReachedError
-from tracekit.masks import from_indices
 from tracekit.search.learned.lambda_search import (
     LambdaBracket,
     Snapshot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tracekit.masks import from_indices
+from tracekit.components.masks import from_indices
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache
 from tracekit.search.racing import Heat
 

@@ -10,8 +10,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.keeping import Keep
 from tracekit.search import Goal, LocalSearch, carriers
+from tracekit.search.keeping import Keep
 from tracekit.search.local import local_search, model_walk, plan
 from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.local_search import refine_sets

@@ -9,11 +9,10 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
-from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
-from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.local import plan, single_examples
 from tracekit.search.local.best_sets import BestSets
@@ -25,6 +24,7 @@ from tracekit.search.local.single_examples import (
     promised_shares,
     resized,
 )
+from tracekit.search.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.search.racing import Portions
 
 N = 12

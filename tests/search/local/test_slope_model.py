@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests import tiny
+from tracekit.components.masks import from_indices
 from tracekit.engine.look_ahead import Expansion
-from tracekit.engine.objectives import LogOdds, ScoringEngine, TrimmedMean
-from tracekit.masks import from_indices
 from tracekit.search import Goal
 from tracekit.search.local import slope_model
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import Limits, MeasurementCache
 from tracekit.search.local.slope_model import SlopeModel
+from tracekit.search.objectives import LogOdds, ScoringEngine, TrimmedMean
 
 N = 12
 

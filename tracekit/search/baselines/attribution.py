@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import torch
 
-from tracekit._options import check_at_least, check_types
+from tracekit._util.options import check_at_least, check_types
+from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError
-from tracekit.masks import Mask
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 

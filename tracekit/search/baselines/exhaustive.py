@@ -7,7 +7,7 @@ from itertools import combinations
 from math import comb
 from typing import ClassVar
 
-from tracekit import _progress
+from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine

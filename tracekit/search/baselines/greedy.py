@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit import _progress
+from tracekit._util import progress as _progress
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached

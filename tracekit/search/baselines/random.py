@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from tracekit import _progress
-from tracekit._options import check_at_least, check_types
+from tracekit._util import progress as _progress
+from tracekit._util.options import check_at_least, check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import (

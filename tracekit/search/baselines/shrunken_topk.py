@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._options import check_at_least, check_types
+from tracekit._util.options import check_at_least, check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient

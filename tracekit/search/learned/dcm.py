@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit import masks
-from tracekit._options import check_at_least
-from tracekit.masks import Mask
+from tracekit._util.options import check_at_least
+from tracekit.components import masks
+from tracekit.components.masks import Mask
 from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
 from tracekit.search.learned.reward import ObjectiveName
 

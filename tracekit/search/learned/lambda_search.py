@@ -15,9 +15,9 @@ from math import sqrt
 import torch
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.engine.engine import Engine
 from tracekit.errors import TargetNotReachedError
-from tracekit.masks import BinaryMask, Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.base import Record, Selection
 from tracekit.search.prefix import smallest_prefix

@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tracekit import _progress, masks
-from tracekit._options import check_at_least, check_positive, check_types
-from tracekit.components import kind_of
+from tracekit._util import progress as _progress
+from tracekit._util.options import check_at_least, check_positive, check_types
+from tracekit.components import kind_of, masks
+from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.precision import Precision, check_precision
 from tracekit.errors import ConfigError
-from tracekit.masks import BinaryMask, Mask
 from tracekit.search.base import Goal, Planned, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
     TrainingRun,

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Literal
 
-from tracekit import masks
-from tracekit._options import check_at_least, check_choice
+from tracekit._util.options import check_at_least, check_choice
+from tracekit.components import masks
+from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.masks import Mask
 from tracekit.search.base import Goal, Planned, Selection
 from tracekit.search.learned import schedules
 from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets

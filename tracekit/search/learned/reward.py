@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
 from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
-from tracekit.masks import Mask
 from tracekit.metrics import Effects, Metric
 from tracekit.models.hooked import to_device
 

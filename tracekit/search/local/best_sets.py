@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import ranking
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
-from tracekit.masks import ranking
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import LimitReachedError, MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours

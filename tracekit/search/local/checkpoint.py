@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
 from tracekit.engine.look_ahead import FirstOrderPrediction
 from tracekit.errors import CheckpointError, CheckpointWarning
-from tracekit.files import digest_of, locked, tensors_digest, write_beside
-from tracekit.masks import Mask
 from tracekit.metrics import Effects
 
 _FORMAT = 3

@@ -38,12 +38,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from tracekit._options import check_at_least, check_choice, check_positive, check_types
+from tracekit._util.options import check_at_least, check_choice, check_positive, check_types
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices, ranking
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, NothingMeasuredError
-from tracekit.masks import Mask, from_indices, ranking
 from tracekit.metrics import Effects
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
 from tracekit.search.learned.reward import Reward

@@ -18,12 +18,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction, prediction_of
 from tracekit.errors import ConfigError, NonFiniteMetricError
-from tracekit.masks import Mask, from_indices
 from tracekit.metrics import Effects
 from tracekit.search.carriers import few_carriers
 from tracekit.search.local.checkpoint import Checkpoint, Measured

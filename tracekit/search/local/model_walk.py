@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit import _progress
+from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.plan import JOINING

@@ -15,8 +15,8 @@ from itertools import chain, product
 from typing import TypeVar
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, ranking
 from tracekit.engine.look_ahead import FirstOrderPrediction
-from tracekit.masks import Mask, ranking
 
 T = TypeVar("T")
 

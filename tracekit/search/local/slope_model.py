@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.look_ahead import Expansion
-from tracekit.masks import Mask, from_indices
 from tracekit.search.carriers import few_carriers
 
 Rows = Float[Tensor, "row component"]

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.masks import Mask
+from tracekit.components.masks import Mask
 from tracekit.metrics import Effects
 from tracekit.search.learned.reward import Reward, may_have_pole, refuse_weights, reward_slope
 from tracekit.search.local.measurements import MeasurementCache

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracekit import _progress
+from tracekit._util import progress as _progress
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.moves import Moves
 from tracekit.search.local.plan import SweepPlan

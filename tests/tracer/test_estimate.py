@@ -1,0 +1,397 @@
+"""Estimates are what runs take, or at most that; a run has one progress bar, and it fits."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit._util import progress as _progress
+from tracekit.errors import (
+    BudgetError,
+    ComponentError,
+    ConfigError,
+    EstimateError,
+    UnknownMethodError,
+)
+from tracekit.search.baselines.topk import TopK
+from tracekit.tracer.estimate import duration
+
+DETERMINISTIC = {
+    "top-k": {},
+    "shrunken-top-k": {"by_gradients": True, "steps": 3},
+    "greedy": {},
+    "random": {"draws": 10},
+    "exhaustive": {},
+    "attribution": {},
+    "mask-ig": {"steps": 3},
+}
+BOUNDED = {
+    "pgb-ct": {"epochs": 3},
+    "pgb-ct unrefined": {"epochs": 3, "trials": 2, "refine": False},
+    "dcm": {"epochs": 3, "trials": 2},
+    "local-search": {"max_passes": 40},
+}
+
+
+def passes_of(outcome) -> float:
+    result = outcome if isinstance(outcome, tk.TraceResult) else outcome[0]
+    return result.cost.forward_equivalents
+
+
+class TestPasses:
+    @pytest.mark.parametrize("method", DETERMINISTIC)
+    def test_are_exact_where_the_method_is_fixed(self, tracer, method):
+        options, goal = DETERMINISTIC[method], {"budgets": [1, 2]}
+        estimate = tracer.estimate(method, **goal, **options)
+        assert estimate.is_exact
+        assert estimate.passes == passes_of(tracer.run(method, **goal, **options))
+        assert estimate.example_passes == estimate.passes * len(tracer.pairs)
+
+    @pytest.mark.parametrize("method", BOUNDED)
+    def test_are_a_bound_otherwise(self, tracer, method):
+        options, goal = BOUNDED[method], {"budgets": [2, 4]}
+        name = method.split()[0]
+        estimate = tracer.estimate(name, **goal, **options)
+        passes = passes_of(tracer.run(name, **goal, **options))
+        assert not estimate.is_exact
+        # A bound that says something.
+        assert passes <= estimate.passes <= 8 * passes
+
+    @pytest.mark.parametrize("method", ["top-k", "greedy", "random", "mask-ig"])
+    def test_of_a_target_are_a_bound(self, tracer, method):
+        options = {"target_effect": 0.5 * tracer.full_effect, **DETERMINISTIC[method]}
+        estimate = tracer.estimate(method, **options)
+        assert not estimate.is_exact
+        assert passes_of(tracer.run(method, **options)) <= estimate.passes
+
+    @pytest.mark.parametrize("objective", ["median", "auto"])
+    @pytest.mark.parametrize("method", ["top-k", "mask-ig"])
+    def test_hold_for_other_objectives(self, tracer, method, objective):
+        options = {**DETERMINISTIC, **BOUNDED}[method]
+        estimate = tracer.estimate(method, budget=3, objective=objective, **options)
+        result = tracer.run(method, budget=3, objective=objective, **options)
+        assert passes_of(result) <= estimate.passes
+
+    @pytest.mark.parametrize("method", ["top-k", "mask-ig"])
+    def test_hold_with_something_to_keep(self, tracer, method):
+        keep = tk.Keep(pairs=tiny.pairs(6, seed=9), at_most=5.0)
+        options = {**DETERMINISTIC, **BOUNDED}[method]
+        estimate = tracer.estimate(method, budget=3, keep=keep, **options)
+        assert passes_of(tracer.run(method, budget=3, keep=keep, **options)) <= estimate.passes
+
+    @pytest.mark.parametrize("statistics", [False, True])
+    def test_of_a_front_hold_with_its_statistics(self, tracer, statistics):
+        options = {"max_budget": 3, "max_passes": 40, "statistics": statistics, "objective": "mean"}
+        _ = tracer.full_effect  # Shared by all runs, and in the account of none.
+        estimate = tracer.estimate_pareto(**options)
+        with _progress.run("counts", None, 1, shown=False) as counted:
+            tracer.pareto(**options)
+        assert estimate.passes == 40
+        # What is left is less than a gradient takes, which is two passes.
+        assert 38 * len(tracer.pairs) < counted.done <= estimate.example_passes
+
+    @pytest.mark.parametrize("asked", ["mean", "median", "auto", "keep"])
+    def test_of_a_front_are_a_bound_however_it_is_asked(self, tracer, asked):
+        keep = tk.Keep(pairs=tiny.pairs(6, seed=9), at_most=5.0)
+        question = {"keep": keep} if asked == "keep" else {"objective": asked}
+        options = {"max_budget": 3, "max_passes": 40, **question}
+        _ = tracer.full_effect
+        estimate = tracer.estimate_pareto(**options)
+        with _progress.run("counts", None, 1, shown=False) as counted:
+            front = tracer.pareto(**options)
+        assert counted.done <= estimate.example_passes
+        spent = front[0].cost + front.statistics_cost
+        assert spent.forward_equivalents * len(tracer.pairs) <= estimate.example_passes
+        # What is kept, and scores, are run for the statistics too.
+        assert spent.forward_equivalents * len(tracer.pairs) > 0.95 * counted.done
+
+    @pytest.mark.parametrize("statistics", [False, True])
+    def test_of_a_front_count_both_searches(self, tracer, statistics):
+        """Local search, twelve components alone and three of their prefixes; halves besides."""
+        options = {"max_budget": 3, "max_passes": 40, "statistics": statistics}
+        _ = tracer.full_effect
+        estimate = tracer.estimate_pareto(objective="auto", **options)
+        assert estimate.passes == 40 + 12 + 3
+        with _progress.run("counts", None, 1, shown=False) as counted:
+            front = tracer.pareto(objective="auto", **options)
+        assert {result.cost for result in front} == {front[0].cost}
+        assert {result.stopped for result in front} == {"max_passes"}
+        assert 38 + 15 < front[0].cost.forward_equivalents <= estimate.passes
+        spent = (front[0].cost + front.statistics_cost).forward_equivalents * len(tracer.pairs)
+        assert 0.95 * counted.done < spent <= counted.done <= estimate.example_passes
+
+    def test_say_what_is_measured_besides(self, model):
+        tracer = tk.Tracer(
+            model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), also=["probability-drop"]
+        )
+        estimate = tracer.estimate("top-k", budgets=[1, 2])
+        # For each of the two results: a further pass, and two over the held-out half.
+        assert estimate.example_passes == estimate.passes * 8 + 2 * 8 + 2 * 2 * 4
+
+
+class TestPassesOfExplanations:
+    """`Tracer.estimate_explain`."""
+
+    @pytest.mark.parametrize("size", [2, 3, 5, pytest.param(12, marks=pytest.mark.slow)])
+    def test_are_exact_for_up_to_twelve_members(self, tracer, size):
+        members, options = list(tracer.registry)[:size], {"look_outside": False}
+        estimate = tracer.estimate_explain(members, **options)
+        assert estimate.is_exact
+        assert estimate.passes == 2**size - 1
+        assert estimate.passes == tracer.explain(members, **options).cost.forward_equivalents
+        assert estimate.example_passes == estimate.passes * len(tracer.pairs)
+
+    @pytest.mark.parametrize("size", [2, 4, pytest.param(11, marks=pytest.mark.slow)])
+    def test_are_a_bound_with_outsiders(self, tracer, size):
+        members = list(tracer.registry)[:size]
+        estimate = tracer.estimate_explain(members)
+        passes = tracer.explain(members).cost.forward_equivalents
+        assert not estimate.is_exact
+        # Outsiders that both predictions propose are measured once.
+        assert passes <= estimate.passes <= 2 * passes
+
+    def test_are_the_end_of_its_bar(self, tracer, monkeypatch):
+        opened = []
+        bar = _progress.run
+
+        def recorded(label, passes, *rest, **options):
+            opened.append((label, passes))
+            return bar(label, passes, *rest, **options)
+
+        monkeypatch.setattr(_progress, "run", recorded)
+        members = list(tracer.registry)[:4]
+        expected = tracer.estimate_explain(members).passes
+        opened.clear()
+        tracer.explain(members)
+        assert opened[0] == ("explain", expected)
+
+    @pytest.mark.parametrize("max_sets", [1, 200])
+    def test_are_a_bound_for_many_members(self, model, max_sets):
+        tracer = tk.Tracer(model, tiny.pairs(4), "attention-patterns+mlp-blocks")
+        assert len(tracer.registry) == 15
+        for size in (13, 14):
+            members, options = list(tracer.registry)[:size], {"max_sets": max_sets}
+            estimate = tracer.estimate_explain(members, **options)
+            passes = tracer.explain(members, **options).cost.forward_equivalents
+            assert passes <= estimate.passes <= 2 * passes
+
+    def test_are_refused_where_an_explanation_is(self, tracer):
+        with pytest.raises(ComponentError, match="Give at least two"):
+            tracer.estimate_explain([tracer.registry[0]])
+        with pytest.raises(ConfigError, match="max_sets is 0"):
+            tracer.estimate_explain(list(tracer.registry)[:2], max_sets=0)
+
+
+class TestTime:
+    def test_is_that_of_the_run_within_reason(self, tracer):
+        estimate = tracer.estimate("exhaustive", budget=2)
+        seconds = tracer.run("exhaustive", budget=2).seconds
+        assert seconds / 10 < estimate.seconds < 10 * seconds
+
+    def test_is_bounded_by_a_limit(self, tracer):
+        assert tracer.estimate("local-search", budget=3, max_seconds=1e-4).seconds == 1e-4
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"),
+        [(0.01, "0.1 s"), (1.4, "1 s"), (89, "89 s"), (240, "4 min"), (9000, "2.5 h")],
+    )
+    def test_is_printed_as_people_say_it(self, seconds, text):
+        assert duration(seconds) == text
+
+    def test_memory_is_that_of_a_process_with_a_model(self, tracer):
+        assert 2**26 < tracer.estimate("top-k", budget=1).memory < 2**36
+
+
+def test_an_estimate_is_one_line(tracer):
+    text = repr(tracer.estimate("pgb-ct", budget=3))
+    assert text.startswith("Estimate(pgb-ct: up to 250 passes, about ")
+    assert "MiB" in text
+    assert "\n" not in text
+
+
+def test_an_estimate_refuses_what_a_run_refuses(tracer):
+    with pytest.raises(UnknownMethodError):
+        tracer.estimate("top-q", budget=3)
+    with pytest.raises(BudgetError, match="needs to know how many"):
+        tracer.estimate("top-k")
+    # PGB-CT with a fixed lambda decides its own size.
+    assert tracer.estimate("pgb-ct", lambda1=0.1, epochs=2).passes == 7
+
+
+@dataclass(frozen=True)
+class Silent:
+    name: ClassVar[str] = "silent"
+
+    def search(self, engine, goal, seed):
+        return TopK().search(engine, goal, seed)
+
+
+def test_a_search_that_does_not_say_is_no_estimate(tracer):
+    with pytest.raises(
+        EstimateError, match="'silent' does not say how many passes it takes. Give it a method"
+    ):
+        tracer.estimate(Silent(), budget=2)
+    assert tracer.run(Silent(), budget=2).n_selected == 2
+
+
+# ---- the bar ----------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Stands for tqdm: remembers every bar, and how many were open at a time."""
+
+    def __init__(self):
+        self.bars = []
+        self.most_open = 0
+
+    def __call__(self, items=None, **options):
+        bar = _Bar(self, items, options)
+        self.bars.append(bar)
+        self.most_open = max(self.most_open, sum(each.is_open for each in self.bars))
+        return bar
+
+
+class _Bar:
+    def __init__(self, recorded, items, options):
+        self.items, self.options = items, options
+        self.n, self.is_open = 0, True
+
+    def __iter__(self):
+        yield from self.items
+        self.close()
+
+    def update(self, n):
+        self.n += n
+
+    def set_postfix(self, values, refresh):
+        self.postfix = values
+
+    def close(self):
+        self.is_open = False
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    recorded = Recorded()
+    monkeypatch.setattr(_progress, "_tqdm", lambda: recorded)
+    return recorded
+
+
+@pytest.fixture(scope="module")
+def watched(model):
+    tracer = tk.Tracer(model, tiny.pairs(6, seed=3), progress=True, layers=[0, 1])
+    _ = tracer.full_effect
+    return tracer
+
+
+class TestBar:
+    @pytest.mark.parametrize("method", [*DETERMINISTIC, *BOUNDED])
+    def test_there_is_one_and_it_fits(self, watched, bars, method):
+        options = {**DETERMINISTIC, **BOUNDED}[method]
+        name = method.split()[0]
+        watched.run(name, budgets=[1, 2], **options)
+        (bar,) = bars.bars
+        total = watched.estimate(name, budgets=[1, 2], **options).passes
+        assert bar.options["total"] == total
+        assert bar.options["desc"] == name
+        assert not bar.is_open
+        if method in DETERMINISTIC:
+            assert bar.n == pytest.approx(total)
+        else:
+            assert 0 < bar.n <= total
+
+    def test_a_front_with_statistics_has_one(self, watched, bars):
+        watched.pareto(max_budget=3, max_passes=20)
+        (bar,) = bars.bars
+        assert 20 < bar.n <= bar.options["total"]
+
+    def test_halves_that_choose_have_one(self, watched, bars):
+        watched.run("top-k", budget=2, objective="auto")
+        (bar,) = bars.bars
+        assert bar.n == pytest.approx(bar.options["total"])
+
+    @pytest.mark.parametrize(
+        "work",
+        [
+            lambda tracer: tracer.explain(tracer.run("top-k", budget=3)),
+            lambda tracer: tracer.side_effects([tracer.registry[0]], {"other": tiny.pairs(6)}),
+            lambda tracer: tracer.interactions(layers=[0]),
+        ],
+    )
+    def test_bars_are_never_nested(self, watched, bars, work):
+        work(watched)
+        assert bars.bars
+        assert bars.most_open == 1
+        assert not any(bar.is_open for bar in bars.bars)
+
+    def test_building_a_tracer_has_one_at_a_time(self, model, bars):
+        tracer = tk.Tracer(model, tiny.pairs(12), progress=True, max_batch_size=2)
+        _ = tracer.full_effect
+        assert bars.most_open == 1
+
+    def test_an_error_closes_it(self, watched, bars, monkeypatch):
+        def interrupted(*args, **options):
+            raise KeyboardInterrupt
+
+        monkeypatch.setitem(vars(watched.engine), "set_effects", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            watched.run("top-k", budget=2)
+        assert [bar.is_open for bar in bars.bars] == [False]
+        assert _progress.current() is _progress._NOTHING
+
+    def test_an_estimate_that_was_too_low_leaves_it_full(self, bars):
+        with _progress.run("mine", 2, 10, shown=True) as progress:
+            progress.advance(50)
+        assert bars.bars[0].n == 2
+        assert progress.done == 5
+
+    def test_a_search_that_does_not_say_has_one_without_an_end(self, watched, bars):
+        watched.run(Silent(), budget=2)
+        (bar,) = bars.bars
+        assert bar.options["total"] is None
+        assert "{total" not in bar.options["bar_format"]
+
+
+class TestWhereItIsShown:
+    def test_off_elsewhere(self, model, bars):
+        assert not _progress.is_wanted()
+        tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
+        tracer.run("top-k", budget=2)
+        assert not bars.bars
+
+    def test_on_in_terminals(self, model, bars, monkeypatch):
+        terminal = io.StringIO()
+        terminal.isatty = lambda: True
+        monkeypatch.setattr(sys, "stderr", terminal)
+        tk.Tracer(model, tiny.pairs(12)).run("top-k", budget=2)
+        assert len(bars.bars) == 1
+
+    def test_on_in_notebooks(self, monkeypatch):
+        class Shell:
+            kernel = object()
+
+        class IPython:
+            get_ipython = staticmethod(lambda: Shell())
+
+        monkeypatch.setitem(sys.modules, "IPython", IPython)
+        assert _progress.is_wanted()
+
+    def test_what_it_prints(self, model, monkeypatch):
+        terminal = io.StringIO()
+        terminal.isatty = lambda: True
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with _progress.run("pgb-ct", 250, 12, shown=True) as progress:
+                progress.note(selected=4)
+                progress.advance(12 * 100)
+                progress._bar.refresh()
+        assert "pgb-ct:  40% |" in terminal.getvalue()
+        assert "100 of 250 passes [00:00, 00:00 left, selected=4]" in terminal.getvalue()

@@ -1,0 +1,239 @@
+"""Trackers are told what happens in a run, and cannot end it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    MissingExtraError,
+    TrackerWarning,
+)
+from tracekit.tracer import trackers
+
+METHODS = {
+    "top-k": {},
+    "greedy": {},
+    "random": {"draws": 5},
+    "exhaustive": {},
+    "mask-ig": {"steps": 2},
+    "pgb-ct": {"epochs": 2, "refine": False},
+    "local-search": {"max_passes": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    return tk.Tracer(
+        model,
+        tiny.pairs(6, seed=3),
+        layers=[0, 1],
+        also=["probability-drop"],
+        held_out=tiny.pairs(4),
+    )
+
+
+class TestRecords:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_of_a_run_come_in_order(self, tracer, method):
+        records = []
+        curve = tracer.run(method, budgets=[1, 2], observe=records.append, **METHODS[method])
+        kinds = [record.kind for record in records]
+        assert kinds[0] == "start"
+        assert kinds[-3:] == ["result", "result", "end"]
+        steps = [record for record in records if record.kind == "step"]
+        assert len(steps) == len(records) - 4 > 0
+        assert [record.step for record in steps] == list(range(1, len(steps) + 1))
+        assert all(set(record.values) == {"size", "effect"} for record in steps)
+        assert [record.result for record in records[-3:-1]] == list(curve)
+        seconds = [record.seconds for record in records]
+        assert seconds == sorted(seconds)
+        assert records[-1].stopped == curve[-1].stopped
+
+    def test_say_what_is_run_and_what_came_of_it(self, tracer):
+        records = []
+        result = tracer.run("greedy", budget=2, seed=7, observe=records.append)
+        setting = records[0].setting
+        assert all(record.setting == setting for record in records)
+        assert (setting["method"], setting["budgets"], setting["seed"]) == ("greedy", [2], 7)
+        assert setting["options.race"] is False
+        assert setting["dataset_fingerprint"] == tracer.pairs.fingerprint
+        assert records[-2].values == {
+            "size": 2,
+            "effect": result.effect,
+            "full_effect": result.full_effect,
+            "passes": result.cost.forward_equivalents,
+            "held_out_effect": result.held_out_effect,
+            "probability-drop": result.also["probability-drop"],
+        }
+        # The steps are those of the search.
+        steps = [record.values["effect"] for record in records if record.kind == "step"]
+        assert steps == [line["effect"] for line in result.history]
+
+    def test_of_a_front_hold_all_of_its_sets(self, tracer):
+        records = []
+        front = tracer.pareto(max_budget=3, max_passes=30, observe=records.append)
+        results = [record.result for record in records if record.kind == "result"]
+        assert results == list(front.results)
+
+    def test_an_error_of_the_search_is_the_end(self, tracer):
+        records = []
+        with pytest.raises(BudgetError):
+            tracer.run("top-k", observe=records.append)
+        assert [record.kind for record in records] in ([], ["start", "end"])
+        with pytest.raises(tk.errors.TargetNotReachedError):
+            tracer.run("top-k", target_effect=1e6, observe=records.append)
+        assert records[-1].kind == "end"
+        assert records[-1].stopped == "TargetNotReachedError"
+
+    def test_no_tracker_changes_a_result(self, tracer):
+        observed = tracer.run("pgb-ct", budget=2, epochs=2, observe=lambda record: None)
+        plain = tracer.run("pgb-ct", budget=2, epochs=2)
+        assert observed.labels == plain.labels
+        assert observed.cost == plain.cost
+
+
+class TestFailing:
+    @pytest.mark.parametrize("kind", ["start", "step", "result", "end"])
+    def test_costs_a_warning_and_not_the_search(self, tracer, kind):
+        told = []
+
+        def flaky(record):
+            told.append(record.kind)
+            if record.kind == kind:
+                raise ConnectionError("lost \x1b[31m the server")
+
+        with pytest.warns(
+            TrackerWarning,
+            match=r"The tracker flaky failed \(ConnectionError: lost .\[31m the server\). It gets "
+            "no further records of this run; the search goes on.",
+        ) as caught:
+            result = tracer.run("greedy", budget=2, observe=flaky)
+        assert sum(each.category is TrackerWarning for each in caught) == 1
+        assert result.n_selected == 2
+        assert tracer.results[-1] is result
+        assert told[-1] == kind
+
+    def test_the_next_run_is_told_again(self, tracer):
+        told = []
+
+        def flaky(record):
+            told.append(record.kind)
+            if len(told) == 1:
+                raise OSError("disk full")
+
+        with pytest.warns(TrackerWarning):
+            tracer.run("top-k", budget=1, observe=flaky)
+        tracer.run("top-k", budget=1, observe=flaky)
+        assert told == ["start", "start", "step", "result", "end"]
+
+    def test_ctrl_c_in_a_tracker_is_heeded(self, tracer):
+        def stopping(record):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            tracer.run("top-k", budget=1, observe=stopping)
+
+    def test_what_is_no_callable_is_refused(self, tracer, unchecked):
+        with pytest.raises(ConfigError, match="observe is 'wandb'. Give a callable"):
+            tracer.run("top-k", budget=1, observe="wandb")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("WandB", "wandb"), ("MLflow", "mlflow")])
+def test_a_missing_package_names_its_extra(monkeypatch, name, extra):
+    def missing(package):
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(trackers, "import_module", missing)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'tracekit\[{extra}\]'"):
+        getattr(tk.tracer.trackers, name)()
+
+
+def offline_records(file):
+    """The records of an offline run, kept in the log format of LevelDB after 7 bytes of header."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, part = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left_in_block = 32768 - at % 32768
+        if left_in_block < 7:
+            at += left_in_block
+            continue
+        length = int.from_bytes(data[at + 4 : at + 6], "little")
+        kind, at = data[at + 6], at + 7
+        part += data[at : at + length]
+        at += length
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(part)
+            part = b""
+
+
+def test_weights_and_biases_offline(tracer, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = tk.tracer.trackers.WandB("heads", mode="offline", dir=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrackerWarning)
+        result = tracer.run("greedy", budget=2, observe=tracker)
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # A process of wandb's own writes the file, and may do so a little later.
+    until = time.monotonic() + 30
+    while not (records := list(offline_records(file))) or not records[-1].HasField("exit"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    logged, summary = [], {}
+    for record in records:
+        if record.HasField("history"):
+            items = record.history.item
+            logged.append({_key(item): item.value_json for item in items})
+        if record.HasField("summary"):
+            summary |= {_key(item): item.value_json for item in record.summary.update}
+    effects = [float(line["search/effect"]) for line in logged if "search/effect" in line]
+    assert effects == pytest.approx([line["effect"] for line in result.history])
+    (found,) = [line for line in logged if "result/effect" in line]
+    assert float(found["result/effect"]) == pytest.approx(result.effect)
+    assert ", ".join(result.labels) in str(summary)
+
+
+def _key(item) -> str:
+    return item.key or "/".join(item.nested_key)
+
+
+@pytest.mark.slow
+def test_mlflow_in_a_file(tracer, tmp_path):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracker = tk.tracer.trackers.MLflow("heads", tracking_uri=uri)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrackerWarning)
+        curve = tracer.run("greedy", budgets=[1, 2], observe=tracker)
+        with pytest.raises(tk.errors.TargetNotReachedError):
+            tracer.run("top-k", target_effect=1e6, observe=tracker)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("heads")
+    failed, run = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, failed.info.status) == ("FINISHED", "FAILED")
+    assert failed.data.tags["stopped"] == "TargetNotReachedError"
+    assert run.data.params["method"] == "greedy"
+    history = client.get_metric_history(run.info.run_id, "result.effect")
+    assert [(each.step, each.value) for each in history] == [
+        (result.n_selected, pytest.approx(result.effect)) for result in curve
+    ]
+    assert run.data.tags["components.2"] == ", ".join(curve.at(2).labels)
+
+
+def test_a_lost_server_costs_a_warning(tracer, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracker = tk.tracer.trackers.MLflow("heads", tracking_uri="http://127.0.0.1:9")
+    with pytest.warns(TrackerWarning, match="The tracker MLflow failed"):
+        assert tracer.run("top-k", budget=1, observe=tracker).n_selected == 1

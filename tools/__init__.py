@@ -1,0 +1,1 @@
+"""What makes parts of the package, and is not shipped with it."""

@@ -1,0 +1,4 @@
+"""Trains the embedded model and measures how well it shows each planted behaviour.
+
+`python -m tools.demo_model.train --output tracekit/demo/model --seed 0` trains it from scratch.
+"""

@@ -1,0 +1,455 @@
+"""Kinds of component: which activation a component is a part of, and what else is known of it.
+
+`KINDS` holds those that are built in. A kind of one's own is a `Kind`, given to a `Tracer` in place
+of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from torch import Tensor
+from torch.nn import Module
+
+from tracekit._util.files import tensors_digest
+from tracekit._util.options import is_whole, shortened
+from tracekit.errors import ComponentError, UnknownKindError
+
+_PATTERN_HOOK = "attn.hook_pattern"
+Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
+"""What an axis of an activation stands for."""
+
+
+@runtime_checkable
+class FeatureMap(Protocol):
+    """Features of an activation, such as those of a sparse autoencoder (SAELens' have this form).
+
+    Both functions run on the device of the layer, read and return float32, and keep all axes but
+    the last. Features are identified by the tensors that the object holds: those of its
+    `state_dict()`, or of its attributes.
+    """
+
+    def encode(self, activation: Tensor, /) -> Tensor:
+        """Features of activations: the last axis becomes that of the features."""
+        ...
+
+    def decode(self, features: Tensor, /) -> Tensor:
+        """Activations that features stand for."""
+        ...
+
+
+def _problem_of_features(features: Any) -> str | None:
+    """What is wrong with the features of a kind."""
+    if features is None:
+        return None
+    if not isinstance(features, Mapping) or not features or not all(map(is_whole, features)):
+        return f"has the features {shortened(features)}. Give a mapping from layer to autoencoder."
+    lacking = [layer for layer, each in features.items() if not isinstance(each, FeatureMap)]
+    if lacking:
+        return (
+            f"has {shortened(features[lacking[0]])} as the features of layer {lacking[0]}. Give an "
+            "object with the methods encode and decode."
+        )
+    return None
+
+
+def _digest_of_features(features: Mapping[int, FeatureMap]) -> str:
+    held: dict[str, Tensor] = {}
+    for layer, each in features.items():
+        state = each.state_dict() if isinstance(each, Module) else vars(each)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                held[f"{layer} {type(each).__qualname__} {name}"] = value
+    return tensors_digest(held)
+
+
+def _problem_of(kind: Kind) -> str | None:
+    """What is wrong with the definition of a kind."""
+    axes = kind.axes
+    unknown = [axis for axis in axes if axis not in get_args(Axis)]
+    if unknown or isinstance(axes, str) or len(set(axes)) < len(axes):
+        shown = ", ".join(get_args(Axis))
+        return f"has the axes {axes!r}. Give a tuple of different ones of {shown}."
+    if not axes or axes[0] != "batch":
+        return f"has the axes {axes!r}. The first must be 'batch'."
+    if ("pos" in axes) == ("query" in axes) or ("query" in axes) != ("key" in axes):
+        return f"has the axes {axes!r}. Give it 'pos', or 'query' and 'key'."
+    if "key" in axes and axes[-1] != "key":
+        return f"has the axes {axes!r}. The last must be 'key'."
+    if (kind.width is None) != ("component" not in axes):
+        return (
+            f"has the axes {axes!r} and the width {kind.width!r}. A width goes with an axis "
+            "'component', and none with an activation that is one component."
+        )
+    if isinstance(kind.width, int) and (not is_whole(kind.width) or kind.width < 1):
+        return f"has a width of {kind.width!r}. Give a whole number, at least 1."
+    if any(symbol in kind.name for symbol in "+@,") or not kind.name.strip():
+        return "has a name that is empty or holds one of + @ ,. Give it another."
+    if kind.feature_layers and (axes[-1:] != ("component",) or not isinstance(kind.width, int)):
+        return (
+            f"is of features, and has the axes {axes!r} and the width {kind.width!r}. Features lie "
+            "along the last axis, 'component'; give their number as the width."
+        )
+    if kind.hook.startswith("blocks.") or not kind.hook:
+        return f"has the hook point {kind.hook!r}. Name it within a block, e.g. 'hook_resid_post'."
+    try:
+        kind.label.format(layer=0, index=0)
+    except (KeyError, IndexError, ValueError):
+        return f"has the label {kind.label!r}. Use {{layer}} and {{index}} only."
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of component.
+
+    A kind of one's own is given to a `Tracer` in place of a name:
+
+    ```python
+    coordinates = tk.Kind(
+        name="residual-coordinates",
+        hook="hook_resid_post",
+        axes=("batch", "pos", "component"),
+        width="d_model",
+        label="L{layer}R{index}",
+    )
+    tracer = tk.Tracer(model, pairs, coordinates)
+    ```
+    """
+
+    name: str
+    """What users write, e.g. `head-outputs`."""
+    hook: str
+    """Hook point within a block, as TransformerLens names it, e.g. `attn.hook_z`."""
+    axes: tuple[Axis, ...]
+    """Axes of the activation. Without an axis `component` the whole activation is one component."""
+    width: str | int | None
+    """How many components a layer has: a number, or the attribute of the model's configuration
+    that says it; None: one."""
+    label: str
+    """Format of a component's printed name, of `layer` and `index`."""
+    noun: str = "component"
+    """What one component is called on the axis of a figure."""
+    meaning: str = ""
+    """What one component is, in a phrase."""
+    learning_rate: float = 0.1
+    """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
+    instead: str = "another kind"
+    """What to use where this kind cannot be intervened on."""
+    features: Mapping[int, FeatureMap] | None = field(default=None, compare=False, repr=False)
+    """By layer, what encodes the activation into features and decodes them, such as a sparse
+    autoencoder; components are then its features, along the axis `component`. What it does not
+    reconstruct keeps its value. None: components are parts of the activation itself."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers that have features; follows from `features`."""
+    features_digest: str = ""
+    """Identifies the features by their tensors; follows from `features`."""
+    is_added: bool = False
+    """Whether the activation is added to the residual stream, and thus must not contain it."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.axes, list):
+            object.__setattr__(self, "axes", tuple(self.axes))
+        problem = _problem_of_features(self.features)
+        if self.features and not problem:
+            object.__setattr__(self, "feature_layers", tuple(sorted(self.features)))
+            object.__setattr__(self, "features_digest", _digest_of_features(self.features))
+        problem = problem or _problem_of(self)
+        if problem:
+            raise ComponentError(f"The kind {self.name!r} {problem}")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.name not in KINDS:
+            # Components know their kind by name, in whatever process they are unpickled.
+            register_kind(self)
+
+    def features_in(self, layer: int) -> FeatureMap | None:
+        """What encodes and decodes the activation of a layer; None if it is taken as it is.
+
+        Raises:
+            ComponentError: The kind was loaded, and its features were not.
+        """
+        if not self.feature_layers:
+            return None
+        if self.features is None:
+            raise ComponentError(
+                f"The kind {self.name!r} is of features, which are not saved with results. Trace "
+                "with a Kind that has them."
+            )
+        return self.features[layer]
+
+    def definition(self) -> dict[str, Any]:
+        """What defines the kind, ready to be saved: all but its features."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    def width_in(self, shape: Any) -> int:
+        """How many components of this kind a layer of a model has.
+
+        Args:
+            shape: Sizes of the model.
+
+        Raises:
+            ComponentError: The model does not say.
+        """
+        if self.width is None:
+            return 1
+        if isinstance(self.width, int):
+            return self.width
+        width = getattr(shape, self.width, None)
+        if width is None and self.width == "n_key_value_heads":
+            # Without grouped queries, every head has keys and values of its own.
+            width = shape.n_heads
+        if width is None or not is_whole(width) or width < 1:
+            raise ComponentError(
+                f"The kind {self.name!r} takes its width from {self.width!r}, and the model's "
+                f"configuration has {shortened(width)} there. Give the width as a number."
+            )
+        return int(width)
+
+    @cached_property
+    def component_dim(self) -> int | None:
+        """Axis of the activation that indexes the components; None if it is one component."""
+        return self.axes.index("component") if "component" in self.axes else None
+
+    @cached_property
+    def position_dim(self) -> int:
+        """Axis of the position; for attention patterns of the query."""
+        return self.axes.index("query" if "query" in self.axes else "pos")
+
+    @cached_property
+    def key_dim(self) -> int | None:
+        """Axis of the position attended to; None if there is none."""
+        return self.axes.index("key") if "key" in self.axes else None
+
+    @property
+    def is_attention_pattern(self) -> bool:
+        """Whether rows over the keys are distributions: those behind the softmax are."""
+        return self.hook == _PATTERN_HOOK
+
+    def expected_shape(
+        self, *, rows: int, length: int, n_components: int, d_model: int
+    ) -> tuple[int | None, ...]:
+        """Shape of the activation on a batch; None where any size will do.
+
+        Args:
+            rows: Sequences in the batch.
+            length: Tokens in each.
+            n_components: Components of this kind in the layer.
+            d_model: Width of the residual stream.
+        """
+        sizes: dict[str, int | None] = {
+            "batch": rows,
+            **dict.fromkeys(("pos", "query", "key"), length),
+            # Features are not the activation's own coordinates.
+            "component": None if self.feature_layers else n_components,
+            "d_model": d_model,
+            "d_head": None,
+        }
+        return tuple(sizes[axis] for axis in self.axes)
+
+
+KindName = Literal[
+    "attention-patterns",
+    "head-outputs",
+    "mlp-outputs",
+    "mlp-neurons",
+    "mlp-blocks",
+    "attention-blocks",
+    "queries",
+    "keys",
+    "values",
+    "residual",
+    "residual-before",
+    "residual-between",
+]
+"""Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="attention-patterns",
+            hook=_PATTERN_HOOK,
+            axes=("batch", "component", "query", "key"),
+            width="n_heads",
+            label="L{layer}H{index}",
+            noun="head",
+            meaning="a head's attention weights over the prompt",
+            learning_rate=0.1,
+            instead="head-outputs",
+        ),
+        Kind(
+            name="head-outputs",
+            hook="attn.hook_z",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_heads",
+            label="L{layer}H{index}",
+            noun="head",
+            meaning="a head's output before the output projection",
+            learning_rate=0.1,
+            instead="mlp-blocks",
+        ),
+        Kind(
+            name="mlp-outputs",
+            hook="hook_mlp_out",
+            axes=("batch", "pos", "component"),
+            width="d_model",
+            label="L{layer}O{index}",
+            noun="coordinate of the MLP output",
+            meaning="one coordinate of what the MLP adds to the residual stream",
+            learning_rate=0.5,
+            instead="mlp-neurons",
+            is_added=True,
+        ),
+        Kind(
+            name="mlp-neurons",
+            hook="mlp.hook_post",
+            axes=("batch", "pos", "component"),
+            width="d_mlp",
+            label="L{layer}N{index}",
+            noun="neuron",
+            meaning="one hidden unit of the MLP, after the activation function",
+            learning_rate=0.5,
+            instead="mlp-outputs or mlp-blocks",
+        ),
+        Kind(
+            name="mlp-blocks",
+            hook="hook_mlp_out",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="MLP{layer}",
+            noun="MLP block",
+            meaning="all that an MLP layer adds to the residual stream",
+            learning_rate=0.01,
+            instead="mlp-neurons",
+            is_added=True,
+        ),
+        Kind(
+            name="attention-blocks",
+            hook="hook_attn_out",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="ATT{layer}",
+            noun="attention block",
+            meaning="all that an attention layer adds to the residual stream",
+            learning_rate=0.01,
+            instead="head-outputs",
+            is_added=True,
+        ),
+        Kind(
+            name="queries",
+            hook="attn.hook_q",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_heads",
+            label="L{layer}Q{index}",
+            noun="head",
+            meaning="a head's queries",
+            instead="head-outputs",
+        ),
+        Kind(
+            name="keys",
+            hook="attn.hook_k",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_key_value_heads",
+            label="L{layer}K{index}",
+            noun="key/value head",
+            meaning="the keys of a key/value head, which several heads may share",
+            instead="head-outputs",
+        ),
+        Kind(
+            name="values",
+            hook="attn.hook_v",
+            axes=("batch", "pos", "component", "d_head"),
+            width="n_key_value_heads",
+            label="L{layer}V{index}",
+            noun="key/value head",
+            meaning="the values of a key/value head, which several heads may share",
+            instead="head-outputs",
+        ),
+        Kind(
+            name="residual",
+            hook="hook_resid_post",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="R{layer}",
+            noun="residual stream",
+            meaning="the residual stream after a block",
+            learning_rate=0.01,
+            instead="residual-before",
+        ),
+        Kind(
+            name="residual-before",
+            hook="hook_resid_pre",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="RB{layer}",
+            noun="residual stream",
+            meaning="the residual stream before a block",
+            learning_rate=0.01,
+            instead="residual",
+        ),
+        Kind(
+            name="residual-between",
+            hook="hook_resid_mid",
+            axes=("batch", "pos", "d_model"),
+            width=None,
+            label="RM{layer}",
+            noun="residual stream",
+            meaning="the residual stream between attention and MLP",
+            learning_rate=0.01,
+            instead="residual",
+        ),
+    )
+}
+
+_OWN_KINDS: dict[str, Kind] = {}
+"""Kinds of users, by name, once a registry was built of them."""
+
+_READINGS = {
+    "heads": (
+        "'heads' has two readings: 'attention-patterns' (attention weights, which the paper calls "
+        "heads) and 'head-outputs' (what a head writes, before the output projection)."
+    ),
+    "neurons": (
+        "'neurons' has two readings: 'mlp-neurons' (hidden units of the MLP) and 'mlp-outputs' "
+        "(coordinates of the MLP output, which the paper calls neurons)."
+    ),
+}
+"""Names that mean one thing in the paper and another in the field."""
+
+
+def kind_of(name: str) -> Kind:
+    """A kind by name.
+
+    Raises:
+        UnknownKindError: There is none of that name, or the name has two readings.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if name in _OWN_KINDS:
+        return _OWN_KINDS[name]
+    raise UnknownKindError(name, {**KINDS, **_OWN_KINDS}, hint=_READINGS.get(name))
+
+
+def register_kind(kind: Kind) -> Kind:
+    """Makes an own kind known by its name, in place of an earlier one of that name.
+
+    Raises:
+        ComponentError: A built-in kind has that name.
+    """
+    if kind.name in KINDS:
+        if KINDS[kind.name] != kind:
+            raise ComponentError(
+                f"The name {kind.name!r} is that of another kind: {KINDS[kind.name]}. "
+                "Give this one a new name."
+            )
+        return KINDS[kind.name]
+    earlier = _OWN_KINDS.get(kind.name)
+    # The newest definition holds, but one that was loaded has no features.
+    if earlier != kind or kind.features is not None:
+        _OWN_KINDS[kind.name] = kind
+    return _OWN_KINDS[kind.name]

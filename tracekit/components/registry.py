@@ -1,0 +1,533 @@
+"""Components and where they live: (layer, head | neuron | block) <-> flat index <-> hook point.
+
+A *kind* says which activation a component is a part of, and everything else that is known of such
+components. A *site* is one kind in one layer: one hook point and the components that are parts of
+its activation. A registry is a tuple of sites; the flat index of a component is its position when
+the sites are laid end to end, kind by kind, layer by layer. Every mask in the package is a vector
+over that flat index, and 1 always means: take the counterfactual value.
+
+A registry may tell *spans* of the prompt apart: a component is then (layer, index, span), and takes
+its counterfactual value at the positions of its span only. With *windows*, a component acts in
+several consecutive layers at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from tracekit._util.markup import printable
+from tracekit._util.options import is_whole, shortened, whole_numbers
+from tracekit.components.kinds import KINDS, Kind, kind_of, register_kind
+from tracekit.errors import ComponentError
+
+ComponentSet = tuple[int, ...]
+"""Some components, as ascending flat indices."""
+
+
+class ModelShape(Protocol):
+    """The sizes a registry needs; a TransformerLens configuration has them."""
+
+    n_layers: int
+    n_heads: int
+    d_model: int
+
+
+@dataclass(frozen=True, order=True)
+class Component:
+    """One component; prints as `L5H3`, `L5O1024`, `L5N7`, `MLP5` or, of a span, `R5@subject`."""
+
+    kind: str
+    layer: int
+    index: int = 0
+    span: str = ""
+    """Part of the prompt at which it acts; empty: all positions in use."""
+
+    def __str__(self) -> str:
+        label = kind_of(self.kind).label.format(layer=self.layer, index=self.index)
+        return f"{label}@{self.span}" if self.span else label
+
+
+@dataclass(frozen=True)
+class Site:
+    """The components of one kind in one layer."""
+
+    kind: Kind
+    layer: int
+    width: int
+    """Components of this kind that the layer has."""
+    indices: tuple[int, ...]
+    """Those that the registry contains, ascending."""
+    start: int
+    """Flat index of the first."""
+    spans: tuple[str, ...] = ()
+    """Spans of the prompt that are components of their own; empty: none."""
+    acts_in: tuple[int, ...] = ()
+    """Layers of the window in which the components act; empty: `layer` only."""
+
+    @cached_property
+    def stop(self) -> int:
+        """One past the flat index of the last."""
+        return self.start + len(self.indices) * self.n_spans
+
+    @cached_property
+    def n_spans(self) -> int:
+        """Components that each index has."""
+        return max(1, len(self.spans))
+
+    @property
+    def hook_name(self) -> str:
+        """Full name of the hook point in the layer itself."""
+        return self.hook_name_in(self.layer)
+
+    @cached_property
+    def hook_names(self) -> tuple[str, ...]:
+        """Full names of all hook points at which the components act."""
+        return tuple(map(self.hook_name_in, self.acts_in or (self.layer,)))
+
+    def hook_name_in(self, layer: int) -> str:
+        """Full name of the hook point in a layer."""
+        return f"blocks.{layer}.{self.kind.hook}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every component of the layer is in the registry."""
+        return len(self.indices) == self.width
+
+
+_WIDEST_WHOLE = 64
+"""Components of a layer up to which a grid has a column for each, studied or not."""
+
+
+@dataclass(frozen=True)
+class ComponentGrid:
+    """Components of one kind as figures and the explorer lay them out: a row per layer."""
+
+    kind: str
+    span: str
+    """The span that all of them act at; empty where they act everywhere, or columns are spans."""
+    layers: tuple[int, ...]
+    """Layer of each row."""
+    indices: tuple[int, ...]
+    """Index of the component in each column, or number of its span."""
+    span_names: tuple[str, ...]
+    """Name of the span in each column, where columns are spans."""
+    cells: tuple[tuple[int | None, ...], ...]
+    """Flat index of the component in each cell, by row; None where it is not studied."""
+
+
+@dataclass(frozen=True, repr=False)
+class ComponentRegistry(Sequence[Component]):
+    """The components under study, in flat order.
+
+    Build one with `ComponentRegistry.build`. `registry[i]` is the i-th component,
+    `registry.index(component)` its flat index, `registry.sites` the hook points.
+    """
+
+    sites: tuple[Site, ...]
+    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_starts", tuple(site.start for site in self.sites))
+
+    @classmethod
+    def build(
+        cls,
+        shape: Any,
+        kinds: str | Kind | Sequence[str | Kind] = "attention-patterns",
+        *,
+        layers: Sequence[int] | None = None,
+        indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+        spans: Sequence[str] = (),
+        windows: int = 1,
+    ) -> ComponentRegistry:
+        """Lists the components of `kinds` in a model.
+
+        Args:
+            shape: Sizes of the model: anything with `n_layers`, `n_heads`, `d_model` and (for
+                `mlp-neurons`) `d_mlp`, such as a TransformerLens configuration.
+            kinds: One kind, several, or several joined by `+`; kinds of one's own as `Kind`.
+            layers: Layers to use; negative ones count from the end. All by default.
+            indices: Head, neuron or unit numbers to use in every layer, or a mapping from
+                layer to numbers. All by default. `mlp-blocks` have none and are kept whole.
+            spans: Spans of the prompt; each component is then one per span.
+            windows: Consecutive layers in which a component acts at once: those around its own,
+                cut at the ends of the model. 1: its own only.
+
+        Raises:
+            UnknownKindError: A kind of another name.
+            ComponentError: A layer, index or window outside the model, or nothing left.
+        """
+        chosen = _check_kinds(kinds)
+        if not is_whole(windows) or not 1 <= windows <= shape.n_layers:
+            raise ComponentError(
+                f"windows is {shortened(windows)}. Give a number of layers, 1 to {shape.n_layers}."
+            )
+        in_layers = _check_layers(layers, shape.n_layers)
+        if isinstance(indices, Mapping):
+            indices = _check_keys(indices, in_layers, shape.n_layers)
+        sites: list[Site] = []
+        start = 0
+        for kind in chosen:
+            width = kind.width_in(shape)
+            for layer in _check_features(kind, in_layers, layers, windows, shape.n_layers):
+                picked = _check_indices(kind, layer, width, indices)
+                if picked:
+                    window = _window(layer, windows, shape.n_layers)
+                    sites.append(Site(kind, layer, width, picked, start, tuple(spans), window))
+                    start = sites[-1].stop
+        if not sites:
+            raise ComponentError(
+                "The selection contains no component. Name at least one layer and index."
+            )
+        return cls(tuple(sites))
+
+    def __repr__(self) -> str:
+        return printable(f"ComponentRegistry({self.describe()})")
+
+    def __len__(self) -> int:
+        return self.sites[-1].stop
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return [self[i] for i in range(*item.indices(len(self)))]
+        flat = int(item) + len(self) if item < 0 else int(item)
+        if not 0 <= flat < len(self):
+            raise IndexError(f"Component {item} of {len(self)}. Use 0 to {len(self) - 1}.")
+        site = self.site_of(flat)
+        rank, span = divmod(flat - site.start, site.n_spans)
+        named = site.spans[span] if site.spans else ""
+        return Component(site.kind.name, site.layer, site.indices[rank], named)
+
+    def __iter__(self) -> Iterator[Component]:
+        for site in self.sites:
+            for index in site.indices:
+                for span in site.spans or ("",):
+                    yield Component(site.kind.name, site.layer, index, span)
+
+    def index(self, value: Component) -> int:  # type: ignore[override]
+        """Flat index of a component.
+
+        Raises:
+            ComponentError: The registry does not contain it.
+        """
+        for site in self.sites:
+            is_site = site.kind.name == value.kind and site.layer == value.layer
+            if is_site and value.span in (site.spans or ("",)):
+                # Of a partial site, the flat index counts the components that are in the registry.
+                rank = bisect_right(site.indices, value.index) - 1
+                if rank >= 0 and site.indices[rank] == value.index:
+                    span = site.spans.index(value.span) if site.spans else 0
+                    return site.start + rank * site.n_spans + span
+        raise ComponentError(
+            f"{value} ({value.kind}) is not among the {len(self)} components of this registry. "
+            f"It contains {self.describe()}."
+        )
+
+    def check_same(self, components: Iterable[Component], of: ComponentRegistry) -> None:
+        """Refuses components of another registry that mean something else here.
+
+        Args:
+            components: The components.
+            of: Their registry.
+
+        Raises:
+            ComponentError: One acts in other layers, is of another kind of that name, or is not
+                here.
+        """
+        for component in components:
+            site, other = (r.site_of(r.index(component)) for r in (self, of))
+            if site.kind != other.kind:
+                raise ComponentError(
+                    f"{component} is of another kind {component.kind!r} there: "
+                    f"{_difference(site.kind, other.kind)}. Trace with the same definition."
+                )
+            here, there = site.acts_in, other.acts_in
+            if here != there:
+                raise ComponentError(
+                    f"{component} acts in layers {_ranges(there or (component.layer,))} there, and "
+                    f"in layers {_ranges(here or (component.layer,))} here. Use equal windows."
+                )
+
+    def site_of(self, flat: int) -> Site:
+        """The site of the component of a flat index."""
+        return self.sites[bisect_right(self._starts, flat) - 1]
+
+    def whole_sites(self) -> ComponentRegistry:
+        """The same hook points with all of their components, at all positions."""
+        # Windows overlap: every layer once.
+        layers = dict.fromkeys(
+            (site.kind, layer, site.width)
+            for site in self.sites
+            for layer in site.acts_in or (site.layer,)
+        )
+        sites: list[Site] = []
+        for kind, layer, width in layers:
+            start = sites[-1].stop if sites else 0
+            sites.append(Site(kind, layer, width, tuple(range(width)), start))
+        return ComponentRegistry(tuple(sites))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds, in flat order."""
+        return tuple(dict.fromkeys(site.kind.name for site in self.sites))
+
+    @cached_property
+    def spans(self) -> tuple[str, ...]:
+        """Spans of the prompt that are components of their own; empty: none."""
+        return self.sites[0].spans
+
+    @cached_property
+    def has_windows(self) -> bool:
+        """Whether a component acts in several layers."""
+        return any(len(site.acts_in) > 1 for site in self.sites)
+
+    @cached_property
+    def kinds_by_hook(self) -> dict[str, Kind]:
+        """Hook points, in the order of the sites, and a kind that is read there."""
+        return {name: site.kind for site in self.sites for name in site.hook_names}
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Layers that have at least one component, ascending."""
+        return tuple(sorted({site.layer for site in self.sites}))
+
+    @cached_property
+    def hook_names(self) -> tuple[str, ...]:
+        """Hook points, each once, in the order of the sites."""
+        return tuple(self.kinds_by_hook)
+
+    @cached_property
+    def grid_shape(self) -> tuple[int, int] | None:
+        """Layers and components per layer, where one kind is studied whole in each; else None."""
+        widths = {site.width * site.n_spans for site in self.sites if site.complete}
+        is_grid = len(self.kinds) == 1 and len(widths) == 1 and all(s.complete for s in self.sites)
+        return (len(self.sites), widths.pop()) if is_grid else None
+
+    @cached_property
+    def grids(self) -> tuple[ComponentGrid, ...]:
+        """The components as grids: one per kind, or per kind and span.
+
+        Where every layer has one component of a kind, its spans are the columns of one grid.
+        """
+        grids = []
+        for kind in self.kinds:
+            sites = [site for site in self.sites if site.kind.name == kind]
+            if self.spans and all(site.width == 1 for site in sites):
+                flat = [tuple(range(site.start, site.stop)) for site in sites]
+                layers, numbers = tuple(s.layer for s in sites), tuple(range(len(self.spans)))
+                grids.append(ComponentGrid(kind, "", layers, numbers, self.spans, tuple(flat)))
+            else:
+                names = self.spans or ("",)
+                grids += [_grid(kind, span, sites, number) for number, span in enumerate(names)]
+        return tuple(grids)
+
+    def label(self, flat: int) -> str:
+        """Printed name of a component; names its kind where two kinds would print alike."""
+        component = self[flat]
+        formats = [kind_of(kind).label for kind in self.kinds]
+        is_ambiguous = formats.count(kind_of(component.kind).label) > 1
+        return f"{component} ({component.kind})" if is_ambiguous else str(component)
+
+    def describe(self) -> str:
+        """The registry in one phrase, e.g. `72 attention-patterns in layers 0-5`."""
+        parts = []
+        for kind in self.kinds:
+            sites = [site for site in self.sites if site.kind.name == kind]
+            count = sum(len(site.indices) for site in sites)
+            parts.append(f"{count} {kind} in layers {_ranges([site.layer for site in sites])}")
+        windows = max((len(site.acts_in) for site in self.sites), default=1)
+        more = ", ..." if len(self.spans) > 4 else ""
+        by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
+        return ", ".join(parts) + by + (f" in windows of {windows} layers" if windows > 1 else "")
+
+    def spec(self) -> list[dict[str, Any]]:
+        """A JSON-ready description from which `from_spec` rebuilds the registry."""
+        return [
+            {
+                "kind": site.kind.name,
+                "layer": site.layer,
+                "width": site.width,
+                "indices": None if site.complete else list(site.indices),
+                **({"spans": list(site.spans)} if site.spans else {}),
+                **({"acts_in": list(site.acts_in)} if site.acts_in else {}),
+                **({} if site.kind.name in KINDS else {"definition": site.kind.definition()}),
+            }
+            for site in self.sites
+        ]
+
+    @classmethod
+    def from_spec(
+        cls, spec: Sequence[Mapping[str, Any]], n_components: int | None = None
+    ) -> ComponentRegistry:
+        """Rebuilds a registry from `spec()`.
+
+        Args:
+            spec: The description.
+            n_components: How many components it should have, where that is known.
+
+        Raises:
+            ComponentError: It has another number of components.
+        """
+        sizes = [
+            (e["width"] if e["indices"] is None else len(e["indices"]))
+            * max(1, len(e.get("spans", ())))
+            for e in spec
+        ]
+        # Before the components are listed: a damaged description may speak of billions.
+        if n_components is not None and sum(sizes) != n_components:
+            raise ComponentError(
+                f"The description is of {sum(sizes)} components, and not of {n_components}."
+            )
+        sites: list[Site] = []
+        start = 0
+        for entry in spec:
+            listed = entry["indices"]
+            indices = tuple(range(entry["width"])) if listed is None else tuple(listed)
+            definition = entry.get("definition")
+            if definition is not None:
+                lists = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
+                register_kind(Kind(**{**definition, **lists}))
+            kind, layer, width = kind_of(entry["kind"]), entry["layer"], entry["width"]
+            spans, acts_in = tuple(entry.get("spans", ())), tuple(entry.get("acts_in", ()))
+            sites.append(Site(kind, layer, width, indices, start, spans, acts_in))
+            start = sites[-1].stop
+        return cls(tuple(sites))
+
+
+def _difference(here: Kind, there: Kind) -> str:
+    """The first entry in which two definitions of a kind differ."""
+    own, other = here.definition(), there.definition()
+    name = next(name for name in own if own[name] != other[name])
+    if name == "features_digest":
+        return "its features have other weights"
+    return f"its {name} is {other[name]!r} there and {own[name]!r} here"
+
+
+def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> ComponentGrid:
+    """The components of sites of one kind, at the span of a number."""
+    width = max(site.width for site in sites)
+    studied = sorted({index for site in sites for index in site.indices})
+    columns = tuple(range(width)) if width <= _WIDEST_WHOLE else tuple(studied)
+    flat = [
+        {
+            index: site.start + rank * site.n_spans + number
+            for rank, index in enumerate(site.indices)
+        }
+        for site in sites
+    ]
+    cells = tuple(tuple(by_index.get(index) for index in columns) for by_index in flat)
+    return ComponentGrid(kind, span, tuple(site.layer for site in sites), columns, (), cells)
+
+
+def _check_kinds(kinds: Any) -> list[Kind]:
+    given = [kinds] if isinstance(kinds, Kind) else kinds
+    given = given.split("+") if isinstance(given, str) else given
+    if not isinstance(given, Sequence) or not all(isinstance(k, (str, Kind)) for k in given):
+        raise ComponentError(
+            f"The components are {shortened(kinds)}. Name a kind, several joined by +, or give "
+            "a list of kinds or a registry."
+        )
+    chosen = [register_kind(k) if isinstance(k, Kind) else kind_of(k.strip()) for k in given]
+    names = [kind.name for kind in chosen]
+    if len(set(names)) != len(names):
+        raise ComponentError(f"A kind is named twice in {names}. Name each kind once.")
+    return chosen
+
+
+def _check_features(
+    kind: Kind, in_layers: Sequence[int], asked: Sequence[int] | None, windows: int, n_layers: int
+) -> Sequence[int]:
+    """Layers in which a kind has components: of features, those that have some."""
+    if not kind.feature_layers:
+        return in_layers
+    outside = [layer for layer in kind.feature_layers if not 0 <= layer < n_layers]
+    if outside:
+        raise ComponentError(
+            f"The kind {kind.name!r} has features of layer {outside[0]}, and the model has layers "
+            f"0 to {n_layers - 1}. Name the layers as the model does."
+        )
+    lacking = [layer for layer in in_layers if layer not in kind.feature_layers]
+    if (asked is not None and lacking) or windows > 1:
+        problem = f"in layers {_ranges(lacking)}" if lacking else "of windows"
+        raise ComponentError(
+            f"The kind {kind.name!r} has no features {problem}. It has those of layers "
+            f"{_ranges(kind.feature_layers)}, one by one."
+        )
+    return [layer for layer in in_layers if layer in kind.feature_layers]
+
+
+def _window(layer: int, windows: int, n_layers: int) -> tuple[int, ...]:
+    """Layers around a layer, cut at the ends of the model; empty for the layer alone."""
+    if windows == 1:
+        return ()
+    first = layer - windows // 2
+    return tuple(range(max(0, first), min(n_layers, first + windows)))
+
+
+def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
+    if layers is None:
+        return list(range(n_layers))
+    numbers = whole_numbers(layers)
+    if numbers is None:
+        raise ComponentError(
+            f"The layers are {shortened(layers)}. Give a list of whole numbers, e.g. [0, 3]."
+        )
+    in_layers = sorted({layer + n_layers if layer < 0 else layer for layer in numbers})
+    if in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers:
+        raise ComponentError(
+            f"Layers {sorted(numbers)} are not all in the model. It has layers 0 to {n_layers - 1}."
+        )
+    return in_layers
+
+
+def _check_keys(
+    indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
+) -> dict[int, Sequence[int]]:
+    """Indices by layer, with negative layers counted from the end."""
+    if whole_numbers(tuple(indices)) is None:
+        raise ComponentError(
+            f"The indices are for {shortened(list(indices))}. Give whole numbers: layers."
+        )
+    by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
+    unknown = sorted(set(by_layer) - set(in_layers))
+    if unknown or len(by_layer) < len(indices):
+        raise ComponentError(
+            f"The layers {sorted(indices)} of the indices are not all among the chosen layers, or "
+            f"name one twice. Use layers {_ranges(in_layers)}."
+        )
+    return by_layer
+
+
+def _check_indices(
+    kind: Kind, layer: int, width: int, indices: Sequence[int] | Mapping[int, Sequence[int]] | None
+) -> tuple[int, ...]:
+    if indices is None or kind.component_dim is None:
+        return tuple(range(width))
+    wanted = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
+    numbers = whole_numbers(wanted)
+    if numbers is None:
+        raise ComponentError(
+            f"The indices are {shortened(wanted)}. Give a list of whole numbers, or one by layer."
+        )
+    picked = tuple(sorted(set(numbers)))
+    if picked and not 0 <= picked[0] <= picked[-1] < width:
+        raise ComponentError(
+            f"Indices {list(picked)} are not all {kind.name} of layer {layer}. "
+            f"Use 0 to {width - 1}."
+        )
+    return picked
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` as `0-2, 5`."""
+    parts: list[list[int]] = []
+    for layer in sorted(layers):
+        if parts and layer == parts[-1][-1] + 1:
+            parts[-1].append(layer)
+        else:
+            parts.append([layer])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

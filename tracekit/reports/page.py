@@ -1,0 +1,121 @@
+"""A page: texts, tables and figures in one HTML file that opens without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from tracekit._util.files import write_beside
+from tracekit._util.markup import html_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CSS = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 Arial, Helvetica, sans-serif; color: #111; background: #f4f4f2; margin: 0; }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 64px; }
+h1 { font-size: 26px; margin: 8px 0 16px; }
+h2 { font-size: 19px; margin: 0 0 8px; }
+section { background: white; border: 1px solid #ddd; border-radius: 6px; padding: 16px 20px;
+  margin: 0 0 16px; overflow-x: auto; }
+p { margin: 0 0 10px; max-width: 80ch; }
+.lead { font-size: 20px; line-height: 1.4; }
+.figures { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
+table { border-collapse: collapse; margin: 4px 0 10px; }
+th, td { padding: 4px 12px; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+td:last-child { white-space: normal; }
+td.best { font-weight: bold; }
+.note { color: #444; font-size: 14px; }
+pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto; }
+"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Section:
+    """A part of a page; empty parts are left out."""
+
+    heading: str = ""
+    lead: str = ""
+    """A sentence in large type."""
+    paragraphs: Sequence[str] = ()
+    figures: Sequence[go.Figure] = ()
+    """Side by side, where there is room."""
+    table: pd.DataFrame | None = None
+    """The texts of its cells are shown as they are."""
+    best: Sequence[tuple[int, int]] = ()
+    """Row and column of the cells of the table that are bold."""
+    note: str = ""
+    """In small type, below the table and the figures."""
+    code: str = ""
+    """Commands or code, line by line."""
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """An HTML page that holds all it needs; all texts are escaped.
+
+    Args:
+        title: Of the page.
+        sections: From top to bottom.
+    """
+    body = "\n".join(_section(section, number) for number, section in enumerate(sections))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html_text(title)}</title><style>{_CSS}</style>"
+        f"<script>{get_plotlyjs()}</script></head>\n"
+        f"<body><main><h1>{html_text(title)}</h1>\n{body}\n</main></body></html>\n"
+    )
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
+    """Writes a page and returns its path; arguments as in `page`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_beside(path, page(title, sections).encode())
+    return path
+
+
+def _section(section: Section, number: int) -> str:
+    """Its HTML; `number` keeps the ids of its figures apart from those of other sections."""
+    parts = []
+    if section.heading:
+        parts.append(f"<h2>{html_text(section.heading)}</h2>")
+    if section.lead:
+        parts.append(f'<p class="lead">{html_text(section.lead)}</p>')
+    parts += [f"<p>{html_text(paragraph)}</p>" for paragraph in section.paragraphs]
+    if section.table is not None:
+        parts.append(_table(section.table, set(section.best)))
+    if section.figures:
+        drawn = [
+            figure.to_html(
+                full_html=False,
+                include_plotlyjs=False,
+                config={"displaylogo": False},
+                div_id=f"figure-{number}-{column}",
+            )
+            for column, figure in enumerate(section.figures)
+        ]
+        parts.append(f'<div class="figures">{"".join(drawn)}</div>')
+    if section.note:
+        parts.append(f'<p class="note">{html_text(section.note)}</p>')
+    if section.code:
+        parts.append(f"<pre>{html_text(section.code)}</pre>")
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _table(frame: pd.DataFrame, best: set[tuple[int, int]]) -> str:
+    head = "".join(f"<th>{html_text(column)}</th>" for column in frame.columns)
+    rows = []
+    for row, values in enumerate(frame.itertuples(index=False)):
+        cells = [
+            f"<td{' class=best' if (row, column) in best else ''}>{html_text(value)}</td>"
+            for column, value in enumerate(values)
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -1,0 +1,437 @@
+"""A report: what runs traced, what they found and how to repeat them, on one page.
+
+The page is that of `page.py`: one HTML file that opens without a network, all texts escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import plotly.graph_objects as go
+
+from tracekit.anatomy import Explanation, SideEffects
+from tracekit.anatomy.tables import member_table, side_effects_table
+from tracekit.components import ComponentRegistry
+from tracekit.components.kinds import KINDS
+from tracekit.data.display import shown_pair
+from tracekit.data.registry import DATASETS
+from tracekit.engine.sources import source_of_name
+from tracekit.errors import ComparisonError, NoResultError, SourceError
+from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
+from tracekit.figures.curves import curve, pareto_curve
+from tracekit.figures.heatmap import comparison_heatmap, front_heatmap
+from tracekit.figures.interactions import interaction_heatmap
+from tracekit.figures.side_effects import side_effects
+from tracekit.metrics import METRICS
+from tracekit.reports.page import Section, write_page
+from tracekit.results.comparison import Comparison, check_comparable, compare
+from tracekit.results.interactions import InteractionGrid
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceResult
+from tracekit.search import METHODS, LocalSearch
+from tracekit.search.objectives import ObjectiveName
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Explanation | SideEffects
+"""What a report is of: results, curves, fronts, comparisons, grids, explanations, side effects."""
+_SINGLE = (TraceResult, InteractionGrid, ParetoFront, Explanation, SideEffects)
+
+_MOST_PANELS = 4
+"""Results whose sets are drawn side by side."""
+_MOST_COLUMNS = 6
+"""Results with a column in the table of examples."""
+_MOST_EXAMPLES = 200
+_CHECKED = (
+    "A Tracer refuses to run unless, on the model that it was given, every hook point fires once "
+    "and in the right shape, an empty mask changes no bit, an edit at every site moves the logits, "
+    "a gradient arrives, and padding changes nothing. Every effect was measured with a mask of "
+    "zeros and ones. Each effect in this report is the mean of its effects on single examples; of "
+    "runs that were saved, the digests of all files agree."
+)
+
+
+def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
+    """Writes a page on some results: setting, figures, sets, examples, and how to repeat the runs.
+
+    Results of different data, models, components or metrics have parts of their own.
+
+    Args:
+        results: Results, curves, fronts, comparisons, interaction grids, explanations and side
+            effects.
+        path: The HTML file; it holds all it needs, and opens without a network.
+
+    Returns:
+        The path.
+
+    Raises:
+        NoResultError: There are none.
+    """
+    is_single = isinstance(results, _SINGLE)
+    given: list[Reported] = [results] if is_single else list(results)  # type: ignore[list-item]
+    if not given:
+        raise NoResultError("There is no result to report. Give at least one.")
+    groups = _grouped(given)
+    grids = [each for each in given if isinstance(each, InteractionGrid)]
+    sections = [section for group in groups for section in _sections(group, len(groups) > 1)]
+    sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
+    sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
+    if grids:
+        sections.append(_grid_section(grids))
+    first = groups[0].results[0] if groups else None
+    title = f"tracekit: {first.dataset} data, {first.model} model" if first else "tracekit"
+    return write_page(Path(path), title, sections)
+
+
+class _Group:
+    """Results that answer the same question, and the fronts among them."""
+
+    def __init__(self, results: list[TraceResult]) -> None:
+        self.results = results
+        self.fronts: list[ParetoFront] = []
+
+
+def _grouped(given: Sequence[Reported]) -> list[_Group]:
+    groups: list[_Group] = []
+    for each in given:
+        if isinstance(each, (InteractionGrid, Explanation, SideEffects)):
+            continue
+        results = [each] if isinstance(each, TraceResult) else list(each)
+        group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
+        if group is None:
+            group = _Group([])
+            groups.append(group)
+        group.results += results
+        if isinstance(each, ParetoFront):
+            group.fronts.append(each)
+    return groups
+
+
+def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
+    try:
+        check_comparable([first, second])
+    except ComparisonError:
+        return False
+    return True
+
+
+# ---- sections -------------------------------------------------------------------------------
+
+
+def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
+    results = group.results
+    comparison = compare(results)
+    first = results[0]
+    best = max(results, key=lambda result: result.effect)
+    low, high = best.spread
+    lead = (
+        f"{best.title} selects {best.n_selected} of {best.n_components} components with an effect "
+        f"of {best.effect:.4g} [{low:.3g}, {high:.3g}]: "
+        f"{100 * best.share_of_full_effect:.0f} % of that of all components."
+    )
+    name = f"{first.dataset} data, {first.model} model, {first.metric}"
+    return [
+        Section(heading=name if is_one_of_several else "", lead=lead),
+        Section(heading="Setting", table=_setting(first), note=_CHECKED),
+        Section(
+            heading="Figures",
+            figures=_figures(group, comparison),
+            note="Spread: of the mean effect, when the examples that the sets were selected on are "
+            "resampled (95 %).",
+        ),
+        Section(
+            heading="Sets",
+            table=_sets(comparison),
+            note="Passes: forward and backward, over all data; the budgets of one run share them. "
+            "Largest share: of the summed absolute effects, by one example.",
+        ),
+        Section(heading="Examples", table=_examples(comparison), note=_note_on_examples(first)),
+        Section(heading="To repeat", code=_code(group)),
+    ]
+
+
+def _setting(result: TraceResult) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = [
+        ("model", result.model),
+        ("data", f"{result.dataset}, {len(result.per_example)} examples"),
+        ("fingerprint of the data", result.dataset_fingerprint),
+        ("components", result.registry.describe()),
+        ("metric", f"{result.metric}: {result.axis_label}"),
+        ("continuations", f"{result.continuation_mean} mean of token probabilities"),
+        ("positions", result.positions),
+        ("source", f"{result.source}, {result.direction}"),
+        ("effect of all components", f"{result.full_effect:.4g}"),
+        *((f"version of {package}", number) for package, number in result.versions.items()),
+    ]
+    return pd.DataFrame(rows, columns=["", "value"])
+
+
+def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
+    """The curve of all sizes, the largest sets side by side, and the fronts."""
+    largest: dict[str, TraceResult] = {}
+    for result in sorted(group.results, key=lambda result: result.n_selected):
+        largest[result.series] = result
+    drawn = list(largest.values())[-_MOST_PANELS:]
+    figures = [curve(group.results, spreads=True), comparison_heatmap(compare(drawn))]
+    for front in group.fronts:
+        figures += [pareto_curve(front), front_heatmap(front)]
+    return figures
+
+
+def _sets(comparison: Comparison) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = []
+    for result, label in zip(comparison.results, comparison.labels, strict=True):
+        low, high = result.spread
+        held_out = result.held_out_effect
+        absolute = result.per_example.abs()
+        share = (absolute.max() / absolute.sum().clamp(min=1e-12)).item()
+        rows.append(
+            {
+                "result": label,
+                "budget": "\u2013" if result.budget is None else result.budget,
+                "selected": result.n_selected,
+                "effect": f"{result.effect:.4g}",
+                "95 % spread": f"{low:.3g} to {high:.3g}",
+                "of all": f"{100 * result.share_of_full_effect:.0f} %",
+                "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
+                "largest share": f"{100 * share:.0f} %",
+                "passes": f"{result.cost.forward_equivalents:.0f}",
+                "time": f"{result.seconds:.1f} s",
+                "components": ", ".join(result.labels),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _examples(comparison: Comparison) -> pd.DataFrame:
+    """Effects on single examples, those with the largest first where not all have room."""
+    import pandas as pd
+
+    results = comparison.results[-_MOST_COLUMNS:]
+    labels = comparison.labels[-_MOST_COLUMNS:]
+    order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
+    numbers = sorted(order)
+    columns: dict[str, list[str]] = {"example": [str(number) for number in numbers]}
+    texts = _prompts(results)
+    if texts:
+        columns["prompt"] = [texts[number] for number in numbers]
+    for result, label in zip(results, labels, strict=True):
+        # Two results may have one label, and a table has one column of each name.
+        name = label if label not in columns else f"{label} ({len(columns)})"
+        columns[name] = [f"{result.per_example[number].item():.4g}" for number in numbers]
+    return pd.DataFrame(columns)
+
+
+def _prompts(results: Sequence[TraceResult]) -> list[str]:
+    """Prompts of the examples, where the tracer that made the results is still there."""
+    tracer = results[-1].tracer and results[-1].tracer()
+    if tracer is None:
+        return []
+    pairs = tracer.pairs
+    return [
+        (pair.texts or {}).get("prompt")
+        or " ".join(shown_pair(pair, pairs.token_texts).prompt.texts)
+        for pair in pairs
+    ]
+
+
+def _note_on_examples(result: TraceResult) -> str:
+    n = len(result.per_example)
+    notes = ["Effects on single examples."]
+    if result.weights is not None:
+        notes.append("Each is multiplied by the weight of its example.")
+    if n > _MOST_EXAMPLES:
+        notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
+    return " ".join(notes)
+
+
+def _explanation_section(why: Explanation) -> Section:
+    return Section(
+        heading=f"Why they act together: {_short(why.labels)}",
+        paragraphs=str(why).splitlines(),
+        figures=[waterfall(why), member_heatmap(why), member_network(why)],
+        table=member_table(why),
+        note="Alone: its effect if nothing else is patched. Last: what leaving it out of the set "
+        "costs. Value: its Shapley value, what it brings averaged over all orders in which members "
+        "join. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _side_effects_section(side: SideEffects) -> Section:
+    return Section(
+        heading=f"Side effects of {_short(side.labels)}",
+        figures=[side_effects(side)],
+        table=side_effects_table(side),
+        note="Strength: mean absolute effect, as a share of that of all components. Random sets: "
+        "as many components of every kind in every layer; mean, and from least to greatest. p: "
+        "share of random sets at least as strong. Selectivity: (target - other) / (target + other) "
+        "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
+        "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _short(labels: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
+
+
+def _grid_section(grids: Sequence[InteractionGrid]) -> Section:
+    return Section(
+        heading="Who acts together",
+        paragraphs=[
+            "How much more (red) or less (blue) two components do together than the sum of what "
+            "each does alone."
+        ],
+        figures=[interaction_heatmap(grid) for grid in grids],
+    )
+
+
+# ---- how to repeat --------------------------------------------------------------------------
+
+
+def _code(group: _Group) -> str:
+    """Python that builds the tracer and runs each search once more, as far as results say how."""
+    first = group.results[0]
+    n = len(first.per_example)
+    known_data = first.dataset in DATASETS
+    lines = ["import tracekit as tk", ""]
+    lines.append(f"model = tk.load_model({first.model!r})  # or its directory")
+    if known_data:
+        lines.append(f"pairs = tk.load_dataset({first.dataset!r}, model)[:{n}]")
+        lines.append(f"# The runs are of {n} examples. If they were chosen otherwise, choose so.")
+    else:
+        lines.append(f"pairs = tk.load_pairs(...)  # the {n} examples of {first.dataset!r}")
+    lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", *_options(first), ")"]
+    lines.append(f"assert tracer.pairs.fingerprint == {first.dataset_fingerprint!r}")
+    of_fronts = {id(result) for front in group.fronts for result in front}
+    by_run: dict[tuple[Any, ...], list[TraceResult]] = {}
+    for result in group.results:
+        if id(result) not in of_fronts:
+            # Results of one run share what it took.
+            key = (result.method, repr(result.config), result.seed, result.objective)
+            by_run.setdefault((*key, result.seconds, result.cost), []).append(result)
+    lines += [_run(results) for results in by_run.values()]
+    for front in group.fronts:
+        lines.append(_front_run(front))
+    return "\n".join(lines) + "\n"
+
+
+def _options(result: TraceResult) -> list[str]:
+    """Arguments of the tracer, a line each, but for those with their defaults."""
+    registry = result.registry
+    options: dict[str, str] = {"components": _components(registry), "metric": repr(result.metric)}
+    notes = {"metric": "" if result.metric in METRICS else "  # your function"}
+    if registry.spans:
+        options["by"] = repr(result.by or "span")
+    elif result.positions != "prompt":
+        options["positions"] = repr(result.positions)
+    if result.source != "counterfactual":
+        options["source"], notes["source"] = _source(result.source)
+    if result.source_seed:
+        options["source_seed"] = repr(result.source_seed)
+    if result.direction != "noising":
+        options["direction"] = repr(result.direction)
+    if result.continuation_mean != "geometric":
+        options["continuation_mean"] = repr(result.continuation_mean)
+    if result.also_metrics:
+        options["also"] = repr(list(result.also_metrics))
+    return [f"    {name}={value},{notes.get(name, '')}" for name, value in options.items()]
+
+
+def _source(name: str) -> tuple[str, str]:
+    """Code that makes a source, and what the name of the source leaves out."""
+    try:
+        source = source_of_name(name)
+    except SourceError:
+        return "...", f"  # {name}"
+    return (repr(source) if isinstance(source, str) else f"tk.{source!r}"), ""
+
+
+def _components(registry: ComponentRegistry) -> str:
+    """Code that makes a registry."""
+    kinds = "+".join(registry.kinds)
+    is_whole = all(site.complete and not site.acts_in for site in registry.sites)
+    by_kind = [
+        [site.layer for site in registry.sites if site.kind.name == kind] for kind in registry.kinds
+    ]
+    is_named = all(kind in KINDS for kind in registry.kinds)
+    if is_whole and is_named and not registry.spans and by_kind == by_kind[:1] * len(by_kind):
+        layers = by_kind[0]
+        return f"{kinds!r},\n    layers={layers}"
+    return f"tk.ComponentRegistry.from_spec({registry.spec()!r})"
+
+
+def _run(results: Sequence[TraceResult]) -> str:
+    """Code that searches once more; `results` are those of one run."""
+    first = results[0]
+    if first.method not in METHODS:
+        members = ", ".join(
+            f"tk.Component({c.kind!r}, {c.layer}, {c.index}{f', {c.span!r}' if c.span else ''})"
+            for c in first.components
+        )
+        return f"tracer.evaluate([{members}])  # of {first.method!r}"
+    arguments = [repr(first.method)]
+    budgets = sorted({result.budget for result in results if result.budget is not None})
+    if first.target_effect is not None:
+        arguments.append(f"target_effect={first.target_effect!r}")
+    elif len(budgets) > 1:
+        arguments.append(f"budgets={budgets}")
+    elif budgets:
+        arguments.append(f"budget={budgets[0]}")
+    arguments += _search_options(first)
+    return f"tracer.run({', '.join(arguments)}){_note_on_run(first)}"
+
+
+def _front_run(front: ParetoFront) -> str:
+    """The call that gives a front again."""
+    # The sets of a front may be of two searches, between which halves of the examples chose.
+    own = next((result for result in front if result.method == LocalSearch.name), front[0])
+    was_chosen = any(len(row.held_out_by or ()) > 1 for row in front.statistics)
+    is_auto = was_chosen or any(result.method != own.method for result in front)
+    arguments = [f"max_budget={front.largest}", *_search_options(own)]
+    if own.objective == "mean":
+        arguments.append(f"objective='{'auto' if is_auto else 'mean'}'")
+    if not front.statistics:
+        arguments.append("statistics=False")
+    return f"tracer.pareto({', '.join(arguments)}){_note_on_run(own)}"
+
+
+def _search_options(result: TraceResult) -> list[str]:
+    """Arguments of a search, but for its goal."""
+    arguments = [f"seed={result.seed}"]
+    if result.objective in get_args(ObjectiveName) and result.objective != "mean":
+        arguments.append(f"objective={result.objective!r}")
+    if result.kept is not None:
+        arguments.append(f"keep={_keep(result, result.kept)}")
+    options = {name: value for name, value in result.config.items() if value is not None}
+    return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
+
+
+def _keep(result: TraceResult, kept: Mapping[str, Any]) -> str:
+    """Code that makes what a search was to leave as it is."""
+    arguments = [f"metric={kept['metric']!r}", f"at_most={kept['at_most']!r}"]
+    if kept["dataset_fingerprint"] != result.dataset_fingerprint:
+        name = kept["dataset"]
+        pairs = f"tk.load_dataset({name!r}, model)" if name in DATASETS else "..."
+        arguments.insert(0, f"pairs={pairs}")
+    return f"tk.Keep({', '.join(arguments)})"
+
+
+def _note_on_run(result: TraceResult) -> str:
+    """What the code of a run leaves out."""
+    notes = []
+    if result.objective not in get_args(ObjectiveName):
+        notes.append(f"with the objective {result.objective}")
+    kept = result.kept
+    if kept is not None and kept["dataset_fingerprint"] != result.dataset_fingerprint:
+        notes.append(f"keeps on those examples of {kept['dataset']} that it kept on")
+    if result.stopped:
+        notes.append(f"stopped by {result.stopped}")
+    return f"  # {'; '.join(notes)}" if notes else ""

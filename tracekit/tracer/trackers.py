@@ -1,0 +1,254 @@
+"""Watching runs: records for any callable, and ready trackers for Weights & Biases and MLflow.
+
+`observe=` of `Tracer.run` and `Tracer.pareto` takes a callable of a `RunRecord`. It is called when
+the run starts, at every step of the search, with every result, and at the end. A tracker that
+raises costs a warning and its further records, never the search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from tracekit._util.markup import printable
+from tracekit.errors import MissingExtraError, TrackerWarning
+from tracekit.tracer import diagnostics
+
+if TYPE_CHECKING:
+    from tracekit.results.result import TraceResult
+
+RecordKind = Literal["start", "step", "result", "end"]
+_LONGEST = 500
+"""Characters that MLflow keeps of a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Something that happened in a run."""
+
+    kind: RecordKind
+    """`start`, `step` (an epoch, a size, an expanded set), `result` or `end`."""
+    setting: Mapping[str, Any]
+    """What is run: method and its options, model, data set, components, metric, seed; the same in
+    every record of a run."""
+    seconds: float
+    """Since the run started."""
+    step: int = 0
+    """Number of the step, from 1; 0 before the first one."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Of a step: `size`, the number of components, and `effect`. Of a result, besides:
+    `full_effect`, `passes`, and where there are any `held_out_effect` and further metrics."""
+    result: TraceResult | None = None
+    """Of a record of a result, the result."""
+    stopped: str | None = None
+    """At the end: what cut the run short, if anything; the name of the error if it failed."""
+
+
+Observer = Callable[[RunRecord], object]
+"""Whatever can be called with a record; what it returns is not used."""
+
+
+class Observed:
+    """Tells an observer about one run. As a context it tells the start and the end."""
+
+    def __init__(self, observe: Observer | None, setting: Mapping[str, Any]) -> None:
+        """Tells nothing yet.
+
+        Args:
+            observe: Is told; None: nobody is.
+            setting: What is run.
+        """
+        self._observe, self._setting = observe, setting
+        self._start = time.perf_counter()
+        self._n_steps = 0
+        self._stopped: str | None = None
+
+    def __enter__(self) -> Observed:
+        self._start = time.perf_counter()
+        self._tell("start")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tell("end", stopped=self._stopped if kind is None else kind.__name__)
+
+    def step(self, **values: float) -> None:
+        """Tells what a step reached."""
+        self._n_steps += 1
+        self._tell("step", values=values)
+
+    def results(self, results: Sequence[TraceResult]) -> None:
+        """Tells the results."""
+        for result in results:
+            self._stopped = self._stopped or result.stopped
+            self._tell("result", values=_values_of(result), result=result)
+
+    def _tell(self, kind: RecordKind, **fields: Any) -> None:
+        if self._observe is None:
+            return
+        record = RunRecord(
+            kind=kind,
+            setting=self._setting,
+            seconds=time.perf_counter() - self._start,
+            step=self._n_steps,
+            **fields,
+        )
+        try:
+            self._observe(record)
+        except Exception as error:
+            # Whatever it is: a lost connection, a full disk, a mistake in somebody's callable.
+            observer, self._observe = self._observe, None
+            name = getattr(observer, "__name__", type(observer).__name__)
+            diagnostics.warn(
+                f"The tracker {printable(name)} failed ({type(error).__name__}: "
+                f"{printable(str(error))}). It gets no further records of this run; the search "
+                "goes on.",
+                TrackerWarning,
+            )
+
+
+def _values_of(result: TraceResult) -> dict[str, float]:
+    values = {
+        "size": result.n_selected,
+        "effect": result.effect,
+        "full_effect": result.full_effect,
+        "passes": result.cost.forward_equivalents,
+    }
+    if result.held_out_effect is not None:
+        values["held_out_effect"] = result.held_out_effect
+    return {**values, **result.also}
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"The tracker needs {error.name}, which is not installed. "
+            f"Run pip install 'tracekit[{extra}]'."
+        ) from error
+
+
+class WandB:
+    """Sends every run to Weights & Biases, as a run of its own.
+
+    ```python
+    to_wandb = tk.tracer.trackers.WandB(project="heads", mode="offline")
+    tracer.run("pgb-ct", budget=6, observe=to_wandb)
+    ```
+
+    The setting is the configuration; steps are logged as `search/size` and `search/effect`,
+    results as `result/...` over `result/size`, and the selected components in the summary.
+    """
+
+    def __init__(self, project: str = "tracekit", **options: Any) -> None:
+        """Sends nothing yet.
+
+        Args:
+            project: Name of the project.
+            **options: Further arguments of `wandb.init`, e.g. `mode="offline"`, `dir` or `name`.
+
+        Raises:
+            MissingExtraError: wandb is not installed.
+        """
+        self._wandb = _package("wandb", "wandb")
+        self._options = {"project": project, "reinit": "create_new", **options}
+        self._run: Any = None
+
+    def __call__(self, record: RunRecord, /) -> None:
+        """Sends a record."""
+        if record.kind == "start":
+            self._run = self._wandb.init(config=dict(record.setting), **self._options)
+            self._run.define_metric("result/*", step_metric="result/size")
+        elif record.kind == "step":
+            self._run.log(_under("search", record.values))
+        elif record.kind == "result" and record.result is not None:
+            self._run.log(_under("result", record.values))
+            size = record.result.n_selected
+            self._run.summary[f"components/{size}"] = ", ".join(record.result.labels)
+        elif record.kind == "end":
+            run, self._run = self._run, None
+            run.summary["stopped"] = record.stopped or ""
+            run.finish()
+
+
+class MLflow:
+    """Keeps every run in MLflow, as a run of its own.
+
+    ```python
+    tracker = tk.tracer.trackers.MLflow("heads", tracking_uri="sqlite:///mlflow.db")
+    tracer.run("pgb-ct", budget=6, observe=tracker)
+    ```
+
+    The setting is in the parameters; steps are the metrics `search.size` and `search.effect`,
+    results the metrics `result....` with the number of components as the step, and the selected
+    components are tags.
+    """
+
+    def __init__(
+        self, experiment: str = "tracekit", *, tracking_uri: str | Path | None = None
+    ) -> None:
+        """Keeps nothing yet.
+
+        Args:
+            experiment: Name of the experiment; made if there is none.
+            tracking_uri: Where runs are kept. None: where MLflow is set up to.
+
+        Raises:
+            MissingExtraError: mlflow is not installed.
+        """
+        tracking = _package("mlflow.tracking", "mlflow")
+        uri = None if tracking_uri is None else str(tracking_uri)
+        self._client: Any = tracking.MlflowClient(uri)
+        self._experiment = experiment
+        self._run = ""
+
+    def __call__(self, record: RunRecord, /) -> None:
+        """Keeps a record."""
+        if record.kind == "start":
+            self._begin(record)
+        elif record.kind == "step":
+            self._log(_under("search", record.values, "."), record.step)
+        elif record.kind == "result" and record.result is not None:
+            size = record.result.n_selected
+            self._log(_under("result", record.values, "."), size)
+            labels = ", ".join(record.result.labels)
+            self._client.set_tag(self._run, f"components.{size}", labels)
+        elif record.kind == "end":
+            status = "FINISHED" if record.stopped in _IN_ORDER else "FAILED"
+            self._client.set_tag(self._run, "stopped", record.stopped or "")
+            self._client.set_terminated(self._run, status)
+
+    def _begin(self, record: RunRecord) -> None:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        identity = (
+            self._client.create_experiment(self._experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        self._run = self._client.create_run(identity).info.run_id
+        for name, value in record.setting.items():
+            self._client.log_param(self._run, name, str(value)[:_LONGEST])
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+
+_IN_ORDER = (None, "max_passes", "max_seconds")
+
+
+def _under(name: str, values: Mapping[str, float], separator: str = "/") -> dict[str, float]:
+    return {f"{name}{separator}{key}": value for key, value in values.items()}
+
+
+__all__ = ["MLflow", "Observed", "Observer", "RecordKind", "RunRecord", "WandB"]
