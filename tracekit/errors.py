@@ -6,9 +6,9 @@ Every class derives from `TracekitError` and from the builtin it specialises, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any
 
 
 class TracekitError(Exception):
@@ -29,194 +29,84 @@ def _rebuilt(kind: type[TracekitError], text: str) -> TracekitError:
     return error
 
 
-class SlowPathWarning(UserWarning):
-    """A model on which a shortcut does not serve, so that the plain way is taken."""
+# ---- warnings ---------------------------------------------------------------------------------
 
 
-class UnverifiedModelWarning(UserWarning):
-    """A model whose numbers could not be compared with those of its wrapped form."""
+class ModelWarning(UserWarning):
+    """A model on which an optimisation or a check is not supported; a slower path is used."""
 
 
-class DatasetDiffersWarning(UserWarning):
-    """A data set with another number of examples than the paper's."""
+class DataWarning(UserWarning):
+    """A data set of another size than the paper's, or a text that tokens do not match."""
 
 
-class TokenizationWarning(UserWarning):
-    """A continuation that is scored as other tokens than it has in the text."""
-
-
-class WeakEffectWarning(UserWarning):
-    """The effect of all components is near zero, or is that of a single example."""
-
-
-class NoStatisticsError(TracekitError, ValueError):
-    """A front without held-out effects."""
-
-
-class UnstableResultWarning(UserWarning):
-    """A set whose effect is that of a single example, or that does not hold on fresh ones."""
-
-
-class TrackerWarning(UserWarning):
-    """A tracker that failed, and gets no further records of the run."""
+class UnreliableResultWarning(UserWarning):
+    """An effect near zero, carried by a single example, or much smaller on fresh examples."""
 
 
 class SearchStoppedWarning(UserWarning):
-    """A search that was interrupted, and returns the best found so far."""
+    """A search that was interrupted, and returns the best sets found so far."""
 
 
-class UnreadableRunWarning(UserWarning):
-    """A folder in a store that holds no readable run, and is left out."""
+class RecordWarning(UserWarning):
+    """A tracker, checkpoint or saved run that cannot be read or written; the work goes on."""
 
 
-class CheckpointWarning(UserWarning):
-    """A checkpoint that cannot be written; the search goes on without."""
+# ---- what was asked for -----------------------------------------------------------------------
 
 
-class _UnknownNameError(TracekitError, ValueError):
+class UnknownNameError(TracekitError, ValueError):
     """A name that no registry knows; the message lists the known ones."""
 
-    noun = "name"
-    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Names of earlier versions, and what they are called now."""
-
-    def __init__(self, name: object, known_names: Iterable[str], hint: str | None = None) -> None:
+    def __init__(
+        self, noun: str, name: object, known_names: Iterable[str], hint: str | None = None
+    ) -> None:
         """Makes the message.
 
         Args:
+            noun: Kind of thing that is named, such as `metric`.
             name: As given.
-            known_names: What it may be.
+            known_names: Names that are known.
             hint: A sentence to say instead of the guess at what was meant.
         """
         names = sorted(known_names)
-        renamed = [new for new in self.earlier.get(str(name), ()) if new in names]
         close = get_close_matches(str(name), names, n=1)
         close = close or [listed for listed in names if str(name) and str(name) in listed]
-        if hint is None and renamed:
-            hint = f"It is now called {renamed[0]!r}."
-        elif hint is None and close:
+        if hint is None and close:
             hint = f"Did you mean {close[0]!r}?"
-        text = f"Unknown {self.noun} {name!r}. {hint or ''}".rstrip()
+        text = f"Unknown {noun} {name!r}. {hint or ''}".rstrip()
         super().__init__(f"{text} Known: {', '.join(names)}.")
 
 
-class UnknownMetricError(_UnknownNameError):
-    """No metric of that name."""
-
-    noun = "metric"
-
-
-class UnknownKindError(_UnknownNameError):
-    """No component kind of that name."""
-
-    noun = "component kind"
-    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {"mlp-hidden": ("mlp-neurons",)}
-
-
-class UnknownMethodError(_UnknownNameError):
-    """No search method of that name."""
-
-    noun = "method"
-    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {"path": ("local-search",)}
-
-
-class UnknownDatasetError(_UnknownNameError):
-    """No data set of that name."""
-
-    noun = "data set"
-    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {"vbd": ("variable-binding",)}
-
-
-class UnknownTableError(_UnknownNameError):
-    """No published table for a model and a data set."""
-
-    noun = "table"
-
-
-class UnknownExperimentError(_UnknownNameError):
-    """No experiment of that name."""
-
-    noun = "experiment"
-
-
-class TableMismatchError(TracekitError, ValueError):
-    """A published table is about another model or data set than the one to be compared."""
-
-
-class DisagreementError(TracekitError, ValueError):
-    """A model's effects differ from those published for it."""
-
-
-class NoRunError(TracekitError, RuntimeError):
-    """No run of an experiment could be done."""
-
-
-class RankError(TracekitError, RuntimeError):
-    """The processes that share a trace do not fit together, or one of them has ended."""
-
-
-class WorkerLostError(TracekitError, RuntimeError):
-    """A process that did runs beside others was killed."""
-
-
-class ExecutorError(TracekitError, ValueError):
-    """An executor of an unknown kind, or with options that it does not take."""
-
-
-class ExecutorUnreachableError(TracekitError, ConnectionError):
-    """An executor that cannot be reached, that has no workers, or that is gone."""
-
-
-class VersionsDifferError(TracekitError, RuntimeError):
-    """A worker has another version of tracekit, or of what the numbers depend on."""
-
-
-class FolderNotSharedError(TracekitError, OSError):
-    """A worker does not see the folder that runs are to be written to."""
-
-
-class FolderInUseError(TracekitError, BlockingIOError):
-    """Another sweep works in the folder."""
-
-
-class ModelMismatchError(TracekitError, ValueError):
-    """A model has other sizes than the one whose name it was given."""
-
-
-class UnknownArchitectureError(_UnknownNameError):
-    """No architecture of that name."""
-
-    noun = "architecture"
-
-
-class UnknownOptionError(_UnknownNameError, TypeError):
+class UnknownOptionError(UnknownNameError, TypeError):
     """A search method has no option of that name."""
 
-    noun = "option"
-    earlier: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "max_forwards": ("max_passes",),
-        "mean": ("continuation_mean",),
-        "batch_size": ("max_batch_size",),
-        "schedule": ("penalty_schedule", "budget_sampling"),
-    }
+    def __init__(self, name: object, known_names: Iterable[str], hint: str | None = None) -> None:
+        """As `UnknownNameError`, of an option."""
+        super().__init__("option", name, known_names, hint)
 
 
-class UnknownKeyError(_UnknownNameError):
-    """A file of options has a key that stands for none."""
-
-    noun = "key"
+class ConfigError(TracekitError, ValueError):
+    """A setting of the wrong type, outside its range, or at odds with another."""
 
 
-class OptionsFileError(TracekitError, ValueError):
-    """A file of options that is not TOML, or has a value that is none."""
+class BudgetError(TracekitError, ValueError):
+    """A budget below one component or above all of them, or a contradictory request."""
 
 
-class OptionsNotFoundError(TracekitError, FileNotFoundError):
-    """There is no file of options of that name."""
+class ComponentError(TracekitError, ValueError):
+    """A selection of components that is empty, too large, or lies outside the model."""
 
 
-class RenamedArgumentError(TracekitError, TypeError):
-    """An argument was given by an earlier name."""
+class MaskError(TracekitError, ValueError):
+    """A mask with another number of entries than components, or with an entry outside [0, 1]."""
+
+
+class SourceError(TracekitError, ValueError):
+    """A source of values that is unknown, or does not suit the data or the components."""
+
+
+# ---- models -----------------------------------------------------------------------------------
 
 
 class UnknownModelError(TracekitError, ValueError):
@@ -239,32 +129,27 @@ class IdentityCheckError(TracekitError, RuntimeError):
     """The empty mask changed the output, or the full mask did not."""
 
 
-class ComponentError(TracekitError, ValueError):
-    """A selection of components that is empty or lies outside the model."""
-
-
-class PositionError(TracekitError, ValueError):
-    """A position scope that is unknown or outside a prompt."""
-
-
-class LengthMismatchError(TracekitError, ValueError):
-    """A prompt and its counterfactual have different numbers of tokens."""
-
-
-class EmptyContinuationError(TracekitError, ValueError):
-    """A prompt or continuation encodes to no token."""
+# ---- data and metrics -------------------------------------------------------------------------
 
 
 class PairsError(TracekitError, ValueError):
-    """Prompt pairs that are empty, incomplete or contradictory."""
-
-
-class SourceError(TracekitError, ValueError):
-    """A source of values that is unknown, or does not suit the data or the components."""
+    """Prompt pairs that are empty, incomplete or contradictory, or spans that do not fit them."""
 
 
 class MissingContinuationError(TracekitError, ValueError):
     """The metric compares x with y, and an example has no y."""
+
+
+class DataNotFoundError(TracekitError, FileNotFoundError):
+    """A file of data or options is not where it was looked for."""
+
+
+class DataFormatError(TracekitError, ValueError):
+    """A data file that does not have the expected form."""
+
+
+class MetricError(TracekitError, ValueError):
+    """A metric that returns another shape, changes its input, or reads what was not recorded."""
 
 
 class NonFiniteMetricError(TracekitError, ArithmeticError):
@@ -275,100 +160,23 @@ class NotDifferentiableError(TracekitError, TypeError):
     """A gradient method was asked to follow a metric without a gradient."""
 
 
-class SpanError(TracekitError, ValueError):
-    """A span that is not in the prompt, or spans that do not suit each other."""
-
-
-class MibFormatError(TracekitError, ValueError):
-    """Importances that are not in the format of the MIB benchmark, or cannot be."""
-
-
-class NoTracerError(TracekitError, RuntimeError):
-    """A result that was loaded, or whose tracer is gone, and can measure nothing."""
-
-
-class RunMismatchError(TracekitError, ValueError):
-    """A saved run is to be measured again, on another model or other data than its own."""
-
-
-class NothingKeptError(TracekitError, RuntimeError):
-    """No set that a search tried leaves what is to be kept within its bounds."""
-
-
-class SideEffectsError(TracekitError, ValueError):
-    """Other data for side effects that is none, or on which nothing can be compared."""
-
-
-class MissingReadingError(TracekitError, ValueError):
-    """A metric asks for something of a run that the run was not asked for."""
-
-
-class MetricShapeError(TracekitError, ValueError):
-    """A metric did not return one value per example."""
-
-
-class MetricSideEffectError(TracekitError, ValueError):
-    """A metric changed the log-probabilities that it was given."""
-
-
-class MaskShapeError(TracekitError, ValueError):
-    """A mask with another number of entries than there are components."""
-
-
-class MaskRangeError(TracekitError, ValueError):
-    """A mask with an entry outside [0, 1]."""
-
-
-class BudgetError(TracekitError, ValueError):
-    """A budget below one component or above all of them, or a contradictory request."""
-
-
-class ConfigError(TracekitError, ValueError):
-    """A hyper-parameter outside its range."""
-
-
-class SpaceTooLargeError(TracekitError, ValueError):
-    """Exhaustive search over more subsets than allowed."""
-
-
-class EstimateError(TracekitError, ValueError):
-    """What a search will take was asked for, and it does not say."""
+# ---- searches and results ---------------------------------------------------------------------
 
 
 class TargetNotReachedError(TracekitError, ValueError):
-    """No set that the search saw reaches the wanted effect."""
+    """No set that the search measured reaches the wanted effect."""
 
 
-class NothingMeasuredError(TracekitError, RuntimeError):
-    """A search was stopped before it measured any set."""
+class NothingFoundError(TracekitError, RuntimeError):
+    """A search that stopped before it measured a set, or measured none within the bounds."""
 
 
-class CheckpointError(TracekitError, ValueError):
-    """A checkpoint that cannot be read, or that belongs to another search, model or data set."""
+class NoResultError(TracekitError, LookupError):
+    """A figure, statistic or measurement was asked for that needs a run which is not there."""
 
 
 class ComparisonError(TracekitError, ValueError):
     """Results that cannot be compared: of different data, models, components or metrics."""
-
-
-class NoResultError(TracekitError, LookupError):
-    """A figure was asked for before any run."""
-
-
-class ExplorationError(TracekitError, ValueError):
-    """Something that is no set of an exploration, or an explorer of too many components."""
-
-
-class MissingExtraError(TracekitError, ImportError):
-    """A package is missing that an extra of tracekit installs."""
-
-
-class DataNotFoundError(TracekitError, FileNotFoundError):
-    """The files of a data set are not where they were looked for."""
-
-
-class DataFormatError(TracekitError, ValueError):
-    """A data file that does not have the expected form."""
 
 
 class ResultNotFoundError(TracekitError, FileNotFoundError):
@@ -376,11 +184,7 @@ class ResultNotFoundError(TracekitError, FileNotFoundError):
 
 
 class ResultFormatError(TracekitError, ValueError):
-    """A saved run that is damaged or incomplete."""
-
-
-class FormatVersionError(TracekitError, ValueError):
-    """A saved run in a format that this version does not read."""
+    """A saved run or checkpoint that is damaged, incomplete, or belongs to something else."""
 
 
 class OutputError(TracekitError, OSError):
@@ -389,3 +193,14 @@ class OutputError(TracekitError, OSError):
 
 class FigureExportError(TracekitError, RuntimeError):
     """A figure could not be written as an image."""
+
+
+# ---- processes and packages -------------------------------------------------------------------
+
+
+class WorkerError(TracekitError, RuntimeError):
+    """A process that shares the work is lost, unreachable, or of another version or setting."""
+
+
+class MissingExtraError(TracekitError, ImportError):
+    """A package is missing that an extra of tracekit installs."""

@@ -44,12 +44,10 @@ from torch.nn import functional
 from tracekit._util.markup import printable
 from tracekit.errors import (
     ConfigError,
-    MetricShapeError,
-    MetricSideEffectError,
+    MetricError,
     MissingContinuationError,
-    MissingReadingError,
     NonFiniteMetricError,
-    UnknownMetricError,
+    UnknownNameError,
 )
 
 Effects = Float[Tensor, " example"]
@@ -92,12 +90,12 @@ class ContinuationLogProbs:
         """One of the fields that only some metrics read, e.g. `distribution`.
 
         Raises:
-            MissingReadingError: This run was not asked for it.
+            MetricError: This run was not asked for it.
         """
         value = getattr(self, field)
         if value is None:
             reading = _READING_OF[field]
-            raise MissingReadingError(
+            raise MetricError(
                 f"The log-probabilities of this run have no {field}. Say that the metric reads it: "
                 f"Metric(name, function, reads=({reading!r},))."
             )
@@ -118,7 +116,7 @@ class ContinuationLogProbs:
 
         Raises:
             MissingContinuationError: Some example has neither a y nor a set for it.
-            MissingReadingError: This run was not asked for token sets.
+            MetricError: This run was not asked for token sets.
         """
         self.require("x_set")
         if self.y_set is None:
@@ -209,7 +207,7 @@ class Metric:
 
     def _lacking(
         self, clean: ContinuationLogProbs, intervened: ContinuationLogProbs
-    ) -> MissingReadingError | MissingContinuationError | None:
+    ) -> MetricError | MissingContinuationError | None:
         """The error that names what the function read although it is not there."""
         lacking: list[str] = []
         watched = [_Watched(**vars(each)) for each in (clean, intervened)]
@@ -221,7 +219,7 @@ class Metric:
             return None
         try:
             getattr(clean, f"require_{lacking[-1]}", partial(clean.require, lacking[-1]))()
-        except (MissingReadingError, MissingContinuationError) as error:
+        except (MetricError, MissingContinuationError) as error:
             return type(error)(f"The metric {self.name!r} cannot be computed. {error}")
         return None
 
@@ -251,9 +249,9 @@ class Metric:
         """One effect per example.
 
         Raises:
-            MetricShapeError: The function returned something else.
-            MetricSideEffectError: It changed what it was given.
-            MissingReadingError: It reads what `reads` does not name.
+            MetricError: The function returned something else.
+            MetricError: It changed what it was given.
+            MetricError: It reads what `reads` does not name.
             MissingContinuationError: It reads y, and some example has none.
         """
         versions = _versions(clean), _versions(intervened)
@@ -265,13 +263,13 @@ class Metric:
                 raise
             raise lacking from error
         if (_versions(clean), _versions(intervened)) != versions:
-            raise MetricSideEffectError(
+            raise MetricError(
                 f"The metric {self.name!r} changes the log-probabilities that it is given, which "
                 "are used again. Compute with new tensors, without operations such as mul_()."
             )
         if not isinstance(effects, Tensor) or effects.shape != clean.x.shape:
             got = tuple(effects.shape) if isinstance(effects, Tensor) else type(effects).__name__
-            raise MetricShapeError(
+            raise MetricError(
                 f"The metric {self.name!r} returned {got}. "
                 f"It must return a tensor of shape {tuple(clean.x.shape)}: one effect per example."
             )
@@ -529,13 +527,13 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
     """A metric by name, as given, or from a callable of clean and intervened log-probabilities.
 
     Raises:
-        UnknownMetricError: No metric of that name.
+        UnknownNameError: No metric of that name.
     """
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):
         if metric not in METRICS:
-            raise UnknownMetricError(metric, METRICS)
+            raise UnknownNameError("metric", metric, METRICS)
         return METRICS[metric]
     name = getattr(metric, "__name__", type(metric).__name__)
     return Metric(

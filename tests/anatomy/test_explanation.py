@@ -29,7 +29,7 @@ from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import (
     ComponentError,
     ConfigError,
-    MaskShapeError,
+    MaskError,
     NonFiniteMetricError,
     NotDifferentiableError,
 )
@@ -326,7 +326,7 @@ def test_coalitions_as_libraries_for_games_ask(tracer, plain_effects):
     expected = [0, plain_effects[2,], plain_effects[2, 9], plain_effects[2, 5, 9]]
     assert values.tolist() == pytest.approx(expected, abs=1e-6)
     assert game.n_players == 3
-    with pytest.raises(MaskShapeError, match=r"Coalitions of shape \(2,\) were given. Give a row"):
+    with pytest.raises(MaskError, match=r"Coalitions of shape \(2,\) were given. Give a row"):
         game([True, False])
 
 

@@ -13,9 +13,9 @@ from tracekit.components.masks import from_indices
 from tracekit.errors import (
     ConfigError,
     MissingContinuationError,
+    PairsError,
     ResultFormatError,
     ResultNotFoundError,
-    SideEffectsError,
 )
 from tracekit.results.pareto_statistics import control_sets
 from tracekit.results.storage import read_run, write_run
@@ -218,7 +218,7 @@ def test_weights_and_direction_are_kept(model):
     ],
 )
 def test_others_that_are_none(tracer, others, text, unchecked):
-    with pytest.raises(SideEffectsError) as caught:
+    with pytest.raises(PairsError) as caught:
         tracer.side_effects([tracer.registry[1]], others)
     assert text in str(caught.value)
 
@@ -227,7 +227,7 @@ def test_bad_input(tracer, unchecked):
     members = [tracer.registry[1]]
     with pytest.raises(ConfigError, match=r"draws is -1. Give a whole number of random sets"):
         tracer.side_effects(members, {"fresh": OTHER}, draws=-1)
-    with pytest.raises(SideEffectsError, match="An empty set has no side effects. Give at least"):
+    with pytest.raises(PairsError, match="An empty set has no side effects. Give at least"):
         tracer.side_effects(torch.zeros(12), {"fresh": OTHER})
     rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows(4)]
     with pytest.raises(MissingContinuationError):
@@ -236,10 +236,10 @@ def test_bad_input(tracer, unchecked):
     def nothing(clean, intervened):
         return 0 * intervened.x
 
-    with pytest.raises(SideEffectsError, match="change nothing on 'none' by nothing, so there is"):
+    with pytest.raises(PairsError, match="change nothing on 'none' by nothing, so there is"):
         tracer.side_effects(members, {"none": (OTHER, nothing)})
 
 
 def test_asking_for_others_that_were_not_measured(side):
-    with pytest.raises(SideEffectsError, match="measured on 'x'. Give one of fresh, kl, same."):
+    with pytest.raises(PairsError, match="measured on 'x'. Give one of fresh, kl, same."):
         side.selectivity("x")

@@ -283,21 +283,6 @@ def test_pareto_fronts_of_few_examples_and_whole_blocks(command, tmp_path):
     assert out.count(" - ") >= 3
 
 
-@pytest.mark.parametrize(
-    ("option", "now"),
-    [
-        ("--path", "the command `tracekit pareto`"),
-        ("--max-forwards", "--max-passes"),
-        ("--mean", "--continuation-mean"),
-        ("--batch-size", "--max-batch-size"),
-    ],
-)
-def test_earlier_options_name_the_new_one(command, option, now):
-    code, _, err = command("trace", option, "3")
-    assert code == 2
-    assert f"{option} is now {now}." in err
-
-
 def test_targets_and_positions(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),

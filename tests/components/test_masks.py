@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.components import masks
-from tracekit.errors import ConfigError, MaskRangeError, MaskShapeError
+from tracekit.errors import ConfigError, MaskError
 from tracekit.search.learned import schedules
 
 
@@ -36,13 +36,13 @@ def test_masks_within_range_pass(values):
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (3, 4), ()])
 def test_wrong_shape(shape):
-    with pytest.raises(MaskShapeError, match="one entry for each of the 3 components"):
+    with pytest.raises(MaskError, match="one entry for each of the 3 components"):
         masks.check(torch.zeros(shape), 3)
 
 
 @pytest.mark.parametrize("value", [-0.01, 1.01, float("nan"), float("inf")])
 def test_out_of_range(value):
-    with pytest.raises(MaskRangeError, match=r"at \[1\]. Entries must lie in \[0, 1\]"):
+    with pytest.raises(MaskError, match=r"at \[1\]. Entries must lie in \[0, 1\]"):
         masks.check([0, value, 1], 3)
 
 

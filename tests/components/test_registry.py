@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.components import KINDS, Component, ComponentRegistry
-from tracekit.errors import ComponentError, UnknownKindError
+from tracekit.errors import ComponentError, UnknownNameError
 
 GPT2 = SimpleNamespace(n_layers=12, n_heads=12, d_model=768, d_mlp=3072)
 LLAMA_7B = SimpleNamespace(n_layers=32, n_heads=32, d_model=4096, d_mlp=11008)
@@ -84,7 +84,7 @@ def test_indices_by_layer():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"kinds": "neuron"}, UnknownKindError, "Unknown component kind 'neuron'. Did you mean"),
+        ({"kinds": "neuron"}, UnknownNameError, "Unknown component kind 'neuron'. Did you mean"),
         ({"kinds": "head-outputs+head-outputs"}, ComponentError, "A kind is named twice"),
         ({"layers": [12]}, ComponentError, "It has layers 0 to 11."),
         ({"layers": []}, ComponentError, "contains no component"),

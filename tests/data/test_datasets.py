@@ -27,10 +27,9 @@ from tracekit.errors import (
     ConfigError,
     DataFormatError,
     DataNotFoundError,
-    DatasetDiffersWarning,
+    DataWarning,
     PairsError,
-    UnknownDatasetError,
-    UnknownOptionError,
+    UnknownNameError,
 )
 from tracekit.models.hooked import embedding_std
 
@@ -150,7 +149,7 @@ def test_professions_order(shared, gpt2_tokenizer):
     assert (last["counterfactual"], last["x"]) == ("The man yelled because", " she")
 
 
-@pytest.mark.filterwarnings("ignore::tracekit.errors.DatasetDiffersWarning")
+@pytest.mark.filterwarnings("ignore::tracekit.errors.DataWarning")
 def test_small_made_up_files(tmp_path, demo_model):
     """The parsing rules of WinoBias, each on a line of its own."""
     lines = [
@@ -220,9 +219,9 @@ def test_noise_of_the_facts_is_in_units_of_the_embeddings(demo_model):
 
 
 def test_unknown_names_missing_files_and_bad_options(tmp_path, unchecked):
-    with pytest.raises(UnknownDatasetError, match="Unknown data set 'wino'. .*demo-bias"):
+    with pytest.raises(UnknownNameError, match="Unknown data set 'wino'. .*demo-bias"):
         tk.load_dataset("wino", None)
-    with pytest.raises(UnknownOptionError, match="Unknown option 'splitt'. Did you mean 'split'?"):
+    with pytest.raises(UnknownNameError, match="Unknown option 'splitt'. Did you mean 'split'?"):
         tk.load_dataset("winobias", None, splitt="dev")
     with pytest.raises(
         DataNotFoundError, match="needs the file known_1000.json, and no data_dir was given. Get"
@@ -253,7 +252,7 @@ def small_professions(folder):
 def test_counts_other_than_the_papers_are_said(tmp_path, demo_model):
     folder = small_professions(tmp_path / "data")
     with pytest.warns(
-        DatasetDiffersWarning,
+        DataWarning,
         match="professions has 2 examples here; the paper has 2873 \\(169 occupations, of which",
     ):
         tk.load_dataset("professions", demo_model, data_dir=folder)
@@ -297,7 +296,7 @@ class TestDownloads:
             yield server, asked, folder
             server.shutdown()
 
-    @pytest.mark.filterwarnings("ignore::tracekit.errors.DatasetDiffersWarning")
+    @pytest.mark.filterwarnings("ignore::tracekit.errors.DataWarning")
     def test_once_and_from_the_cache_afterwards(self, server, demo_model):
         http, asked, _ = server
         first = tk.load_dataset("professions", demo_model)
@@ -379,7 +378,7 @@ def test_counterfact(tmp_path, demo_model):
     assert pairs[0].texts["prompt"].startswith("the home of person ")
     assert pairs[0].counterfactual.noise.shape[1] == demo_model.cfg.d_model
     path.write_text(json.dumps([record(1)]))
-    with pytest.warns(DatasetDiffersWarning, match="counterfact has 1 examples here; the paper"):
+    with pytest.warns(DataWarning, match="counterfact has 1 examples here; the paper"):
         tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
     path.write_text('[{"prompt": "no"}]')
     with pytest.raises(DataFormatError, match="counterfact.json is not the list of records"):

@@ -14,10 +14,8 @@ from tracekit.data.tokenization import token_texts
 from tracekit.errors import (
     ConfigError,
     DataFormatError,
-    EmptyContinuationError,
-    LengthMismatchError,
+    DataWarning,
     PairsError,
-    TokenizationWarning,
     UnsupportedModelError,
 )
 
@@ -47,7 +45,7 @@ def test_from_text_encodes_each_part_by_itself():
 
 def test_mismatched_lengths_are_listed_or_skipped():
     rows = [ROW, {**ROW, "counterfactual_ids": [1, 2, 3]}]
-    with pytest.raises(LengthMismatchError) as caught:
+    with pytest.raises(PairsError) as caught:
         tk.PromptPairs.from_ids(rows)
     assert str(caught.value) == (
         "1 of 2 counterfactuals differ in length from their prompts (example 1: 2 tokens in "
@@ -64,9 +62,9 @@ def test_mismatched_lengths_are_listed_or_skipped():
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"x_ids": []}, EmptyContinuationError, "The x of example 0 encodes to no token."),
-        ({"y_ids": []}, EmptyContinuationError, "The y of example 0 encodes to no token."),
-        ({"prompt_ids": []}, EmptyContinuationError, "The prompt of example 0 encodes"),
+        ({"x_ids": []}, PairsError, "The x of example 0 encodes to no token."),
+        ({"y_ids": []}, PairsError, "The y of example 0 encodes to no token."),
+        ({"prompt_ids": []}, PairsError, "The prompt of example 0 encodes"),
         (
             {"noise": torch.zeros(2, 3)},
             PairsError,
@@ -93,7 +91,7 @@ def test_missing_keys_and_bad_options(unchecked):
     with pytest.raises(ConfigError, match="on_mismatch is 'drop'. Use 'error' or 'skip'."):
         tk.PromptPairs.from_ids([ROW], on_mismatch="drop")
     row = {"prompt": "a", "counterfactual": "b", "x": "c", "y": " "}
-    with pytest.raises(EmptyContinuationError, match=r"The y of example 0 \(' '\) encodes to no"):
+    with pytest.raises(PairsError, match=r"The y of example 0 \(' '\) encodes to no"):
         tk.PromptPairs.from_text([row], Words())
 
 
@@ -304,7 +302,7 @@ class TestBoundaries:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tk.PromptPairs.from_text([row], tokenizer, **options)
-        return [str(w.message) for w in caught if issubclass(w.category, TokenizationWarning)]
+        return [str(w.message) for w in caught if issubclass(w.category, DataWarning)]
 
     def test_continuations_that_fit_are_silent(self, gpt2_tokenizer):
         for prompt, x, y in (
@@ -354,7 +352,7 @@ class TestBoundaries:
 
     def test_many_examples_make_one_warning(self, gpt2_tokenizer):
         rows = [{"prompt": "It is", "counterfactual": "I was", "x": "so", "y": "no"}] * 9
-        with pytest.warns(TokenizationWarning, match="; and 16 more") as caught:
+        with pytest.warns(DataWarning, match="; and 16 more") as caught:
             tk.PromptPairs.from_text(rows, gpt2_tokenizer)
         assert len(caught) == 1
 

@@ -12,7 +12,7 @@ from tests import tiny
 from tracekit.components import KINDS
 from tracekit.engine import architectures
 from tracekit.engine.architectures import ARCHITECTURES, random_model, try_out
-from tracekit.errors import UnknownArchitectureError
+from tracekit.errors import UnknownNameError
 from tracekit.paper.models import PAPER_MODELS
 
 FIRST = tuple(ARCHITECTURES)[:14]
@@ -218,5 +218,5 @@ def test_component_counts_are_the_papers(title):
 
 
 def test_unknown_architecture():
-    with pytest.raises(UnknownArchitectureError, match="Unknown architecture 'gpt3'. Did you mean"):
+    with pytest.raises(UnknownNameError, match="Unknown architecture 'gpt3'. Did you mean"):
         random_model("gpt3")

@@ -12,7 +12,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.engine.capabilities import capabilities_of
-from tracekit.errors import SlowPathWarning
+from tracekit.errors import ModelWarning
 
 
 def random_sets(engine, count, seed=0, largest=6):
@@ -65,7 +65,7 @@ def test_an_unsupported_optimisation_warns_once(change, text, dtype, pairs, monk
     model, other = (tk.load_model(shifted(tiny.hf_model("gpt2")).to(dtype)) for _ in range(2))
     expected = tiny.engine(model, pairs).set_effects([[i] for i in range(12)]).mean(1)
     monkeypatch.setitem(vars(other), *change(other))
-    with pytest.warns(SlowPathWarning) as caught:
+    with pytest.warns(ModelWarning) as caught:
         engine = tiny.engine(other, pairs)
     assert [text in str(warning.message) for warning in caught] == [True]
     assert "GPT2LMHeadModel takes the slower way: " in str(caught[0].message)
@@ -86,7 +86,7 @@ def shifted(model):
 
 def test_no_warning_where_optimisations_are_supported(any_model, pairs):
     with warnings.catch_warnings():
-        warnings.simplefilter("error", SlowPathWarning)
+        warnings.simplefilter("error", ModelWarning)
         tiny.engine(any_model, pairs)
     assert capabilities_of(any_model).block_skipper is not None
     assert tiny.engine(any_model, pairs).layout.sequences.has_branches
@@ -109,7 +109,7 @@ def test_cuda_uses_the_same_optimisations(pairs, max_memory):
     )
     model = tk.load_model(tiny.hf_model("llama").to("cuda"))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", SlowPathWarning)
+        warnings.simplefilter("error", ModelWarning)
         there = tiny.engine(model, pairs, "attention-patterns+mlp-outputs", max_memory=max_memory)
     assert there.layout.sequences.has_branches
     assert there.capabilities.block_skipper is not None

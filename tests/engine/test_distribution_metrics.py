@@ -11,10 +11,10 @@ from tests.plain import MODULES, Plain
 from tracekit.engine.clean_run import CleanRun
 from tracekit.errors import (
     ConfigError,
+    MetricError,
     MissingContinuationError,
-    MissingReadingError,
     PairsError,
-    UnknownMetricError,
+    UnknownNameError,
 )
 from tracekit.metrics import METRICS
 
@@ -214,7 +214,7 @@ def test_a_gradient_that_vanishes_ranks_nothing(model):
 def test_what_is_refused(model, unchecked):
     pairs = tk.PromptPairs.from_ids(rows_with_sets())
     tracer = tk.Tracer(model, pairs, "head-outputs")
-    with pytest.raises(UnknownMetricError, match="Did you mean 'kl'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'kl'"):
         tracer.evaluate(torch.zeros(12), metrics=["kll"])
     with pytest.raises(ConfigError, match="named twice in \\['kl', 'kl'\\]"):
         tracer.evaluate(torch.zeros(12), metrics=["kl", "kl"])
@@ -228,7 +228,7 @@ def test_what_is_refused(model, unchecked):
     def unasked(clean, intervened):
         return intervened.require("distribution")[:, 0] - clean.require("distribution")[:, 0]
 
-    with pytest.raises(MissingReadingError, match=r"reads=\('distribution',\)"):
+    with pytest.raises(MetricError, match=r"reads=\('distribution',\)"):
         tracer.evaluate(torch.zeros(12), metrics=[unasked])
     asked = tk.Metric("asked", unasked, needs_y=False, reads=("distribution",))
     assert tracer.evaluate(torch.zeros(12), metrics=[asked])["asked"]["effect"] == 0

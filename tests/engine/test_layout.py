@@ -7,7 +7,7 @@ import torch
 
 import tracekit as tk
 from tracekit.engine.layout import Layout
-from tracekit.errors import PositionError
+from tracekit.errors import PairsError
 
 PROMPT = {"prompt_ids": [1, 2, 3], "counterfactual_ids": [4, 2, 3]}
 
@@ -117,6 +117,6 @@ def test_the_scope_all_continues_the_counterfactual_too(packed, tokens, sources)
     ],
 )
 def test_bad_positions(positions, text, unchecked):
-    with pytest.raises(PositionError) as caught:
+    with pytest.raises(PairsError) as caught:
         layout([{**PROMPT, "x_ids": [5]}], positions)
     assert text in str(caught.value)

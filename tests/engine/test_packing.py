@@ -12,7 +12,7 @@ from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine import capabilities
 from tracekit.engine.capabilities import Capabilities
-from tracekit.errors import SlowPathWarning
+from tracekit.errors import ModelWarning
 
 EVERY_KIND = [*tiny.PATCHED_KINDS, "+".join(tiny.WRITING_KINDS)]
 
@@ -147,7 +147,7 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
     assert fast.layout.sequences.has_branches
     close(fast.clean.x, plain.clean.x)
     mixed = tk.PromptPairs.from_ids(long_rows([3, 13, 4, 14]))
-    with pytest.warns(SlowPathWarning, match="x and y of an example are run as two sequences"):
+    with pytest.warns(ModelWarning, match="x and y of an example are run as two sequences"):
         fast = tiny.engine(model, mixed, "mlp-outputs")
     assert not fast.layout.sequences.has_branches
     plain = tiny.engine(model, mixed, "mlp-outputs", capabilities=Capabilities.none())

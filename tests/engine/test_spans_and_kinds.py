@@ -15,9 +15,8 @@ from tracekit.errors import (
     ComponentError,
     ConfigError,
     HookPointError,
-    PositionError,
-    SpanError,
-    UnknownKindError,
+    PairsError,
+    UnknownNameError,
 )
 
 MARKS = {"llama": (), "gpt2": pytest.mark.slow}
@@ -420,7 +419,7 @@ def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):
     result = tk.Tracer(model, tiny.pairs(), kind).run("random", budget=2, draws=3)
     folder = result.save(tmp_path / "run")
     monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
-    with pytest.raises(UnknownKindError):
+    with pytest.raises(UnknownNameError):
         tk.Tracer(model, tiny.pairs(), "once")
     assert tk.TraceResult.load(folder).labels == result.labels
     assert tk.Tracer(model, tiny.pairs(), "once").registry.kinds == ("once",)
@@ -469,7 +468,7 @@ def test_spans_from_text(demo_model):
         "y": " he",
         "spans": {"who": "mechanic", "whom": "the maid"},
     }
-    with pytest.raises(SpanError, match="'the', occurs 2 times"):
+    with pytest.raises(PairsError, match="'the', occurs 2 times"):
         tk.PromptPairs.from_text([{**row, "spans": {"who": "the"}}], demo_model)
     pairs = tk.PromptPairs.from_text([row], demo_model)
     tokenizer = demo_model.tokenizer
@@ -501,7 +500,7 @@ def test_spans_from_text_of_gpt2(gpt2_tokenizer):
     assert gpt2_tokenizer.decode([pair.prompt_ids[i] for i in pair.spans["subject"]]) == "Needle"
     with pytest.raises(tk.TracekitError, match="give both spans"):
         tk.PromptPairs.from_text([{k: v for k, v in row.items() if k != "spans"}], gpt2_tokenizer)
-    with pytest.raises(SpanError, match="has 3 tokens, and 4 in the counterfactual"):
+    with pytest.raises(PairsError, match="has 3 tokens, and 4 in the counterfactual"):
         tk.PromptPairs.from_text(
             [{**row, "counterfactual_spans": {"subject": " Colosseum"}}], gpt2_tokenizer
         )
@@ -523,18 +522,18 @@ def test_spans_from_text_of_gpt2(gpt2_tokenizer):
 def test_spans_that_are_none(model, change, message):
     rows = rows_with_spans(3)
     rows[1] |= change
-    with pytest.raises(SpanError, match=message):
+    with pytest.raises(PairsError, match=message):
         tk.Tracer(model, tk.PromptPairs.from_ids(rows), "residual", by="span")
 
 
 def test_combinations_that_are_refused(model, unchecked):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
-    with pytest.raises(SpanError, match="Give prompts of one length, or name spans, and"):
+    with pytest.raises(PairsError, match="Give prompts of one length, or name spans, and"):
         tk.Tracer(model, pairs, "residual", by="position")
-    with pytest.raises(SpanError, match="Only spans of them can be exchanged: trace by='span'"):
+    with pytest.raises(PairsError, match="Only spans of them can be exchanged: trace by='span'"):
         tk.Tracer(model, unequal, "residual")
-    with pytest.raises(SpanError, match="are over the keys of one prompt. Use head-outputs"):
+    with pytest.raises(PairsError, match="are over the keys of one prompt. Use head-outputs"):
         tk.Tracer(model, unequal, "attention-patterns", by="span")
     with pytest.raises(ConfigError, match="Unknown by='spans'. Use 'span' or 'position'"):
         tk.Tracer(model, pairs, "residual", by="spans")
@@ -544,14 +543,14 @@ def test_combinations_that_are_refused(model, unchecked):
         with pytest.raises(ComponentError, match=f"windows is {windows}. Give a number of layers"):
             tk.Tracer(model, pairs, "residual", windows=windows)
     registry = tk.Tracer(model, pairs, "residual", by="span").registry
-    with pytest.raises(SpanError, match="has no spans. Give every example spans"):
+    with pytest.raises(PairsError, match="has no spans. Give every example spans"):
         tk.Tracer(model, tiny.pairs(), registry, by="span")
-    with pytest.raises(SpanError, match="Say by='span' or by='position', as where"):
+    with pytest.raises(PairsError, match="Say by='span' or by='position', as where"):
         tk.Tracer(model, pairs, registry)
     without = tk.Tracer(model, pairs, "residual").registry
     with pytest.raises(ComponentError, match="by='span' was given along with a registry without"):
         tk.Tracer(model, pairs, without, by="span")
-    with pytest.raises(PositionError):
+    with pytest.raises(PairsError):
         tk.Tracer(model, pairs, "residual", positions="sometimes")
 
 
@@ -752,7 +751,7 @@ def test_a_registry_of_spans_asks_the_same(model, by):
     assert again.full_effect == pytest.approx(tracer.full_effect, abs=1e-6)
     with pytest.raises(ConfigError, match="say where to intervene. Leave one out"):
         tk.Tracer(model, pairs, tracer.registry, by=by, positions="last")
-    with pytest.raises(SpanError, match="the components are of"):
+    with pytest.raises(PairsError, match="the components are of"):
         tiny.engine(model, pairs, "residual", spans=tracer.registry.spans)
 
 
@@ -768,10 +767,10 @@ def test_windows_are_not_taken_for_single_layers(model):
 
 def test_counterfactual_spans_need_spans_and_a_prompt():
     row = {"prompt_ids": [1, 2, 3], "x_ids": [4], "counterfactual_spans": {"a": [0, 1]}}
-    with pytest.raises(SpanError, match="has counterfactual_spans, and no spans"):
+    with pytest.raises(PairsError, match="has counterfactual_spans, and no spans"):
         tk.PromptPairs.from_ids([{**row, "counterfactual_ids": [1, 2, 4]}])
     noise = torch.zeros(2, tiny.D_MODEL)
-    with pytest.raises(SpanError, match="no counterfactual prompt"):
+    with pytest.raises(PairsError, match="no counterfactual prompt"):
         tk.PromptPairs.from_ids([{**row, "spans": {"a": [0, 1]}, "noise": noise}])
 
 

@@ -17,7 +17,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import (
-    ExplorationError,
+    ComponentError,
     IdentityCheckError,
     MissingExtraError,
     NonFiniteMetricError,
@@ -170,18 +170,18 @@ def test_states_come_back_and_others_are_refused(engine):
         ({"example": 7}, "has a position, a pin or an example that there is not."),
         ({"example": True}, "has a position, a pin or an example that there is not."),
     ]:
-        with pytest.raises(ExplorationError, match=re.escape(text)):
+        with pytest.raises(ComponentError, match=re.escape(text)):
             other.restore({**state, **change})
         assert other.members == (0, 1, 2, 9)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_sets_and_pins_that_are_none_are_refused(engine):
-    with pytest.raises(ExplorationError, match=r"^12 is no component\. Give flat indices, 0 to 11"):
+    with pytest.raises(ComponentError, match=r"^12 is no component\. Give flat indices, 0 to 11"):
         Exploration(engine, [12])
-    with pytest.raises(ExplorationError, match=r"^'L1H4' is no component"):
+    with pytest.raises(ComponentError, match=r"^'L1H4' is no component"):
         Exploration(engine).select(["L1H4"])
-    with pytest.raises(ExplorationError, match=r"^Unknown pin 'C'\. Use 'A' or 'B'\."):
+    with pytest.raises(ComponentError, match=r"^Unknown pin 'C'\. Use 'A' or 'B'\."):
         Exploration(engine).pin("C")
 
 
@@ -371,7 +371,7 @@ def test_states_from_a_browser_that_are_none_change_nothing(demo):
     assert view.components == [demo.registry[3]]
     (problem,) = sent
     assert problem["kind"] == "problem"
-    assert problem["text"] == "ExplorationError: 16 is no component. Give flat indices, 0 to 15."
+    assert problem["text"] == "ComponentError: 16 is no component. Give flat indices, 0 to 15."
 
 
 def test_where_no_widget_can_run_there_is_a_picture(demo):
@@ -418,7 +418,7 @@ def test_more_components_than_can_be_shown_are_refused(demo_model):
     text = (
         rf"^The explorer shows up to 2048 components, and this tracer has {n} \({n - 512} mlp-neu"
     )
-    with pytest.raises(ExplorationError, match=text):
+    with pytest.raises(ComponentError, match=text):
         tracer.explore()
 
 

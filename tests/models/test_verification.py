@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import tracekit as tk
 from tests import tiny
 from tracekit.demo import MODEL_DIR
-from tracekit.errors import UnsupportedModelError, UnverifiedModelWarning
+from tracekit.errors import ModelWarning, UnsupportedModelError
 
 
 @pytest.fixture
@@ -136,5 +136,5 @@ def test_a_model_that_cannot_be_run_by_itself_warns(monkeypatch):
 
     hf = tiny.hf_model("gpt2")
     monkeypatch.setattr(hf, "forward", lambda *args, **kwargs: 1 / 0)
-    with pytest.warns(UnverifiedModelWarning, match="cannot be run before it is wrapped"):
+    with pytest.warns(ModelWarning, match="cannot be run before it is wrapped"):
         assert reference_of(hf, "broken") is None

@@ -21,13 +21,12 @@ import tracekit as tk
 from tests import tiny
 from tracekit import paper
 from tracekit.errors import (
+    ComparisonError,
     ConfigError,
-    ModelMismatchError,
-    NoRunError,
+    NoResultError,
     ResultFormatError,
     SearchStoppedWarning,
-    UnknownExperimentError,
-    UnknownOptionError,
+    UnknownNameError,
 )
 from tracekit.paper import reproduction
 from tracekit.paper.experiment import effects_frame, notes_on_sameness
@@ -94,7 +93,7 @@ def test_all_that_the_paper_shows_is_listed():
     )
     for one in EXPERIMENTS.values():
         assert set(one.models) <= set(PAPER_MODELS)
-    with pytest.raises(UnknownExperimentError, match="Unknown experiment 'fig-head'. Did you mean"):
+    with pytest.raises(UnknownNameError, match="Unknown experiment 'fig-head'. Did you mean"):
         paper.select_experiments(["fig-head"])
     assert len(paper.select_experiments(["all"])) == 14
 
@@ -181,7 +180,7 @@ class TestPlans:
         folder = tmp_path / "model"
         tiny.hf_model("gpt2").save_pretrained(folder)
         at = ModelAt.parse(f"GPT2-small={folder}")
-        with pytest.raises(ModelMismatchError, match="is not GPT2-small: its n_layers is 3 in"):
+        with pytest.raises(ComparisonError, match="is not GPT2-small: its n_layers is 3 in"):
             Worker(RunEnvironment(sources={at.title: at}), tmp_path / "runs").do(
                 job(model=at.title)
             )
@@ -407,13 +406,13 @@ class TestStore:
         assert [type(one) for one in done] == [Failure, Failure, Run]
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
         assert done[0].no_model
-        with pytest.raises(NoRunError, match="No run could be done. The model 'nobody"):
+        with pytest.raises(NoResultError, match="No run could be done. The model 'nobody"):
             paper.reproduce(["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path)
 
 
 def test_a_data_option_that_nothing_has_is_refused(tmp_path):
     setting = Setting(models=[DEMO], data_options={"sed": "3"})
-    with pytest.raises(UnknownOptionError, match="Unknown option 'sed'. Did you mean 'seed'?"):
+    with pytest.raises(UnknownNameError, match="Unknown option 'sed'. Did you mean 'seed'?"):
         paper.reproduce(["table-facts"], setting, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -11,10 +11,10 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
+    ComparisonError,
     DataFormatError,
     DataNotFoundError,
-    TableMismatchError,
-    UnknownTableError,
+    UnknownNameError,
 )
 from tracekit.paper import published
 from tracekit.paper.models import PAPER_MODELS
@@ -88,10 +88,10 @@ def test_a_table_of_something_else_is_refused(demo, table):
         replace(table, n_examples=11),
         replace(table, singles=table.singles[:2]),
     ):
-        with pytest.raises(TableMismatchError, match="The table for demo has .*; the model has"):
+        with pytest.raises(ComparisonError, match="The table for demo has .*; the model has"):
             validate(demo, other)
     some = tk.Tracer(demo.model, demo.pairs, layers=[0])
-    with pytest.raises(TableMismatchError, match="Give the model and the data set"):
+    with pytest.raises(ComparisonError, match="Give the model and the data set"):
         validate(some, table)
 
 
@@ -104,7 +104,7 @@ def test_published_tables():
     assert published.single_heads("gpt2", "winobias-dev").singles.max().item() == pytest.approx(
         0.031, abs=5e-4
     )
-    with pytest.raises(UnknownTableError, match="Unknown table 'gpt2-xl on winobias-dev'."):
+    with pytest.raises(UnknownNameError, match="Unknown table 'gpt2-xl on winobias-dev'."):
         published.single_heads("gpt2-xl", "winobias-dev")
 
 

@@ -13,7 +13,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.plain import Plain
-from tracekit.errors import BudgetError, ConfigError, MaskShapeError, MibFormatError, NoTracerError
+from tracekit.errors import BudgetError, ConfigError, DataFormatError, MaskError, NoResultError
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import _ratio_and_error, ratio_interval
 
@@ -152,21 +152,21 @@ def test_intervals_of_ratios():
 def test_a_loaded_result_measures_nothing(tracer, tmp_path):
     result = tracer.run("top-k", budget=2)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
-    with pytest.raises(NoTracerError, match="This result was loaded, or its tracer is gone"):
+    with pytest.raises(NoResultError, match="This result was loaded, or its tracer is gone"):
         loaded.faithfulness()
     assert tracer.faithfulness(loaded).sizes == (2,)
     for copied in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
         assert copied.components == result.components
-        with pytest.raises(NoTracerError):
+        with pytest.raises(NoResultError):
             copied.faithfulness()
 
 
 def test_what_is_refused(tracer, unchecked):
-    with pytest.raises(MaskShapeError, match="Only sets of components can be asked about"):
+    with pytest.raises(MaskError, match="Only sets of components can be asked about"):
         tracer.faithfulness(torch.full((12,), 0.5))
     with pytest.raises(ConfigError, match="Unknown ranking 'best'. Use 'signed' or 'absolute'"):
         tracer.faithfulness(torch.ones(12), ranking="best")
-    with pytest.raises(MaskShapeError, match=r"The scores have shape \(3,\)"):
+    with pytest.raises(MaskError, match=r"The scores have shape \(3,\)"):
         tracer.faithfulness(torch.ones(3), ranking="signed")
 
 
@@ -203,15 +203,15 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
     path = result.to_mib(tmp_path / "importances.json")
     document = json.loads(path.read_text())
     patterns = tk.Tracer(model, tiny.pairs(8), "attention-patterns")
-    with pytest.raises(MibFormatError, match="attention-patterns have no node in a MIB file"):
+    with pytest.raises(DataFormatError, match="attention-patterns have no node in a MIB file"):
         patterns.run("top-k", budget=2).to_mib(path)
     both = tk.Tracer(model, tiny.pairs(8), "head-outputs+mlp-blocks")
-    with pytest.raises(MibFormatError, match=r"has no score of m0 \(MLP0\)"):
+    with pytest.raises(DataFormatError, match=r"has no score of m0 \(MLP0\)"):
         both.from_mib(path)
     (tmp_path / "other.json").write_text(
         json.dumps({**document, "cfg": {**document["cfg"], "n_layers": 12}})
     )
-    with pytest.raises(MibFormatError, match="is of another model: its n_layers is 12"):
+    with pytest.raises(DataFormatError, match="is of another model: its n_layers is 12"):
         tracer.from_mib(tmp_path / "other.json")
     for change, text in (
         ({"cfg": {}}, "does not say the n_layers of its model"),
@@ -225,14 +225,14 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
         ),
     ):
         (tmp_path / "changed.json").write_text(json.dumps({**document, **change}))
-        with pytest.raises(MibFormatError, match=text):
+        with pytest.raises(DataFormatError, match=text):
             tracer.from_mib(tmp_path / "changed.json")
     (tmp_path / "none.json").write_text("[1, 2]")
     for name in ("none.json", "missing.json"):
-        with pytest.raises(MibFormatError, match="cannot be read as importances of MIB"):
+        with pytest.raises(DataFormatError, match="cannot be read as importances of MIB"):
             tracer.from_mib(tmp_path / name)
     wide = tk.Tracer(model, tiny.pairs(8), "mlp-blocks", windows=2)
-    with pytest.raises(MibFormatError, match="Trace without them"):
+    with pytest.raises(DataFormatError, match="Trace without them"):
         wide.run("top-k", budget=1).to_mib(path)
 
 
@@ -263,5 +263,5 @@ def test_a_selection_ranks_nothing(tracer, tmp_path):
     ):
         with pytest.raises(ConfigError, match="has no scores of components, only a selection"):
             ask()
-    with pytest.raises(MaskShapeError, match="A ranking is of scores"):
+    with pytest.raises(MaskError, match="A ranking is of scores"):
         tracer.faithfulness(result.components, ranking="signed")

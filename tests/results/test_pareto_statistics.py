@@ -13,7 +13,7 @@ from tests import tiny
 from tests.conftest import FRONT_PASSES
 from tracekit.components.masks import from_indices
 from tracekit.engine.engine import Engine
-from tracekit.errors import SearchStoppedWarning, UnstableResultWarning
+from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.results import pareto_statistics
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
 from tracekit.results.storage import read_document, write_document
@@ -138,7 +138,7 @@ class TestSetsFromAll:
             warn_of_front(similar)
             warn_of_front(replace(front, statistics=(replace(rows[2], **WORSE), *rows[3:])))
         other = replace(rows[2], from_all_similarity=0.2)
-        with pytest.warns(UnstableResultWarning) as caught:
+        with pytest.warns(UnreliableResultWarning) as caught:
             warn_of_front(replace(front, statistics=(*rows[:2], other, *rows[3:])))
         effect = front.at(other.size).effect
         assert (
@@ -155,7 +155,7 @@ class TestSetsFromAll:
             replace(row, from_all=front.at(row.size).effect * times, from_all_gain=times - 1)
             for row, times in zip(front.statistics, (1, 1.1, 1, 1, 1.2, 1.04), strict=False)
         ]
-        with pytest.warns(UnstableResultWarning) as caught:
+        with pytest.warns(UnreliableResultWarning) as caught:
             warn_of_front(replace(front, statistics=tuple(rows)))
         assert (
             f"A walk from all components downwards finds a better set of size {best.size}: its "

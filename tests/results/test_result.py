@@ -12,7 +12,6 @@ from tests import tiny
 from tracekit._util.files import write_csv
 from tracekit.errors import (
     BudgetError,
-    FormatVersionError,
     ResultFormatError,
     ResultNotFoundError,
 )
@@ -87,7 +86,7 @@ def test_another_format_version_is_refused(result, tmp_path):
     result.save(tmp_path)
     document = json.loads((tmp_path / "result.json").read_text())
     (tmp_path / "result.json").write_text(json.dumps({**document, "format_version": 99}))
-    with pytest.raises(FormatVersionError, match="has format version 99; this tracekit reads vers"):
+    with pytest.raises(ResultFormatError, match="has format version 99; this tracekit reads vers"):
         tk.TraceResult.load(tmp_path)
 
 

@@ -9,15 +9,9 @@ from tracekit._util.toml import read_options, write_options
 from tracekit.errors import (
     BudgetError,
     ConfigError,
-    OptionsFileError,
-    OptionsNotFoundError,
-    UnknownDatasetError,
-    UnknownKeyError,
-    UnknownKindError,
-    UnknownMethodError,
-    UnknownMetricError,
+    DataNotFoundError,
     UnknownModelError,
-    UnknownOptionError,
+    UnknownNameError,
 )
 from tracekit.runs.grid import Grid, part_of
 from tracekit.runs.jobs import Job
@@ -102,11 +96,11 @@ def test_parts_are_every_so_many_th_job_and_together_all():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"methods": ["topk"]}, UnknownMethodError, "Unknown method 'topk'. Did you mean 'top-k'?"),
+        ({"methods": ["topk"]}, UnknownNameError, "Unknown method 'topk'. Did you mean 'top-k'?"),
         ({"methods": [{"draws": 2}]}, ConfigError, "has no name. Give a name, or a table with the"),
         (
             {"methods": [{"name": "random", "drawn": 2}]},
-            UnknownOptionError,
+            UnknownNameError,
             "Unknown option 'drawn'. Did you mean 'draws'?",
         ),
         ({"methods": []}, ConfigError, "A sweep needs methods, and none are given"),
@@ -117,17 +111,17 @@ def test_parts_are_every_so_many_th_job_and_together_all():
             ConfigError,
             "a/final and b/final would both be called final. Give them names: NAME=DIRECTORY.",
         ),
-        ({"datasets": ["demo-bais"]}, UnknownDatasetError, "Did you mean 'demo-bias'?"),
+        ({"datasets": ["demo-bais"]}, UnknownNameError, "Did you mean 'demo-bias'?"),
         ({"datasets": "demo-bias"}, ConfigError, "datasets is 'demo-bias'. Give a list, even of"),
         (
             {"datasets": [{"name": "demo-facts", "sed": 1}]},
-            UnknownOptionError,
+            UnknownNameError,
             "Unknown option 'sed'. Did you mean 'seed'?",
         ),
-        ({"data_options": {"sed": 1}}, UnknownOptionError, "Unknown option 'sed'"),
-        ({"components": ["head-output"]}, UnknownKindError, "Did you mean 'head-outputs'?"),
-        ({"metrics": ["odds"]}, UnknownMetricError, "Unknown metric 'odds'"),
-        ({"also": ["lk"]}, UnknownMetricError, "Unknown metric 'lk'"),
+        ({"data_options": {"sed": 1}}, UnknownNameError, "Unknown option 'sed'"),
+        ({"components": ["head-output"]}, UnknownNameError, "Did you mean 'head-outputs'?"),
+        ({"metrics": ["odds"]}, UnknownNameError, "Unknown metric 'odds'"),
+        ({"also": ["lk"]}, UnknownNameError, "Unknown metric 'lk'"),
         ({"budgets": [0]}, BudgetError, "A budget of 0 is no number of components. Give a count"),
         ({"budgets": [1.5]}, BudgetError, "A budget of 1.5 is no number"),
         ({"budgets": ["2"]}, BudgetError, "A budget of '2' is no number"),
@@ -150,7 +144,7 @@ def test_a_search_of_ones_own_is_refused():
     class Mine(tk.Random):
         pass
 
-    with pytest.raises(UnknownMethodError, match="Workers know only the methods of tracekit."):
+    with pytest.raises(UnknownNameError, match="Workers know only the methods of tracekit."):
         Grid(**PLAIN, methods=[Mine(draws=3)])
 
 
@@ -167,18 +161,18 @@ class TestFiles:
     def test_keys_are_checked(self, tmp_path):
         path = tmp_path / "sweep.toml"
         path.write_text('modls = ["demo"]')
-        with pytest.raises(UnknownKeyError, match="Unknown key 'modls'. Did you mean 'models'"):
+        with pytest.raises(UnknownNameError, match="Unknown key 'modls'. Did you mean 'models'"):
             read_options(path, ["models", "limit"])
         path.write_text("max-passes = 1\nmax_passes = 2")
-        with pytest.raises(OptionsFileError, match="has the key max_passes twice. Keep one"):
+        with pytest.raises(ConfigError, match="has the key max_passes twice. Keep one"):
             read_options(path, ["max_passes"])
         path.write_text("limit = = 3")
-        with pytest.raises(OptionsFileError, match="cannot be read as TOML: .*line 1.* Write"):
+        with pytest.raises(ConfigError, match="cannot be read as TOML: .*line 1.* Write"):
             read_options(path, ["limit"])
         path.write_bytes(b"limit = '\xff'")
-        with pytest.raises(OptionsFileError, match="cannot be read as TOML"):
+        with pytest.raises(ConfigError, match="cannot be read as TOML"):
             read_options(path, ["limit"])
-        with pytest.raises(OptionsNotFoundError, match=r"There is no file .*gone.toml. Give"):
+        with pytest.raises(DataNotFoundError, match=r"There is no file .*gone.toml. Give"):
             read_options(tmp_path / "gone.toml", ["limit"])
 
     def test_what_is_written_is_read_again(self, tmp_path):

@@ -12,12 +12,10 @@ import tracekit as tk
 from tests.cli.test_commands import command  # noqa: F401
 from tracekit.errors import (
     ConfigError,
-    ExecutorError,
-    FolderInUseError,
-    NoRunError,
+    NoResultError,
     OutputError,
+    RecordWarning,
     ResultNotFoundError,
-    UnreadableRunWarning,
 )
 from tracekit.runs import sweeps
 from tracekit.runs.dispatch import do_all
@@ -75,7 +73,7 @@ def test_a_sweep_that_is_started_again_does_what_is_missing(swept, grid, monkeyp
     for path in sorted(gone.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     gone.rmdir()
-    with pytest.warns(UnreadableRunWarning, match="is damaged, .* It is left out"):
+    with pytest.warns(RecordWarning, match="is damaged, .* It is left out"):
         assert len(tk.load_runs(folder)) == 2
     again = tk.sweep(**grid)
     assert [run.fresh for run in again] == [True, False, False, True]
@@ -159,7 +157,7 @@ class TestFolders:
 
         def try_others(outcome):
             for changes in ({}, {"part": "1/2"}):
-                with pytest.raises(FolderInUseError) as raised:
+                with pytest.raises(OutputError) as raised:
                     tk.sweep(**other, **changes)
                 texts.append(str(raised.value))
 
@@ -174,7 +172,7 @@ class TestFolders:
 
         def try_others(outcome):
             for changes in ({"part": "1/2"}, {}):
-                with pytest.raises(FolderInUseError):
+                with pytest.raises(OutputError):
                     tk.sweep(**grid, **changes)
                 refused.append(changes)
             runs.extend(tk.sweep(**grid, part="2/2"))
@@ -195,9 +193,9 @@ class TestFolders:
                 tk.load_runs(folder)
 
     def test_a_sweep_that_fails_early_leaves_no_folder(self, grid):
-        with pytest.raises(ExecutorError, match="Unknown executor 'nowhere'. Give dask://HOST"):
+        with pytest.raises(ConfigError, match="Unknown executor 'nowhere'. Give dask://HOST"):
             tk.sweep(**grid, executor="nowhere")
-        with pytest.raises(ExecutorError, match="Options of an executor were given .timeout_min."):
+        with pytest.raises(ConfigError, match="Options of an executor were given .timeout_min."):
             tk.sweep(**grid, executor_options={"timeout_min": 3})
         assert not grid["output"].exists()
 
@@ -210,7 +208,7 @@ class TestFailures:
         assert "2 failed" in repr(runs)
 
     def test_budgets_beyond_a_model_are_said(self, grid):
-        with pytest.raises(NoRunError, match="A budget of 99 means 99 of 12 components"):
+        with pytest.raises(NoResultError, match="A budget of 99 means 99 of 12 components"):
             tk.sweep(**{**grid, "budgets": [99]})
 
     def test_a_full_memory_costs_the_job_and_not_the_sweep(self, grid, monkeypatch):

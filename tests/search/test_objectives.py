@@ -16,8 +16,8 @@ from tracekit.components.masks import from_indices
 from tracekit.errors import (
     BudgetError,
     ConfigError,
-    NoStatisticsError,
-    UnstableResultWarning,
+    NoResultError,
+    UnreliableResultWarning,
 )
 from tracekit.metrics import METRICS
 from tracekit.search.objectives import (
@@ -163,7 +163,7 @@ def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
     loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
     assert loaded[0].objective == "log-odds"
     assert loaded[0].title == "local search (log-odds)"
-    with pytest.raises(tk.errors.CheckpointError):
+    with pytest.raises(tk.errors.ResultFormatError):
         tracer.pareto(**options)
 
 
@@ -229,18 +229,20 @@ def test_the_command_line_names_the_same():
 def test_a_set_that_does_much_for_one_example_only_is_a_warning(tracer):
     effects = torch.full((11,), 0.1)
     effects[4] = 0.6
-    with pytest.warns(UnstableResultWarning, match=r"Example 4 \(.*\) carries 37 % of the effect"):
+    with pytest.warns(
+        UnreliableResultWarning, match=r"Example 4 \(.*\) carries 37 % of the effect"
+    ):
         tracer.run(Fixed(effects), budget=1)
     effects[4] = 0.4
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UnstableResultWarning)
+        warnings.simplefilter("error", UnreliableResultWarning)
         tracer.run(Fixed(effects), budget=1)
 
 
 def test_a_set_that_does_not_hold_is_a_warning(model):
     pairs = tiny.pairs(11, seed=3)
     tracer = tk.Tracer(model, pairs, held_out=tiny.pairs(9, seed=40), metric="odds-ratio")
-    with pytest.warns(UnstableResultWarning, match="less than half of the .* on those that had"):
+    with pytest.warns(UnreliableResultWarning, match="less than half of the .* on those that had"):
         result = tracer.run("exhaustive", budget=3)
     assert result.held_out_effect < result.effect / 2
 
@@ -270,5 +272,5 @@ def test_the_best_size_is_the_smallest_within_one_standard_error(tracer):
     assert replace(front, statistics=rows).best_size() == 2
     narrow = (*rows[:2], row(3, 0.8, 0.05))
     assert replace(front, statistics=narrow).best_size() == 3
-    with pytest.raises(NoStatisticsError, match="no held-out effects to choose a size by"):
+    with pytest.raises(NoResultError, match="no held-out effects to choose a size by"):
         front.best_size()

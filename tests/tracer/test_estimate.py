@@ -17,8 +17,7 @@ from tracekit.errors import (
     BudgetError,
     ComponentError,
     ConfigError,
-    EstimateError,
-    UnknownMethodError,
+    UnknownNameError,
 )
 from tracekit.search.baselines.topk import TopK
 from tracekit.tracer.estimate import duration
@@ -217,7 +216,7 @@ def test_an_estimate_is_one_line(tracer):
 
 
 def test_an_estimate_refuses_what_a_run_refuses(tracer):
-    with pytest.raises(UnknownMethodError):
+    with pytest.raises(UnknownNameError):
         tracer.estimate("top-q", budget=3)
     with pytest.raises(BudgetError, match="needs to know how many"):
         tracer.estimate("top-k")
@@ -235,7 +234,7 @@ class Silent:
 
 def test_a_search_that_does_not_say_is_no_estimate(tracer):
     with pytest.raises(
-        EstimateError, match="'silent' does not say how many passes it takes. Give it a method"
+        ConfigError, match="'silent' does not say how many passes it takes. Give it a method"
     ):
         tracer.estimate(Silent(), budget=2)
     assert tracer.run(Silent(), budget=2).n_selected == 2

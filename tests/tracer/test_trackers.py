@@ -13,7 +13,7 @@ from tracekit.errors import (
     BudgetError,
     ConfigError,
     MissingExtraError,
-    TrackerWarning,
+    RecordWarning,
 )
 from tracekit.tracer import trackers
 
@@ -110,12 +110,12 @@ class TestFailing:
                 raise ConnectionError("lost \x1b[31m the server")
 
         with pytest.warns(
-            TrackerWarning,
+            RecordWarning,
             match=r"The tracker flaky failed \(ConnectionError: lost .\[31m the server\). It gets "
             "no further records of this run; the search goes on.",
         ) as caught:
             result = tracer.run("greedy", budget=2, observe=flaky)
-        assert sum(each.category is TrackerWarning for each in caught) == 1
+        assert sum(each.category is RecordWarning for each in caught) == 1
         assert result.n_selected == 2
         assert tracer.results[-1] is result
         assert told[-1] == kind
@@ -128,7 +128,7 @@ class TestFailing:
             if len(told) == 1:
                 raise OSError("disk full")
 
-        with pytest.warns(TrackerWarning):
+        with pytest.warns(RecordWarning):
             tracer.run("top-k", budget=1, observe=flaky)
         tracer.run("top-k", budget=1, observe=flaky)
         assert told == ["start", "start", "step", "result", "end"]
@@ -179,7 +179,7 @@ def test_weights_and_biases_offline(tracer, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracker = tk.tracer.trackers.WandB("heads", mode="offline", dir=tmp_path)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", TrackerWarning)
+        warnings.simplefilter("error", RecordWarning)
         result = tracer.run("greedy", budget=2, observe=tracker)
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     # A process of wandb's own writes the file, and may do so a little later.
@@ -214,7 +214,7 @@ def test_mlflow_in_a_file(tracer, tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tracker = tk.tracer.trackers.MLflow("heads", tracking_uri=uri)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", TrackerWarning)
+        warnings.simplefilter("error", RecordWarning)
         curve = tracer.run("greedy", budgets=[1, 2], observe=tracker)
         with pytest.raises(tk.errors.TargetNotReachedError):
             tracer.run("top-k", target_effect=1e6, observe=tracker)
@@ -235,5 +235,5 @@ def test_a_lost_server_costs_a_warning(tracer, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     tracker = tk.tracer.trackers.MLflow("heads", tracking_uri="http://127.0.0.1:9")
-    with pytest.warns(TrackerWarning, match="The tracker MLflow failed"):
+    with pytest.warns(RecordWarning, match="The tracker MLflow failed"):
         assert tracer.run("top-k", budget=1, observe=tracker).n_selected == 1

@@ -20,7 +20,7 @@ from tests import light_jobs, tiny
 from tests.processes import Command
 from tracekit._util import files
 from tracekit._util.processes import WorkerProcesses
-from tracekit.errors import CheckpointError
+from tracekit.errors import ResultFormatError
 from tracekit.paper.jobs import ModelAt
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.worker import Worker
@@ -222,7 +222,7 @@ class TestLocks:
             return tracer.pareto(statistics=False, max_passes=40, checkpoint=file)
 
         text = "front.ckpt is in use by another search. Wait until that ends, or name another file."
-        with files.locked(file), pytest.raises(CheckpointError, match=text):
+        with files.locked(file), pytest.raises(ResultFormatError, match=text):
             search()
         assert not file.exists()
         search()

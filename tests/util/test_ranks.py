@@ -19,7 +19,7 @@ import torch
 
 from tracekit._util import ranks as ranks_module
 from tracekit._util.ranks import Ranks
-from tracekit.errors import RankError
+from tracekit.errors import WorkerError
 
 WAIT = 240
 """Seconds that processes get to end."""
@@ -163,7 +163,7 @@ class TestRefusals:
         for code, _, messages in ended(started(2, "tests.rank_jobs", job, str(tmp_path / "x"))):
             assert code == 1, messages[-1500:]
             assert re.search(text, " ".join(messages.split())), messages[-1500:]
-            assert "RankError" in messages
+            assert "WorkerError" in messages
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ class TestEnding:
         code, _, messages = ended([processes[1 - victim]])[0]
         assert time.monotonic() - killed < 30
         assert code not in (0, -signal.SIGKILL)
-        assert "RankError: Another process of this trace has ended or cannot be" in messages
+        assert "WorkerError: Another process of this trace has ended or cannot be" in messages
         processes[victim].communicate(timeout=WAIT)
         resumed = answers_of("checkpointed", 2, file.parent)
         assert resumed == [whole, whole]
@@ -224,7 +224,7 @@ class TestEnding:
             for code, _, messages in outcomes:
                 # What was killed after its last word is missed by nobody.
                 if code != 0:
-                    assert "RankError: Another process of this trace has ended" in messages
+                    assert "WorkerError: Another process of this trace has ended" in messages
             assert answers_of("checkpointed", count, file.parent) == wholes
 
     @staticmethod
@@ -285,5 +285,5 @@ def test_a_lost_process_is_one_clear_error(monkeypatch):
         raise RuntimeError("[../third_party/gloo] Connection closed by peer")
 
     monkeypatch.setattr(torch.distributed, "all_reduce", lost)
-    with pytest.raises(RankError, match="Another process of this trace has ended or cannot be"):
+    with pytest.raises(WorkerError, match="Another process of this trace has ended or cannot be"):
         Ranks(0, 2).add(torch.zeros(1))

@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache, wraps
+from functools import cache
 from numbers import Integral, Number
 from pathlib import Path
-from typing import Any, ParamSpec, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from tracekit.errors import ConfigError, RenamedArgumentError
+from tracekit.errors import ConfigError
 
 _LARGEST = 1e12
 """Far beyond what is of use; its square is still a number of float32."""
 _NUMBERS = (int, float, bool, type(None), ...)
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def renamed_arguments(**new_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes a function refuse earlier names of its arguments, with the new one.
-
-    Args:
-        **new_names: Earlier name -> name.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            for name in kwargs:
-                if name in new_names:
-                    raise RenamedArgumentError(
-                        f"The argument {name!r} is now called {new_names[name]!r}. "
-                        f"Write {new_names[name]}=..."
-                    )
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
 
 
 def shortened(value: object) -> str:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit.errors import RankError
+from tracekit.errors import WorkerError
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(minutes=30)
@@ -76,7 +76,7 @@ class Ranks:
             *parts: Of the same shapes on all ranks.
 
         Raises:
-            RankError: Another rank has ended.
+            WorkerError: Another rank has ended.
             KeyboardInterrupt: Ctrl-C reached any rank.
         """
         if self.count == 1:
@@ -125,7 +125,7 @@ class Ranks:
             **named: What has to be the same on all ranks.
 
         Raises:
-            RankError: Names what differs.
+            WorkerError: Names what differs.
         """
         if self.count == 1:
             return
@@ -136,7 +136,7 @@ class Ranks:
             values = [each.get(name) for each in told]
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
             if other is not None:
-                raise RankError(
+                raise WorkerError(
                     f"The ranks of this trace differ in {name.replace('_', ' ')}: rank 0 has "
                     f"{values[0]}, rank {other} has {values[other]}. Start all of them with the "
                     "same command, data and version."
@@ -219,7 +219,7 @@ def _one_error() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
-        raise RankError(
+        raise WorkerError(
             "Another process of this trace has ended or cannot be reached. Look for its own "
             "message; the same command goes on from the checkpoint, if there is one."
         ) from error

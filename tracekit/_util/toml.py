@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import write_beside
-from tracekit.errors import OptionsFileError, OptionsNotFoundError, UnknownKeyError
+from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,17 +24,17 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
         keys: Those that it may have, with underscores.
 
     Raises:
-        OptionsNotFoundError: There is no such file.
-        OptionsFileError: It is not TOML, or has a key twice.
-        UnknownKeyError: It has a key that is not known.
+        DataNotFoundError: There is no such file.
+        ConfigError: It is not TOML, or has a key twice.
+        UnknownNameError: It has a key that is not known.
     """
     path = Path(path)
     if not path.is_file():
-        raise OptionsNotFoundError(f"There is no file {path}. Give a TOML file of options.")
+        raise DataNotFoundError(f"There is no file {path}. Give a TOML file of options.")
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise OptionsFileError(
+        raise ConfigError(
             f"{path} cannot be read as TOML: {error}. Write lines such as limit = 32 and "
             'methods = ["pgb-ct", "top-k"].'
         ) from error
@@ -43,9 +43,9 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
     for key, value in entries.items():
         name = key.replace("-", "_")
         if name not in allowed:
-            raise UnknownKeyError(name, allowed)
+            raise UnknownNameError("key", name, allowed)
         if name in options:
-            raise OptionsFileError(f"{path} has the key {name} twice. Keep one of them.")
+            raise ConfigError(f"{path} has the key {name} twice. Keep one of them.")
         options[name] = value
     return options
 

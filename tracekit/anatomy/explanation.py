@@ -308,7 +308,7 @@ class Explanation:
 
         Raises:
             ResultNotFoundError: The folder holds no explanation.
-            FormatVersionError: It was written in another format.
+            ResultFormatError: It was written in another format.
             ResultFormatError: It is damaged, was changed, or its files are of several saves.
         """
         from tracekit.anatomy.explanation_files import read_explanation

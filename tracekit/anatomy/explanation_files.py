@@ -94,7 +94,7 @@ def read_explanation(folder: Path) -> Explanation:
 
     Raises:
         ResultNotFoundError: The folder holds no explanation.
-        FormatVersionError: It was written in another format.
+        ResultFormatError: It was written in another format.
         ResultFormatError: It is damaged, was changed, or its files are of several saves.
     """
     from tracekit.anatomy.explanation import Explanation

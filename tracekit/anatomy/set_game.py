@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.errors import MaskShapeError, NonFiniteMetricError
+from tracekit.errors import MaskError, NonFiniteMetricError
 from tracekit.metrics import Effects
 
 Coalition = tuple[int, ...]
@@ -107,11 +107,11 @@ class SetGame:
             coalitions: Which members are in each: an array of booleans, `coalition member`.
 
         Raises:
-            MaskShapeError: Of another shape.
+            MaskError: Of another shape.
         """
         rows = torch.as_tensor(coalitions).bool()
         if rows.ndim != 2 or rows.shape[1] != self.n_players:
-            raise MaskShapeError(
+            raise MaskError(
                 f"Coalitions of shape {tuple(rows.shape)} were given. Give a row for each, with a "
                 f"boolean for each of the {self.n_players} members."
             )

@@ -37,7 +37,7 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, SideEffectsError, TracekitError
+from tracekit.errors import ConfigError, PairsError, TracekitError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval, ratio_interval
 from tracekit.results.pareto_statistics import control_sets
@@ -140,7 +140,7 @@ class SideEffects:
             name: Of the other data.
 
         Raises:
-            SideEffectsError: There are no others of this name.
+            PairsError: There are no others of this name.
         """
         return _index(self.target.strength, self._other(name).strength)
 
@@ -153,7 +153,7 @@ class SideEffects:
             name: Of the other data.
 
         Raises:
-            SideEffectsError: There are no others of this name.
+            PairsError: There are no others of this name.
         """
         other = self._other(name)
         is_paired = other.dataset_fingerprint == self.target.dataset_fingerprint
@@ -172,7 +172,7 @@ class SideEffects:
             name: Of the other data.
 
         Raises:
-            SideEffectsError: There are no others of this name.
+            PairsError: There are no others of this name.
         """
         return _indices(self.target.control_strengths, self._other(name).control_strengths)
 
@@ -181,7 +181,7 @@ class SideEffects:
             if other.name == name:
                 return other
         names = ", ".join(other.name for other in self.others)
-        raise SideEffectsError(f"Nothing was measured on {name!r}. Give one of {names}.")
+        raise PairsError(f"Nothing was measured on {name!r}. Give one of {names}.")
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -310,7 +310,7 @@ class SideEffects:
 
         Raises:
             ResultNotFoundError: The folder holds no side effects.
-            FormatVersionError: They were written in another format.
+            ResultFormatError: They were written in another format.
             ResultFormatError: They are damaged, were changed, or are of several saves.
         """
         folder = Path(folder)
@@ -425,7 +425,7 @@ def measure_side_effects(
         source: Where the values come from that are put in.
 
     Raises:
-        SideEffectsError: There are no others, or no member, or all components together change
+        PairsError: There are no others, or no member, or all components together change
             nothing.
         ConfigError: A number of draws that is none.
         NonFiniteMetricError: A metric is not finite on an example.
@@ -433,7 +433,7 @@ def measure_side_effects(
     if not is_whole(draws) or draws < 0:
         raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
     if not members:
-        raise SideEffectsError("An empty set has no side effects. Give at least one component.")
+        raise PairsError("An empty set has no side effects. Give at least one component.")
     generator = torch.Generator().manual_seed(seed)
     controls = control_sets(target.registry, members, draws, generator)
     engines = {TARGET: target, **others}
@@ -460,7 +460,7 @@ def _measure(
 ) -> EffectOn:
     full = engine.full_effects
     if not full.abs().sum() > 0:
-        raise SideEffectsError(
+        raise PairsError(
             f"All components together change nothing on {name!r} by {engine.metric.name}, so "
             "there is nothing to compare with. Give other pairs or another metric."
         )

@@ -70,14 +70,6 @@ app = _Program(
     rich_markup_mode="markdown",
 )
 
-_RENAMED_OPTIONS = {
-    "--path": "the command `tracekit pareto`",
-    "--max-forwards": "--max-passes",
-    "--mean": "--continuation-mean",
-    "--batch-size": "--max-batch-size",
-}
-"""Earlier option -> its present name."""
-
 _INTERRUPTED = 130
 """Exit code after Ctrl-C; releases of typer return it or raise."""
 
@@ -115,11 +107,7 @@ def main() -> None:
         show = getattr(error, "show", None)
         if show is None:
             raise
-        option = getattr(error, "option_name", None)
-        if option in _RENAMED_OPTIONS:
-            print_problem("Error", f"{option} is now {_RENAMED_OPTIONS[option]}.", "bold red")
-        else:
-            show()
+        show()
         sys.exit(getattr(error, "exit_code", 2))
 
 

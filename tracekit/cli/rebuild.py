@@ -22,7 +22,7 @@ from tracekit.cli.options import (
     Split,
     build_tracer,
 )
-from tracekit.errors import DataNotFoundError, RunMismatchError
+from tracekit.errors import ComparisonError, DataNotFoundError
 
 if TYPE_CHECKING:
     from tracekit.results import TraceResult
@@ -96,7 +96,7 @@ def rebuild_tracer(
 
     Raises:
         DataNotFoundError: The run is of data that no data set has the name of.
-        RunMismatchError: The examples are others, or the set has another effect here.
+        ComparisonError: The examples are others, or the set has another effect here.
     """
     from tracekit.data.registry import DATASETS
 
@@ -137,7 +137,7 @@ def rebuild_tracer(
 
 def _check_same(tracer: Tracer, result: TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
-        raise RunMismatchError(
+        raise ComparisonError(
             f"The run is of {len(result.per_example)} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
             "and --data-option as for the run."
@@ -145,7 +145,7 @@ def _check_same(tracer: Tracer, result: TraceResult) -> None:
     effect = tracer.evaluate(result)
     allowed = _TOLERANCE * result.per_example.abs().mean().item() + 1e-6
     if not abs(effect - result.effect) <= allowed:
-        raise RunMismatchError(
+        raise ComparisonError(
             f"The set of the run has an effect of {effect:.6g} here and had {result.effect:.6g} in "
             "the run, so the model is another one. Give --model, --dtype and --model-option as for "
             "the run."

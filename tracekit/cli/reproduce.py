@@ -31,7 +31,7 @@ from tracekit.cli.options import (
 )
 from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
-from tracekit.errors import UnknownMethodError
+from tracekit.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from tracekit.paper import Failure, Reproduction, Run
@@ -153,7 +153,7 @@ def reproduce(
     method_names = [name.strip() for name in methods.split(",")] if methods else []
     for name in method_names:
         if name not in METHODS:
-            raise UnknownMethodError(name, METHODS)
+            raise UnknownNameError("method", name, METHODS)
     check_folder(output)
     check_data(*dataset or [], data_dir=data_dir)
     setting = paper.Setting(

@@ -12,7 +12,7 @@ from tracekit.cli.app import app
 from tracekit.cli.options import WHAT, DataDir, Device, Dtype, MaxBatchSize, ModelOption, Quiet
 from tracekit.cli.output import console, load, progress_is_shown
 from tracekit.cli.parsing import parse_loading
-from tracekit.errors import DisagreementError
+from tracekit.errors import ComparisonError
 
 
 @app.command()
@@ -82,7 +82,7 @@ def validate(
         summary.add_row(name, value)
     console.print(summary)
     if not validation.agrees:
-        raise DisagreementError(
+        raise ComparisonError(
             f"{model} does not agree with the table for {published.model} on {published.dataset}: "
             f"{'; '.join(validation.problems)}. It has other weights, another tokenizer or other "
             "data."

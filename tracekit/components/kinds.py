@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from tracekit._util.files import tensors_digest
 from tracekit._util.options import is_whole, shortened
-from tracekit.errors import ComponentError, UnknownKindError
+from tracekit.errors import ComponentError, UnknownNameError
 
 _PATTERN_HOOK = "attn.hook_pattern"
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
@@ -426,13 +426,15 @@ def kind_of(name: str) -> Kind:
     """A kind by name.
 
     Raises:
-        UnknownKindError: There is none of that name, or the name has two readings.
+        UnknownNameError: There is none of that name, or the name has two readings.
     """
     if name in KINDS:
         return KINDS[name]
     if name in _OWN_KINDS:
         return _OWN_KINDS[name]
-    raise UnknownKindError(name, {**KINDS, **_OWN_KINDS}, hint=_READINGS.get(name))
+    raise UnknownNameError(
+        "component kind", name, {**KINDS, **_OWN_KINDS}, hint=_READINGS.get(name)
+    )
 
 
 def register_kind(kind: Kind) -> Kind:

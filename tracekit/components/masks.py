@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tracekit._util.options import shortened
-from tracekit.errors import MaskRangeError, MaskShapeError
+from tracekit.errors import MaskError
 
 Mask = Float[Tensor, " component"]
 BinaryMask = Bool[Tensor, " component"]
@@ -64,12 +64,12 @@ def as_tensor(mask: object, n_components: int) -> Tensor:
     """A tensor, array or list as a tensor, whatever its shape and values.
 
     Raises:
-        MaskShapeError: It is something else.
+        MaskError: It is something else.
     """
     try:
         return torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise MaskShapeError(
+        raise MaskError(
             f"The mask is {shortened(mask)}. Give a tensor, array or list with one number for "
             f"each of the {n_components} components."
         ) from error
@@ -84,12 +84,12 @@ def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
         n_components: Number of components.
 
     Raises:
-        MaskShapeError: Another number of entries.
-        MaskRangeError: An entry outside [0, 1], or not a number.
+        MaskError: Another number of entries.
+        MaskError: An entry outside [0, 1], or not a number.
     """
     values = as_tensor(mask, n_components)
     if values.ndim == 0 or values.shape[-1] != n_components:
-        raise MaskShapeError(
+        raise MaskError(
             f"The mask has shape {tuple(values.shape)}. "
             f"Its last axis needs one entry for each of the {n_components} components."
         )
@@ -97,7 +97,7 @@ def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
     outside = ~((values >= 0) & (values <= 1))
     if outside.any():
         index = tuple(outside.nonzero()[0].tolist())
-        raise MaskRangeError(
+        raise MaskError(
             f"The mask holds {values[index].item():g} at {list(index)}. "
             "Entries must lie in [0, 1]: 0 keeps the clean value, 1 takes the counterfactual."
         )

@@ -158,7 +158,7 @@ class ComponentRegistry(Sequence[Component]):
                 cut at the ends of the model. 1: its own only.
 
         Raises:
-            UnknownKindError: A kind of another name.
+            UnknownNameError: A kind of another name.
             ComponentError: A layer, index or window outside the model, or nothing left.
         """
         chosen = _check_kinds(kinds)

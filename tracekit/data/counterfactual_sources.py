@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tracekit._util.options import check_seed, shortened, whole_numbers
 from tracekit.components import Kind
-from tracekit.errors import ConfigError, EmptyContinuationError, PairsError
+from tracekit.errors import ConfigError, PairsError
 
 Ids = tuple[int, ...]
 """Token ids."""
@@ -106,7 +106,7 @@ class Counterfactual(ABC):
         """The counterfactual that `row[row_key]` describes; for those that have a `row_key`.
 
         Raises:
-            PairsError, EmptyContinuationError: It does not; the message names the example.
+            PairsError: It does not; the message names the example.
         """
         raise NotImplementedError(f"Rows do not describe a {cls.__name__}.")
 
@@ -147,7 +147,7 @@ class PromptCounterfactual(Counterfactual):
         """From a sequence of token ids."""
         ids = as_ids(value, "counterfactual", example)
         if not ids:
-            raise EmptyContinuationError(
+            raise PairsError(
                 f"The counterfactual of example {example} encodes to no token. "
                 "Give it at least one token, or leave the example out."
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tracekit.errors import DataFormatError, DataNotFoundError, DatasetDiffersWarning
+from tracekit.errors import DataFormatError, DataNotFoundError, DataWarning
 
 _HOST = "https://raw.githubusercontent.com"
 _TIMEOUT = 10.0
@@ -113,13 +113,13 @@ def check_count(dataset: str, n_examples: int, n_published: int, reason: str = "
         reason: Why they differ, if that is known.
 
     Warns:
-        DatasetDiffersWarning: They differ.
+        DataWarning: They differ.
     """
     if n_examples != n_published:
         explanation = f" ({reason})" if reason else ""
         # Caller -> `load_dataset` -> loader -> here: the warning points at the caller.
         warnings.warn(
             f"{dataset} has {n_examples} examples here; the paper has {n_published}{explanation}.",
-            DatasetDiffersWarning,
+            DataWarning,
             stacklevel=4,
         )

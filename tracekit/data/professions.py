@@ -62,7 +62,7 @@ def load(
 
     Raises:
         DataNotFoundError: A file is missing.
-        LengthMismatchError: An occupation of several tokens, under `on_mismatch="error"`.
+        PairsError: An occupation of several tokens, under `on_mismatch="error"`.
     """
     templates = _FILES.lines(data_dir, "templates.txt")
     rows = []

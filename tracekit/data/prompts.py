@@ -47,10 +47,7 @@ from tracekit.data.tokenization import (
 )
 from tracekit.errors import (
     ConfigError,
-    EmptyContinuationError,
-    LengthMismatchError,
     PairsError,
-    SpanError,
 )
 
 OnMismatch = Literal["error", "skip"]
@@ -251,12 +248,12 @@ class PromptPairs(Sequence[PromptPair]):
         """The pairs with the implied spans `last` and `rest` added to those that have names.
 
         Raises:
-            SpanError: An example has no spans, or others than the first one.
+            PairsError: An example has no spans, or others than the first one.
         """
         pairs = []
         for number, pair in enumerate(self.pairs):
             if pair.spans is None:
-                raise SpanError(
+                raise PairsError(
                     f"Example {number} ({pair.describe()}) has no spans. Give every example "
                     "spans, e.g. spans={'subject': 'Space Needle'}, or trace by='position'."
                 )
@@ -274,7 +271,7 @@ class PromptPairs(Sequence[PromptPair]):
         for number, pair in enumerate(pairs):
             names = [name for name in pair.spans or {} if name not in (LAST, REST)]
             if set(names) != set(common):
-                raise SpanError(
+                raise PairsError(
                     f"Example {number} ({pair.describe()}) has the spans {', '.join(names)}, and "
                     f"example 0 has {', '.join(common)}. Give every example the same ones."
                 )
@@ -287,13 +284,13 @@ class PromptPairs(Sequence[PromptPair]):
             names: What the spans are called, in order. None: by their numbers.
 
         Raises:
-            SpanError: The prompts have several lengths, or another one than there are names.
+            PairsError: The prompts have several lengths, or another one than there are names.
         """
         names = position_names([pair.prompt_ids for pair in self]) if names is None else names
         for number, pair in enumerate(self):
             n_tokens = {len(pair.prompt_ids), len(pair.source_ids)}
             if n_tokens != {len(names)}:
-                raise SpanError(
+                raise PairsError(
                     f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
                     f"there are {len(names)} positions to tell apart. Give prompts of one length, "
                     "or name spans, and trace by='span'."
@@ -363,8 +360,8 @@ class PromptPairs(Sequence[PromptPair]):
 
         Raises:
             ConfigError: Another value of `on_mismatch`.
-            LengthMismatchError: A counterfactual of another length than its prompt, under `error`.
-            EmptyContinuationError: A prompt or continuation without a token.
+            PairsError: A counterfactual of another length than its prompt, under `error`.
+            PairsError: A prompt or continuation without a token.
             PairsError: A missing key, several counterfactuals, or no example at all.
         """
         if on_mismatch not in ("error", "skip"):
@@ -379,7 +376,7 @@ class PromptPairs(Sequence[PromptPair]):
         if misaligned and on_mismatch == "error":
             n_unnamed = len(misaligned) - _MOST_NAMED
             more = f"; and {n_unnamed} more" if n_unnamed > 0 else ""
-            raise LengthMismatchError(
+            raise PairsError(
                 f"{len(misaligned)} of {len(pairs)} counterfactuals differ in length from their "
                 f"prompts ({'; '.join(misaligned[:_MOST_NAMED])}{more}). "
                 'Align them token by token, give both spans, or drop them with on_mismatch="skip".'
@@ -422,7 +419,7 @@ class PromptPairs(Sequence[PromptPair]):
 
         Raises:
             UnsupportedModelError: The model has no tokenizer.
-            LengthMismatchError, EmptyContinuationError, PairsError: As in `from_ids`.
+            PairsError: As in `from_ids`.
         """
         tokenizer = tokenizer_of(model)
         encode = encoder(tokenizer)
@@ -564,7 +561,7 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
         if not tokens:
             part = key.removesuffix("_ids")
             text = f" ({row[part]!r})" if part in row else ""
-            raise EmptyContinuationError(
+            raise PairsError(
                 f"The {part} of example {number}{text} encodes to no token. "
                 "Give it at least one token, or leave the example out."
             )
@@ -584,7 +581,7 @@ def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     if row.get("counterfactual_spans") is not None and (
         row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
     ):
-        raise SpanError(
+        raise PairsError(
             f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
             "that they could be of. Give both."
         )
@@ -598,13 +595,13 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
     others = row["counterfactual_spans"]
     others = checked_spans(others, len(pair.source_ids), number, "counterfactual")
     if set(spans) != set(others):
-        raise SpanError(
+        raise PairsError(
             f"Example {number} has the spans {', '.join(spans)}, and its counterfactual has "
             f"{', '.join(others)}. Give both the same ones."
         )
     for name, positions in spans.items():
         if len(positions) != len(others[name]):
-            raise SpanError(
+            raise PairsError(
                 f"The span {name!r} of example {number} has {len(positions)} tokens, and "
                 f"{len(others[name])} in the counterfactual. Spans of equal length are exchanged."
             )
@@ -614,7 +611,7 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
 def _check_pairs(pairs: Sequence[PromptPair]) -> None:
     for number, pair in enumerate(pairs):
         if not pair.is_aligned:
-            raise LengthMismatchError(
+            raise PairsError(
                 f"The counterfactual of example {number} has {pair.counterfactual.n_tokens} "
                 f"tokens, its prompt {len(pair.prompt_ids)}. Align them token by token."
             )

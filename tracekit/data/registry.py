@@ -23,7 +23,7 @@ from tracekit.data import (
 )
 from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import PromptPairs
-from tracekit.errors import UnknownDatasetError, UnknownOptionError
+from tracekit.errors import UnknownNameError, UnknownOptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def describe(name: str) -> Dataset:
         name: One of `DATASETS`, or a path.
 
     Raises:
-        UnknownDatasetError: No data set of that name, and no path with such a suffix.
+        UnknownNameError: No data set of that name, and no path with such a suffix.
     """
     if name in DATASETS:
         return DATASETS[name]
@@ -164,7 +164,9 @@ def describe(name: str) -> Dataset:
             options=("noise_std", "seed", "prepend_bos"),
             about="pairs in a file",
         )
-    raise UnknownDatasetError(name, [*DATASETS, *(f"a {s} file" for s in from_file.SUFFIXES)])
+    raise UnknownNameError(
+        "data set", name, [*DATASETS, *(f"a {s} file" for s in from_file.SUFFIXES)]
+    )
 
 
 def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
@@ -179,8 +181,8 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
             another number of tokens than the prompt, `"error"` refuses them.
 
     Raises:
-        UnknownDatasetError: No data set of that name.
-        UnknownOptionError: The data set has no such option.
+        UnknownNameError: No data set of that name.
+        UnknownNameError: The data set has no such option.
         ConfigError: An option of another type or out of range.
         DataNotFoundError: Its files are not in `data_dir`, or cannot be downloaded.
         DataFormatError: Its files are not of the expected form.

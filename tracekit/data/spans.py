@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekit._util.options import shortened, whole_numbers
-from tracekit.errors import SpanError
+from tracekit.errors import PairsError
 
 Spans = Mapping[str, tuple[int, ...]]
 """Name of a span -> its token positions, ascending."""
@@ -38,10 +38,10 @@ def spans_from_text(
         First token and one past the last token of each span.
 
     Raises:
-        SpanError: A text that does not occur in the prompt, or occurs more than once.
+        PairsError: A text that does not occur in the prompt, or occurs more than once.
     """
     if not isinstance(texts, Mapping):
-        raise SpanError(
+        raise PairsError(
             f"The spans of example {number} are {shortened(texts)}. Give a mapping from name to "
             "text, e.g. {'subject': 'Space Needle'}."
         )
@@ -55,7 +55,7 @@ def spans_from_text(
         count = prompt.count(text) if text else 0
         if count != 1:
             problem = "does not occur" if not count else f"occurs {count} times"
-            raise SpanError(
+            raise PairsError(
                 f"The span {name!r} of example {number}, {text!r}, {problem} in {prompt!r}. Give "
                 "a text that occurs once, or a range of tokens [first, one past the last]."
             )
@@ -64,7 +64,7 @@ def spans_from_text(
         stop = prompt.index(text) + len(text)
         inside = [i for i, (start, end) in enumerate(edges) if start < stop and end > first]
         if not inside:
-            raise SpanError(
+            raise PairsError(
                 f"The span {name!r} of example {number}, {text!r}, holds no token. "
                 "Give its range of tokens [first, one past the last]."
             )
@@ -79,7 +79,7 @@ def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list
     own = list(ids[n_extra:])
     edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
     if edges is None:
-        raise SpanError(
+        raise PairsError(
             f"The tokenizer does not say which tokens of example {number} ({prompt!r}) stand for "
             "which text. Give ranges of tokens [first, one past the last] instead of texts."
         )
@@ -132,10 +132,10 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
         of: What has these tokens.
 
     Raises:
-        SpanError: A range outside the prompt, spans that overlap, or a name that is implied.
+        PairsError: A range outside the prompt, spans that overlap, or a name that is implied.
     """
     if not isinstance(given, Mapping) or not given:
-        raise SpanError(
+        raise PairsError(
             f"The spans of example {number} are {shortened(given)}. Give a mapping from name to "
             "a range of tokens [first, one past the last]."
         )
@@ -143,20 +143,20 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
     owner: dict[int, str] = {}
     for name, edges in given.items():
         if not isinstance(name, str) or not name or name in (LAST, REST) or set(name) & set("@,+"):
-            raise SpanError(
+            raise PairsError(
                 f"A span of example {number} is called {name!r}. Give a name without @ , + that is "
                 "neither 'last' nor 'rest', which are implied."
             )
         numbers = whole_numbers(edges)
         if numbers is None or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1] <= n_tokens:
-            raise SpanError(
+            raise PairsError(
                 f"The span {name!r} of example {number} is {shortened(edges)}. Give a range of "
                 f"tokens [first, one past the last] within the {n_tokens} of its {of}."
             )
         spans[name] = tuple(range(*numbers))
         for position in spans[name]:
             if position in owner:
-                raise SpanError(
+                raise PairsError(
                     f"The spans {owner[position]!r} and {name!r} of example {number} share token "
                     f"{position}. Give spans without a common token."
                 )

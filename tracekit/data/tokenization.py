@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekit.errors import PairsError, TokenizationWarning, UnsupportedModelError
+from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
 
 
 def tokenizer_of(model: Any) -> Any:
@@ -77,9 +77,7 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
                 problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
     for reason, cases in problems.items():
         more = f"; and {len(cases) - 2} more" if len(cases) > 2 else ""
-        warnings.warn(
-            f"{reason} ({'; '.join(cases[:2])}{more}).", TokenizationWarning, stacklevel=3
-        )
+        warnings.warn(f"{reason} ({'; '.join(cases[:2])}{more}).", DataWarning, stacklevel=3)
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:

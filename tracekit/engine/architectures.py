@@ -16,7 +16,7 @@ import torch
 
 from tracekit.components import KINDS, ComponentRegistry
 from tracekit.engine import checks
-from tracekit.errors import TracekitError, UnknownArchitectureError
+from tracekit.errors import TracekitError, UnknownNameError
 from tracekit.models import load_model
 
 VOCABULARY = 61
@@ -180,12 +180,12 @@ def random_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes
         **changes: Entries of the configuration to change.
 
     Raises:
-        UnknownArchitectureError: None of them.
+        UnknownNameError: None of them.
     """
     import transformers
 
     if architecture not in ARCHITECTURES:
-        raise UnknownArchitectureError(architecture, ARCHITECTURES)
+        raise UnknownNameError("architecture", architecture, ARCHITECTURES)
     config = ARCHITECTURES[architecture]()
     for name, value in changes.items():
         setattr(config, name, value)

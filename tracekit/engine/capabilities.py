@@ -3,7 +3,7 @@
 Two optimisations need something of a model: packing x and y into one row needs an attention mask
 of its own and position ids; skipping blocks needs blocks that form a chain. Block skipping is
 tested at once, packing on the first call of `supports_packing`. An optimisation that fails, or
-that gives other numbers than the plain way, is switched off with a single `SlowPathWarning`.
+that gives other numbers than the plain way, is switched off with a single `ModelWarning`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.packing import PackedSequences
-from tracekit.errors import SlowPathWarning
+from tracekit.errors import ModelWarning
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
@@ -107,7 +107,7 @@ def _warn(model: HookedModel, refusal: str, instead: str) -> None:
     warnings.warn(
         f"{model_name(model)} takes the slower way: {instead}, because {refusal}. "
         "Results are the same.",
-        SlowPathWarning,
+        ModelWarning,
         stacklevel=depth,
     )
 

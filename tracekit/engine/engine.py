@@ -54,8 +54,7 @@ from tracekit.errors import (
     NonFiniteMetricError,
     NotDifferentiableError,
     PairsError,
-    RankError,
-    SpanError,
+    WorkerError,
 )
 from tracekit.metrics import (
     ContinuationLogProbs,
@@ -305,7 +304,7 @@ class Engine:
             settings=repr(replace(self.config, capabilities=None, progress=False)),
         )
         if self.n_examples < self.ranks.count:
-            raise RankError(
+            raise WorkerError(
                 f"{self.ranks.count} processes share {self.n_examples} examples. Start at most as "
                 "many processes as there are examples, or half as many for a front with statistics."
             )
@@ -366,7 +365,7 @@ class Engine:
             The effects, on the CPU.
 
         Raises:
-            MaskShapeError, MaskRangeError: As in `masks.check`.
+            MaskError: As in `masks.check`.
             NonFiniteMetricError: Names the examples.
         """
         checked = masks_module.check(mask, self.n_components)
@@ -402,7 +401,7 @@ class Engine:
             What was measured of each batch.
 
         Raises:
-            MaskShapeError, MaskRangeError: As in `masks.check`.
+            MaskError: As in `masks.check`.
             NonFiniteMetricError: Names the examples.
         """
         stack = masks_module.check(mask, self.n_components)[None].to(self.device)
@@ -510,7 +509,7 @@ class Engine:
             Effects by name of metric, on the CPU; weighted as in `effects`.
 
         Raises:
-            MaskShapeError, MaskRangeError: As in `masks.check`.
+            MaskError: As in `masks.check`.
             MissingContinuationError: A metric needs a y that an example lacks.
             NonFiniteMetricError: Names the examples.
         """
@@ -846,7 +845,7 @@ def _check_exchange(pairs: PromptPairs, registry: ComponentRegistry) -> None:
     by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
     for number, pair in enumerate(pairs):
         if by_key and pair.counterfactual_spans is not None:
-            raise SpanError(
+            raise PairsError(
                 f"Example {number} ({pair.describe()}) exchanges spans at different positions, and "
                 f"{by_key[0]} are over the keys of one prompt. Use head-outputs."
             )

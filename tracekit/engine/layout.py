@@ -28,7 +28,7 @@ from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes
-from tracekit.errors import PairsError, PositionError, SpanError
+from tracekit.errors import PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -101,8 +101,8 @@ class Layout:
             long_rope_limit: Tokens beyond which the model reads positions otherwise, if any.
 
         Raises:
-            PositionError: A scope that is unknown, or an index outside a prompt.
-            SpanError: A pair has other spans.
+            PairsError: A scope that is unknown, or an index outside a prompt.
+            PairsError: A pair has other spans.
             PairsError: x and y of an example lie on both sides of the limit.
         """
         limit = long_rope_limit or float("inf")
@@ -301,14 +301,14 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
     if isinstance(positions, str):
         if positions not in _SCOPES:
-            raise PositionError(
+            raise PairsError(
                 f"Unknown positions {positions!r}. "
                 f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
             )
         return positions
     indices = whole_numbers(positions)
     if indices is None:
-        raise PositionError(
+        raise PairsError(
             f"The positions are {shortened(positions)}. "
             f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
         )
@@ -317,7 +317,7 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
     outside = [i for i in indices if not -length <= i < length]
     if outside or not indices:
         problem = f"Positions {outside} lie outside" if outside else "No position was given for"
-        raise PositionError(
+        raise PairsError(
             f"{problem} the prompt of example {shortest}, which has {length} tokens. "
             f"Use {-length} to {length - 1}."
         )
@@ -347,13 +347,13 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
         own = set(pair.spans or ())
         is_other = own - implied != set(spans) - implied or own - set(spans)
         if spans and (is_other or not pairs.told_apart):
-            raise SpanError(
+            raise PairsError(
                 f"Example {number} ({pair.describe()}) has the spans "
                 f"{', '.join(sorted(own)) or 'of none'}, and the components are of "
                 f"{', '.join(spans)}. Give every example the same spans."
             )
         if not spans and len(pair.source_ids) != len(pair.prompt_ids):
-            raise SpanError(
+            raise PairsError(
                 f"The counterfactual of example {number} ({pair.describe()}) has "
                 f"{len(pair.source_ids)} tokens, its prompt {len(pair.prompt_ids)}. Only spans of "
                 "them can be exchanged: trace by='span'."

@@ -14,7 +14,7 @@ from tracekit._util.markup import html_text, printable, script_json
 from tracekit.components import ComponentGrid
 from tracekit.components.kinds import kind_of
 from tracekit.data.display import ShownTokens, shown_pair
-from tracekit.errors import ExplorationError
+from tracekit.errors import ComponentError
 from tracekit.explore.exploration import Exploration, Measurement, Prediction, set_key
 from tracekit.models import model_name
 
@@ -35,12 +35,12 @@ def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str
         front_name: What the sets to move along are.
 
     Raises:
-        ExplorationError: More components than can be shown.
+        ComponentError: More components than can be shown.
     """
     engine = exploration.engine
     registry, pairs, n = engine.registry, engine.pairs, engine.n_components
     if n > MOST_COMPONENTS:
-        raise ExplorationError(
+        raise ComponentError(
             f"The explorer shows up to {MOST_COMPONENTS} components, and this tracer has {n} "
             f"({registry.describe()}). Build one of fewer, by layers= or indices=."
         )

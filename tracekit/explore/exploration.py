@@ -25,7 +25,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
-from tracekit.errors import ExplorationError, TracekitError
+from tracekit.errors import ComponentError, TracekitError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
 
@@ -130,7 +130,7 @@ class Exploration:
             measured: Measurements to begin with, of this engine.
 
         Raises:
-            ExplorationError: A set that is none of this engine's components.
+            ComponentError: A set that is none of this engine's components.
         """
         self.engine = engine
         self.n_components = engine.n_components
@@ -170,7 +170,7 @@ class Exploration:
         """Makes it another set; what was undone is forgotten.
 
         Raises:
-            ExplorationError: Something else than components.
+            ComponentError: Something else than components.
         """
         chosen = self._checked(members)
         if chosen == self.members:
@@ -206,10 +206,10 @@ class Exploration:
         """Keeps the set under a name, to compare others with.
 
         Raises:
-            ExplorationError: Another name than A or B.
+            ComponentError: Another name than A or B.
         """
         if name not in get_args(Pin):
-            raise ExplorationError(f"Unknown pin {shortened(name)}. Use 'A' or 'B'.")
+            raise ComponentError(f"Unknown pin {shortened(name)}. Use 'A' or 'B'.")
         self.pins[name] = self.members
 
     def unpin(self, name: Pin) -> None:
@@ -220,7 +220,7 @@ class Exploration:
         indices = list(members)
         for index in indices:
             if not is_whole(index) or not 0 <= index < self.n_components:
-                raise ExplorationError(
+                raise ComponentError(
                     f"{shortened(index)} is no component. Give flat indices, 0 to "
                     f"{self.n_components - 1}."
                 )
@@ -388,7 +388,7 @@ class Exploration:
         """Takes over what `state` gave, also from elsewhere: all of it or, if it is none, nothing.
 
         Raises:
-            ExplorationError: Sets, a position, pins or an example that are none.
+            ComponentError: Sets, a position, pins or an example that are none.
         """
         try:
             history = [self._checked(members_of_key(key)) for key in state["history"]]
@@ -396,10 +396,10 @@ class Exploration:
             pins: dict[Pin, ComponentSet] = {
                 name: self._checked(members_of_key(key)) for name, key in state["pins"].items()
             }
-        except ExplorationError:
+        except ComponentError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ExplorationError(
+            raise ComponentError(
                 f"The state {shortened(state)} of an exploration cannot be read. Give what "
                 "state() gave."
             ) from error
@@ -407,7 +407,7 @@ class Exploration:
         is_example = example is None or (is_whole(example) and 0 <= int(example) < n_examples)
         is_position = is_whole(position) and 0 <= position < len(history)
         if not is_position or set(pins) - set(get_args(Pin)) or not is_example:
-            raise ExplorationError(
+            raise ComponentError(
                 f"The state {shortened(state)} of an exploration has a position, a pin or an "
                 "example that there is not. Give what state() gave."
             )

@@ -13,7 +13,7 @@ import traitlets
 from tracekit._util.files import write_beside
 from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentSet
-from tracekit.errors import ExplorationError
+from tracekit.errors import ComponentError
 from tracekit.explore.data import (
     SCRIPT,
     as_bytes,
@@ -78,7 +78,7 @@ class Explorer(anywidget.AnyWidget):
             front_name: What the sets to move along are.
 
         Raises:
-            ExplorationError: More components than can be shown.
+            ComponentError: More components than can be shown.
         """
         setup = setup_of(exploration, source, front_name)
         exploration.measured_now(complete=True)
@@ -122,7 +122,7 @@ class Explorer(anywidget.AnyWidget):
             members: A list of components, a result, or a mask of zeros and ones.
 
         Raises:
-            MaskShapeError, MaskRangeError, ComponentError: About the set.
+            MaskError, ComponentError: About the set.
         """
         self._change(lambda: self.exploration.select(self._to_members(members)))
 
@@ -142,7 +142,7 @@ class Explorer(anywidget.AnyWidget):
         """Keeps the set as `A` or `B`, to compare others with.
 
         Raises:
-            ExplorationError: Another name.
+            ComponentError: Another name.
         """
         self._change(lambda: self.exploration.pin(name))
 
@@ -243,7 +243,7 @@ class Explorer(anywidget.AnyWidget):
         """Takes over what was clicked; a change from Python comes by here too, and is the same."""
         try:
             self.exploration.restore(change["new"])
-        except ExplorationError as error:
+        except ComponentError as error:
             self._tell_problem(self.exploration.members, error)
             return
         stamp = change["new"].get("stamp")

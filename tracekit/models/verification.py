@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.errors import UnsupportedModelError, UnverifiedModelWarning
+from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, device_of, is_exact
 
 _TOKENS = 8
@@ -142,7 +142,7 @@ def reference_of(model: Any, source: object) -> Reference | None:
         warnings.warn(
             f"{source} cannot be run before it is wrapped ({first}), so its logits are not "
             "compared with those that TransformerLens computes.",
-            UnverifiedModelWarning,
+            ModelWarning,
             stacklevel=2,
         )
         return None

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from tracekit import figures
-from tracekit.errors import UnknownTableError
+from tracekit.errors import UnknownNameError
 from tracekit.paper.experiment import (
     NOT_PUBLISHED,
     Experiment,
@@ -321,7 +321,7 @@ def _largest_of_vig(job: Job) -> float | None:
         return None
     try:
         return single_heads(PAPER_MODELS[job.model].hub, name).singles.max().item()
-    except UnknownTableError:
+    except UnknownNameError:
         return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.demo import MODEL_DIR
-from tracekit.errors import ModelMismatchError
+from tracekit.errors import ComparisonError
 from tracekit.models.loading import DEMO
 from tracekit.paper.models import PAPER_MODELS, ModelSizes, PaperModel
 from tracekit.runs.jobs import ModelSource
@@ -70,14 +70,14 @@ class ModelAt(ModelSource):
             cfg: Configuration of the loaded model.
 
         Raises:
-            ModelMismatchError: A size differs; the message names it.
+            ComparisonError: A size differs; the message names it.
         """
         if self.paper is None:
             return
         for name in ("n_layers", "n_heads", "d_model"):
             size, expected = int(getattr(cfg, name)), getattr(self.paper, name)
             if size != expected:
-                raise ModelMismatchError(
+                raise ComparisonError(
                     f"{self.source} is not {self.title}: its {name} is {size} instead of "
                     f"{expected}. Give the model itself, or leave the name out."
                 )

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.errors import DataFormatError, DataNotFoundError, UnknownTableError
+from tracekit.errors import DataFormatError, DataNotFoundError, UnknownNameError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,13 +46,13 @@ def single_heads(model: str, dataset: str) -> SingleHeads:
         dataset: `winobias-dev` or `winogender-bergsma`.
 
     Raises:
-        UnknownTableError: There is no such table; the message lists those that there are.
+        UnknownNameError: There is no such table; the message lists those that there are.
     """
     document = _read("single_heads.json")
     tables = {(table["model"], table["dataset"]): table for table in document["tables"]}
     if (model, dataset) not in tables:
         names = [f"{hub_name} on {pairs}" for hub_name, pairs in tables]
-        raise UnknownTableError(f"{model} on {dataset}", names)
+        raise UnknownNameError("table", f"{model} on {dataset}", names)
     return _table(tables[model, dataset], document["source"])
 
 

@@ -18,8 +18,8 @@ from tracekit.data.registry import describe
 from tracekit.errors import (
     ConfigError,
     FigureExportError,
-    NoRunError,
-    UnknownExperimentError,
+    NoResultError,
+    UnknownNameError,
     UnknownOptionError,
 )
 from tracekit.paper import effect_tables, interaction_figures, training_figures
@@ -65,13 +65,13 @@ def select_experiments(names: Sequence[str]) -> list[Experiment]:
     """Experiments by name; `all` stands for all of them.
 
     Raises:
-        UnknownExperimentError: No experiment of that name.
+        UnknownNameError: No experiment of that name.
     """
     if "all" in names:
         return list(EXPERIMENTS.values())
     for name in names:
         if name not in EXPERIMENTS:
-            raise UnknownExperimentError(name, [*EXPERIMENTS, "all"])
+            raise UnknownNameError("experiment", name, [*EXPERIMENTS, "all"])
     return [EXPERIMENTS[name] for name in dict.fromkeys(names)]
 
 
@@ -149,12 +149,12 @@ def reproduce(
         One entry per experiment, in the order of `names`; none with `part`.
 
     Raises:
-        UnknownExperimentError: No experiment of that name.
-        UnknownOptionError: A data option that none of the data sets has.
+        UnknownNameError: No experiment of that name.
+        UnknownNameError: A data option that none of the data sets has.
         ConfigError: Two models of the same name, or a part of another form.
-        ExecutorError, ExecutorUnreachableError, MissingExtraError, WorkerLostError,
-        FolderNotSharedError, VersionsDifferError: About the executor and its workers.
-        NoRunError: All runs failed; the message gives the first reason. Where only some failed,
+        ConfigError, WorkerError, MissingExtraError, WorkerError,
+        WorkerError: About the executor and its workers.
+        NoResultError: All runs failed; the message gives the first reason. Where only some failed,
             `Reproduction.failures` lists them.
     """
     experiments = select_experiments(names)
@@ -194,7 +194,7 @@ def reproduce(
     )
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures and len(failures) == len(outcomes):
-        raise NoRunError(f"No run could be done. {failures[0].reason}")
+        raise NoResultError(f"No run could be done. {failures[0].reason}")
     if part is not None:
         return []
     reproductions = [written[experiment.name] for experiment in experiments]

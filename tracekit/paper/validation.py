@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.engine import checks
-from tracekit.errors import TableMismatchError
+from tracekit.errors import ComparisonError
 from tracekit.paper.published import SingleHeads
 from tracekit.tracer.tracer import Tracer
 
@@ -87,14 +87,14 @@ def validate(tracer: Tracer, table: SingleHeads) -> Validation:
         table: Published effects.
 
     Raises:
-        TableMismatchError: Table and tracer differ in layers, heads, examples or data set.
+        ComparisonError: Table and tracer differ in layers, heads, examples or data set.
     """
     n_layers, n_heads = int(tracer.model.cfg.n_layers), int(tracer.model.cfg.n_heads)
     traced = f"{n_layers} x {n_heads} heads, {len(tracer.pairs)} examples of {tracer.pairs.name}"
     rows, columns = table.singles.shape
     published = f"{rows} x {columns} heads, {table.n_examples} examples of {table.dataset}"
     if traced != published or len(tracer.registry) != n_layers * n_heads:
-        raise TableMismatchError(
+        raise ComparisonError(
             f"The table for {table.model} has {published}; the model has {traced}. "
             "Give the model and the data set that the table is about."
         )

@@ -188,7 +188,7 @@ class InteractionGrid:
 
         Raises:
             ResultNotFoundError: There is no such file.
-            ResultFormatError, FormatVersionError: It is damaged, or of another version.
+            ResultFormatError: It is damaged, or of another version.
         """
         path = Path(path)
         document = read_document(path.parent, path.name)

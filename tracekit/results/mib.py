@@ -18,7 +18,7 @@ import torch
 from tracekit._util.files import write_beside
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask
-from tracekit.errors import MibFormatError
+from tracekit.errors import DataFormatError
 
 _NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
 SIZES = ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
@@ -54,11 +54,11 @@ def write_mib(
         sizes: As from `model_sizes`.
 
     Raises:
-        MibFormatError: Components that have no counterpart there.
+        DataFormatError: Components that have no counterpart there.
     """
     check_registry(registry)
     if not sizes:
-        raise MibFormatError(
+        raise DataFormatError(
             "The result does not hold the sizes of its model, which a MIB file needs; an earlier "
             "tracekit saved it. Run it again."
         )
@@ -89,26 +89,26 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
         Importance of each component.
 
     Raises:
-        MibFormatError: The file is none, is of another model, or lacks the score of a component.
+        DataFormatError: The file is none, is of another model, or lacks the score of a component.
     """
     check_registry(registry)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         cfg, nodes = dict(document["cfg"]), dict(document["nodes"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MibFormatError(
+        raise DataFormatError(
             f"{path} cannot be read as importances of MIB: a JSON file with the entries cfg, nodes "
             "and edges. Export it again."
         ) from error
     lacking = [name for name in SIZES[:2] if name not in cfg]
     if lacking:
-        raise MibFormatError(
+        raise DataFormatError(
             f"{path} does not say the {lacking[0]} of its model, so nothing tells whether it is of "
             "this one. Export it with its cfg."
         )
     for name in SIZES:
         if name in cfg and cfg[name] != sizes[name]:
-            raise MibFormatError(
+            raise DataFormatError(
                 f"{path} is of another model: its {name} is {cfg[name]}, and that of the traced "
                 f"model is {sizes[name]}. Trace the model that the file is of."
             )
@@ -116,7 +116,7 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
         node = re.fullmatch(r"(?:a(\d+)\.h(\d+)|m(\d+))", name)
         layer, head = (0, 0) if node is None else (int(node[1] or node[3]), int(node[2] or 0))
         if layer >= sizes["n_layers"] or head >= sizes["n_heads"]:
-            raise MibFormatError(
+            raise DataFormatError(
                 f"{path} has the node {name}, and the traced model has {sizes['n_layers']} layers "
                 f"of {sizes['n_heads']} heads. Trace the model that the file is of."
             )
@@ -125,7 +125,7 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
         node = nodes.get(_node(component))
         score = node.get("score") if isinstance(node, dict) else None
         if isinstance(score, bool) or not isinstance(score, (int, float)) or not isfinite(score):
-            raise MibFormatError(
+            raise DataFormatError(
                 f"{path} has no score of {_node(component)} ({component}). Score every node, or "
                 "trace only those that have one."
             )
@@ -137,16 +137,16 @@ def check_registry(registry: ComponentRegistry) -> None:
     """Refuses components that have no counterpart.
 
     Raises:
-        MibFormatError: They have none.
+        DataFormatError: They have none.
     """
     for kind in registry.kinds:
         if kind not in _NODES:
-            raise MibFormatError(
+            raise DataFormatError(
                 f"{kind} have no node in a MIB file, which knows what heads and MLPs give out. "
                 "Trace head-outputs, mlp-blocks, or both."
             )
     if registry.spans or registry.has_windows:
-        raise MibFormatError(
+        raise DataFormatError(
             "Components of spans or windows have no node in a MIB file. Trace without them."
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tracekit._util.markup import printable
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, NoStatisticsError
+from tracekit.errors import BudgetError, NoResultError
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs, tracer_of
 from tracekit.results.storage import damaged, read_document, write_document
@@ -137,11 +137,11 @@ class ParetoFront(Sequence[TraceResult]):
         lies within one standard error of the largest.
 
         Raises:
-            NoStatisticsError: There are none.
+            NoResultError: There are none.
         """
         rows = [row for row in self.statistics if row.held_out is not None]
         if not rows:
-            raise NoStatisticsError(
+            raise NoResultError(
                 "The front has no held-out effects to choose a size by. Search it with "
                 "statistics=True, on at least 4 examples."
             )
@@ -158,7 +158,7 @@ class ParetoFront(Sequence[TraceResult]):
         go up to all components, only its own sizes are measured, and there are no areas.
 
         Raises:
-            NoTracerError: The front was loaded, or its tracer is gone.
+            NoResultError: The front was loaded, or its tracer is gone.
         """
         return tracer_of(self.results[0]).faithfulness(self)
 
@@ -166,7 +166,7 @@ class ParetoFront(Sequence[TraceResult]):
         """How much is left without its sets: what `faithfulness` measures, too.
 
         Raises:
-            NoTracerError: The front was loaded, or its tracer is gone.
+            NoResultError: The front was loaded, or its tracer is gone.
         """
         return self.faithfulness()
 
@@ -245,7 +245,7 @@ class ParetoFront(Sequence[TraceResult]):
         """Reads what `save` wrote.
 
         Raises:
-            ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
+            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
         """
         folder = Path(folder)
         document = read_document(folder, _FRONT)

@@ -21,7 +21,7 @@ from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, ConfigError, NoTracerError, TracekitError
+from tracekit.errors import BudgetError, ConfigError, NoResultError, TracekitError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import check_registry, write_mib
@@ -138,16 +138,6 @@ class TraceResult:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "tracer": None}
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "interval":
-                raise AttributeError(
-                    "TraceResult.interval is now TraceResult.spread: the set was selected on these "
-                    "examples. The confidence interval is TraceResult.held_out_interval."
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def title(self) -> str:
@@ -281,7 +271,7 @@ class TraceResult:
         Two sets are measured, by the tracer that made the result.
 
         Raises:
-            NoTracerError: The result was loaded, or its tracer is gone.
+            NoResultError: The result was loaded, or its tracer is gone.
         """
         return tracer_of(self).faithfulness(self)
 
@@ -289,7 +279,7 @@ class TraceResult:
         """How much is left without the selected components: what `faithfulness` measures, too.
 
         Raises:
-            NoTracerError: The result was loaded, or its tracer is gone.
+            NoResultError: The result was loaded, or its tracer is gone.
         """
         return self.faithfulness()
 
@@ -299,7 +289,7 @@ class TraceResult:
         That is what the method ranked by: its scores, or else the soft mask.
 
         Raises:
-            MibFormatError: Components that have no counterpart there, such as attention patterns.
+            DataFormatError: Components that have no counterpart there, such as attention patterns.
             ConfigError: The method ranked nothing.
         """
         check_registry(self.registry)
@@ -343,7 +333,7 @@ class TraceResult:
 
         Raises:
             ResultNotFoundError: The folder holds no run.
-            FormatVersionError: It was written in another format.
+            ResultFormatError: It was written in another format.
             ResultFormatError: It is damaged, was changed, or holds files of different runs.
         """
         return cls._read(Path(folder))
@@ -412,11 +402,11 @@ def tracer_of(result: TraceResult) -> Any:
     """The tracer that made a result.
 
     Raises:
-        NoTracerError: The result was loaded, or its tracer is gone.
+        NoResultError: The result was loaded, or its tracer is gone.
     """
     tracer = None if result.tracer is None else result.tracer()
     if tracer is None:
-        raise NoTracerError(
+        raise NoResultError(
             "This result was loaded, or its tracer is gone, so nothing can be measured. Build the "
             "tracer again and call tracer.faithfulness(result)."
         )
@@ -492,7 +482,7 @@ class TraceCurve(Sequence[TraceResult]):
         """Reads what `save` wrote.
 
         Raises:
-            ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
+            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
         """
         return cls(load_runs(Path(folder)))
 
@@ -533,7 +523,7 @@ def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...
         digest: What `save_runs` returned, where it is known.
 
     Raises:
-        ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceResult.load`.
+        ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
     """
     runs = read_document(folder, CURVE, digest).get("runs")
     if not isinstance(runs, dict) or not runs or not all(map(_is_run_name, runs)):

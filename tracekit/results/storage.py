@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from tracekit._util.files import digest_of, write_beside, write_csv
-from tracekit.errors import FormatVersionError, ResultFormatError, ResultNotFoundError
+from tracekit.errors import ResultFormatError, ResultNotFoundError
 
 FORMAT_VERSION = 3
 DOCUMENT = "result.json"
@@ -84,7 +84,7 @@ def read_run(
 
     Raises:
         ResultNotFoundError: The folder holds no run.
-        FormatVersionError: It was written in another format.
+        ResultFormatError: It was written in another format.
         ResultFormatError: A file is damaged or missing, or the files are not of one run.
     """
     from safetensors import SafetensorError
@@ -141,7 +141,7 @@ def read_document(folder: Path, name: str, digest: str | None = None) -> dict[st
     Raises:
         ResultNotFoundError: The folder has no such file.
         ResultFormatError: It is damaged or was changed, or is another than the one meant.
-        FormatVersionError: It is of another format version.
+        ResultFormatError: It is of another format version.
     """
     path = folder / name
     if not path.is_file():
@@ -156,7 +156,7 @@ def read_document(folder: Path, name: str, digest: str | None = None) -> dict[st
         raise damaged(folder)
     format_version = document.pop("format_version", None)
     if format_version != FORMAT_VERSION:
-        raise FormatVersionError(
+        raise ResultFormatError(
             f"The run in {folder} has format version {format_version}; this tracekit reads version "
             f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
-from tracekit.errors import VersionsDifferError
+from tracekit.errors import WorkerError
 from tracekit.runs.executors import Workers, workers_of
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import Run, decisive_versions
@@ -50,11 +50,11 @@ def do_all(
         The run or failure of each different job, grouped by model.
 
     Raises:
-        WorkerLostError: A process was killed, and the executor with it.
-        ExecutorError, ExecutorUnreachableError, MissingExtraError: As `workers_of`; or the
+        WorkerError: A process was killed, and the executor with it.
+        ConfigError, WorkerError, MissingExtraError: As `workers_of`; or the
             executor is gone.
-        FolderNotSharedError: A worker does not see the folder of the store.
-        VersionsDifferError: A worker has other versions than this process.
+        WorkerError: A worker does not see the folder of the store.
+        WorkerError: A worker has other versions than this process.
     """
     unique = list({job.identity: job for job in jobs}.values())
     models = list(dict.fromkeys(job.model for job in unique))
@@ -233,7 +233,7 @@ class _Dispatch:
             is_import = isinstance(cause, (ModuleNotFoundError, AttributeError))
             if is_import and "tracekit" in str(cause):
                 version = decisive_versions()["tracekit"]
-                return VersionsDifferError(
+                return WorkerError(
                     f"A worker cannot load tracekit ({cause}), this process has {version}. Install "
                     "the same version in both, so that runs are of one kind."
                 )

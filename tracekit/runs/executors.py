@@ -21,10 +21,9 @@ from tqdm.auto import tqdm
 from tracekit._util.options import shortened
 from tracekit._util.processes import WorkerProcesses
 from tracekit.errors import (
-    ExecutorError,
-    ExecutorUnreachableError,
+    ConfigError,
     MissingExtraError,
-    WorkerLostError,
+    WorkerError,
 )
 from tracekit.runs.worker import WorkerReport, forget
 
@@ -59,7 +58,7 @@ class Workers(ABC):
         """How many tasks can run at a time, now; at least 1.
 
         Raises:
-            ExecutorUnreachableError: There has been no worker for too long.
+            WorkerError: There has been no worker for too long.
         """
 
     @abstractmethod
@@ -75,12 +74,12 @@ class Workers(ABC):
     def reason(self, error: BaseException) -> Exception | None:
         """What to raise instead of an error that ends everything; None: the error itself."""
         if isinstance(error, BrokenExecutor):
-            return WorkerLostError(
+            return WorkerError(
                 "A worker process was killed; often the memory was full. What is finished is "
                 "kept. Run it again, with fewer processes or a smaller max_batch_size."
             )
         if isinstance(error, CancelledError):
-            return ExecutorUnreachableError(
+            return WorkerError(
                 "The executor gave up a task that was not cancelled here. What is finished is "
                 "kept. Run it again with an executor that works."
             )
@@ -156,7 +155,7 @@ class GivenExecutor(Workers):
         except BrokenExecutor:
             raise
         except RuntimeError as error:
-            raise ExecutorUnreachableError(
+            raise WorkerError(
                 f"The executor takes no task: {error}. Give one that is not shut down."
             ) from error
 
@@ -189,7 +188,7 @@ class DaskWorkers(Workers):
 
         Raises:
             MissingExtraError: Dask is not installed.
-            ExecutorUnreachableError: No scheduler answers there.
+            WorkerError: No scheduler answers there.
         """
         try:
             from distributed import Client
@@ -198,7 +197,7 @@ class DaskWorkers(Workers):
         try:
             client = Client(f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False)
         except (OSError, *_TIMEOUTS, ValueError) as error:
-            raise ExecutorUnreachableError(
+            raise WorkerError(
                 f"No Dask scheduler answers at {address}. Start one by `dask scheduler`, and give "
                 "the address that it prints, as dask://HOST:PORT."
             ) from error
@@ -215,7 +214,7 @@ class DaskWorkers(Workers):
                 self._seen = now
                 return min(count, self.at_most or count)
             if now > self._seen + _WORKER_SECONDS:
-                raise ExecutorUnreachableError(
+                raise WorkerError(
                     f"The Dask scheduler has had no worker for {_WORKER_SECONDS} seconds. What is "
                     "finished is kept. Start workers by `dask worker`, and run it again."
                 )
@@ -256,8 +255,8 @@ class DaskWorkers(Workers):
                 self._client.close(timeout=2)
 
 
-def _gone() -> ExecutorUnreachableError:
-    return ExecutorUnreachableError(
+def _gone() -> WorkerError:
+    return WorkerError(
         "The Dask scheduler is gone. What is finished is kept. Start a scheduler and workers, and "
         "run it again."
     )
@@ -316,27 +315,27 @@ class SubmititWorkers(Workers):
 
         Raises:
             MissingExtraError: submitit is not installed.
-            ExecutorError: No such cluster, or options that submitit does not take.
-            ExecutorUnreachableError: There is no such cluster here.
+            ConfigError: No such cluster, or options that submitit does not take.
+            WorkerError: There is no such cluster here.
         """
         try:
             import submitit
         except ModuleNotFoundError as error:
             raise _missing("submitit", error) from error
         if cluster not in _CLUSTERS:
-            raise ExecutorError(
+            raise ConfigError(
                 f"Unknown cluster {cluster!r} of submitit. Use one of {', '.join(_CLUSTERS)}."
             )
         try:
             executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         except RuntimeError as error:
-            raise ExecutorUnreachableError(
+            raise WorkerError(
                 f"submitit finds no {cluster} here: {error}. Run it where jobs can be submitted."
             ) from error
         try:
             executor.update_parameters(**{"timeout_min": _MINUTES, "name": "tracekit", **options})
         except (NameError, AssertionError, ValueError, TypeError) as error:
-            raise ExecutorError(
+            raise ConfigError(
                 f"submitit does not take the options {shortened(dict(options))}: "
                 f"{' '.join(str(error).split())}"
             ) from error
@@ -358,7 +357,7 @@ class SubmititWorkers(Workers):
                 else self._executor.submit_array(calls)
             )
         except Exception as error:
-            raise ExecutorUnreachableError(
+            raise WorkerError(
                 f"submitit cannot submit a job: {error} Run it where jobs can be submitted."
             ) from error
         futures: list[Future[WorkerReport]] = [Future() for _ in jobs]
@@ -413,13 +412,13 @@ def workers_of(
         folder: Shared folder for files of the executor.
 
     Raises:
-        ExecutorError: It is none of these, or there are options that it does not take.
-        ExecutorUnreachableError: It cannot be reached.
+        ConfigError: It is none of these, or there are options that it does not take.
+        WorkerError: It cannot be reached.
         MissingExtraError: Its package is not installed.
     """
     home = type(executor).__module__.partition(".")[0]
     if options and not (isinstance(executor, str) and executor.startswith(_SUBMITIT)):
-        raise ExecutorError(
+        raise ConfigError(
             f"Options of an executor were given ({', '.join(options)}), and it takes none here. "
             f"They are for {_SUBMITIT}slurm."
         )
@@ -438,4 +437,4 @@ def workers_of(
         return SubmititWorkers(executor, jobs)
     if isinstance(executor, Executor):
         return GivenExecutor(executor, jobs)
-    raise ExecutorError(f"Unknown executor {shortened(executor)}. Give {_KINDS}.")
+    raise ConfigError(f"Unknown executor {shortened(executor)}. Give {_KINDS}.")

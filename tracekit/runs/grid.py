@@ -20,8 +20,8 @@ from tracekit.errors import (
     BudgetError,
     ConfigError,
     HubUnreachableError,
-    UnknownMethodError,
     UnknownModelError,
+    UnknownNameError,
     UnknownOptionError,
 )
 from tracekit.metrics import ContinuationMean, Direction
@@ -83,8 +83,8 @@ class Grid:
         """Checks every entry.
 
         Raises:
-            UnknownMethodError, UnknownDatasetError, UnknownKindError, UnknownMetricError: A name.
-            UnknownOptionError: An option of a method or a data set.
+            UnknownNameError: A name.
+            UnknownNameError: An option of a method or a data set.
             BudgetError: A budget.
             ConfigError: Anything else: an empty list, a value of another type, two models of one
                 name.
@@ -260,7 +260,7 @@ def _method(entry: Any) -> tuple[str, dict[str, Any]]:
         name = getattr(entry, "name", "")
         if METHODS.get(name) is not type(entry):
             hint = "Workers know only the methods of tracekit."
-            raise UnknownMethodError(name, METHODS, hint)
+            raise UnknownNameError("method", name, METHODS, hint)
         usual = type(entry)()
         values = {each.name: getattr(entry, each.name) for each in fields(entry)}
         options = {n: value for n, value in values.items() if value != getattr(usual, n)}

@@ -175,7 +175,7 @@ def read_run_folder(folder: Path) -> Run:
     """Reads a finished run, and all of its results.
 
     Raises:
-        ResultNotFoundError, FormatVersionError, ResultFormatError: As in `TraceCurve.load`.
+        ResultNotFoundError, ResultFormatError: As in `TraceCurve.load`.
     """
     info = read_document(folder, _INFO)
     try:

@@ -17,12 +17,11 @@ from tracekit._util.markup import printable
 from tracekit._util.options import as_path, convert, is_whole
 from tracekit.errors import (
     ConfigError,
-    FolderInUseError,
-    NoRunError,
+    NoResultError,
     OutputError,
+    RecordWarning,
     ResultNotFoundError,
     TracekitError,
-    UnreadableRunWarning,
 )
 from tracekit.results.result import TraceResult
 from tracekit.runs.devices import own_device
@@ -107,7 +106,7 @@ def load_runs(folder: str | Path) -> Runs:
 
     Returns:
         The runs, by model, data set, method and seed. A folder in the store that cannot be read is
-        left out with an `UnreadableRunWarning`.
+        left out with an `RecordWarning`.
 
     Raises:
         ResultNotFoundError: The folder holds no store of runs.
@@ -122,7 +121,7 @@ def load_runs(folder: str | Path) -> Runs:
         except TracekitError as error:
             warnings.warn(
                 f"{error} It is left out; the sweep that wrote it does it again.",
-                UnreadableRunWarning,
+                RecordWarning,
                 stacklevel=2,
             )
     if not folders:
@@ -198,14 +197,14 @@ def sweep(
         The runs of this sweep, and its failures.
 
     Raises:
-        UnknownMethodError, UnknownDatasetError, UnknownKindError, UnknownMetricError,
-        UnknownModelError, UnknownOptionError, BudgetError, ConfigError: As in `Grid`, before
+        UnknownNameError,
+        UnknownModelError, UnknownNameError, BudgetError, ConfigError: As in `Grid`, before
             anything runs.
         OutputError: The output folder cannot be made.
-        FolderInUseError: Another sweep works in the output folder, or on the same part.
-        NoRunError: All runs failed; the message gives the first reason.
-        ExecutorError, ExecutorUnreachableError, MissingExtraError, WorkerLostError,
-        FolderNotSharedError, VersionsDifferError: About the executor and its workers. What is
+        OutputError: Another sweep works in the output folder, or on the same part.
+        NoResultError: All runs failed; the message gives the first reason.
+        ConfigError, WorkerError, MissingExtraError, WorkerError,
+        WorkerError: About the executor and its workers. What is
             finished is kept.
     """
     if jobs is not None and (not is_whole(jobs) or jobs < 1):
@@ -247,7 +246,7 @@ def sweep(
         )
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         if failures and len(failures) == len(outcomes):
-            raise NoRunError(f"No run could be done. {failures[0].reason}")
+            raise NoResultError(f"No run could be done. {failures[0].reason}")
         if part is None:
             write_csv(load_runs(folder).to_frame(), folder / _TABLE)
     runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
@@ -283,7 +282,7 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
     """Within the block, no other sweep works in a folder, but other parts may.
 
     Raises:
-        FolderInUseError: Another one does.
+        OutputError: Another one does.
     """
     whole = folder / _LOCK
     with ExitStack() as held:
@@ -299,7 +298,7 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
                 with locked(whole, wait=_LOCK_SECONDS):
                     held.enter_context(locked(folder / name, wait=False))
         except BlockingIOError as error:
-            raise FolderInUseError(
+            raise OutputError(
                 f"The folder {folder} is in use by another sweep{_at_part(part)}. Wait until that "
                 "ends, or give another folder."
             ) from error

@@ -18,11 +18,10 @@ from tracekit._util.files import locked
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.errors import (
-    FolderNotSharedError,
     HubUnreachableError,
     TracekitError,
     UnknownModelError,
-    VersionsDifferError,
+    WorkerError,
 )
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.interactions import InteractionGrid
@@ -317,7 +316,7 @@ def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
             return WorkerReport(refused=_versions_differ(package, version, versions[package]))
     task: Task = pickle.loads(packed)
     if not _is_seen(task.root / task.token):
-        error = FolderNotSharedError(
+        error = WorkerError(
             f"The worker {gethostname()} does not see the output folder {task.root}. Give a folder "
             "that all workers share, by the same path."
         )
@@ -332,8 +331,8 @@ def forget(token: str) -> None:
         _workers.pop(key, None)
 
 
-def _versions_differ(package: str, worker: str, here: str) -> VersionsDifferError:
-    return VersionsDifferError(
+def _versions_differ(package: str, worker: str, here: str) -> WorkerError:
+    return WorkerError(
         f"The worker {gethostname()} has {package} {worker}, this process has {here}. Install the "
         "same versions in both, so that runs are of one kind."
     )

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, Literal, cast, get_type_hints
 
 from tracekit._util.options import check_numbers, convert
-from tracekit.errors import UnknownMethodError, UnknownOptionError
+from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
 from tracekit.search.baselines.exhaustive import Exhaustive
@@ -91,8 +91,8 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
     on a command line can be passed on: `"0.001"`, `"12"`, `"false"`.
 
     Raises:
-        UnknownMethodError: No search of that name.
-        UnknownOptionError: It has no such option.
+        UnknownNameError: No search of that name.
+        UnknownNameError: It has no such option.
         ConfigError: A value of another type, or out of range.
     """
     if not isinstance(method, (str, type)):
@@ -102,7 +102,7 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
         check_numbers(method)
         return method
     if isinstance(method, str) and method not in METHODS:
-        raise UnknownMethodError(method, METHODS)
+        raise UnknownNameError("method", method, METHODS)
     kind = METHODS[method] if isinstance(method, str) else method
     allowed = {field.name for field in fields(cast(Any, kind))}
     for option in options:

@@ -141,7 +141,7 @@ def cross_fit(
         on_all: Effects of the sets that the searches select on all examples; needed to choose.
 
     Raises:
-        NothingMeasuredError: A limit was reached before any set was measured.
+        NothingFoundError: A limit was reached before any set was measured.
     """
     n = engine.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()

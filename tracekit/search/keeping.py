@@ -31,7 +31,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, GradientWeight
 from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction
 from tracekit.engine.precision import Precision
-from tracekit.errors import ConfigError, NothingKeptError
+from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
 
 Record = Mapping[str, Any]
@@ -263,7 +263,7 @@ class KeepingEngine(Engine):
         return self._traced.expand(masks, examples)
 
 
-def nothing_kept(keep: Keep, effect: float | None = None) -> NothingKeptError:
+def nothing_kept(keep: Keep, effect: float | None = None) -> NothingFoundError:
     """The error for a search that found no set within the bounds.
 
     Args:
@@ -271,7 +271,7 @@ def nothing_kept(keep: Keep, effect: float | None = None) -> NothingKeptError:
         effect: What the least bad set does to the kept metric, if that was measured.
     """
     best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
-    return NothingKeptError(
+    return NothingFoundError(
         f"No set that was tried keeps {resolve(keep.metric).name} within {keep.at_most:g}.{best} "
         "Allow more, or ask for fewer components."
     )

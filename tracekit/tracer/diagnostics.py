@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
-from tracekit.errors import UnstableResultWarning, WeakEffectWarning
+from tracekit.errors import UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -40,7 +40,7 @@ def warn_of_effects(engine: Engine) -> None:
         warn(
             f"All components together have an effect of only {mean:.3g}. Either the model does not "
             "do this task, or these components and positions have no part in it.",
-            WeakEffectWarning,
+            UnreliableResultWarning,
         )
     largest, share = _largest_share(effects)
     if n >= _FEWEST_TO_SHARE and share > 0.5:
@@ -48,7 +48,7 @@ def warn_of_effects(engine: Engine) -> None:
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
             "one; use a bounded metric such as logit-difference, or leave the example out.",
-            WeakEffectWarning,
+            UnreliableResultWarning,
         )
 
 
@@ -63,7 +63,7 @@ def warn_of_results(results: Sequence[TraceResult], pairs: PromptPairs) -> None:
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
             "with objective='auto' or 'log-odds', or leave the example out.",
-            UnstableResultWarning,
+            UnreliableResultWarning,
         )
     _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
 
@@ -93,7 +93,7 @@ def _warn_of_other_sets(front: ParetoFront) -> None:
             f"A walk from all components downwards finds a better set of size {best.size}: its "
             f"effect is {best.from_all:.3g}, and that of the front {front.at(best.size).effect:.3g}"
             ". The search was too short: raise max_passes.",
-            UnstableResultWarning,
+            UnreliableResultWarning,
         )
     row = min(rows, key=lambda row: row.from_all_similarity or 0.0)
     if (row.from_all_similarity or 0.0) < _SIMILAR:
@@ -102,7 +102,7 @@ def _warn_of_other_sets(front: ParetoFront) -> None:
             f"of {row.from_all:.3g} beside {front.at(row.size).effect:.3g}, and the two share less "
             f"than half of their components (Jaccard similarity {row.from_all_similarity:.2f}). "
             "The examples do not single out one set: say so, or give more examples.",
-            UnstableResultWarning,
+            UnreliableResultWarning,
         )
 
 
@@ -123,7 +123,7 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
             "examples, or search with objective='auto' or 'log-odds'.",
-            UnstableResultWarning,
+            UnreliableResultWarning,
         )
 
 

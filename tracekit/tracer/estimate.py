@@ -16,7 +16,7 @@ import torch
 from tracekit._util.markup import html_text, printable
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import EstimateError
+from tracekit.errors import ConfigError
 from tracekit.results.pareto_statistics import (
     MOST_CONTROLS,
     passes_from_all,
@@ -265,11 +265,11 @@ def estimate(question: Question, engine: Engine) -> Estimate:
         engine: The data set; it is probed, and the probe is in its account of passes.
 
     Raises:
-        EstimateError: The search does not say how many passes it takes.
+        ConfigError: The search does not say how many passes it takes.
     """
     planned = question.planned()
     if planned is None:
-        raise EstimateError(
+        raise ConfigError(
             f"The search {question.search.name!r} does not say how many passes it takes. Give it a "
             "method planned(n_components, goal) that returns tracekit.search.Planned."
         )

@@ -25,7 +25,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import (
     BudgetError,
     ConfigError,
-    NothingMeasuredError,
+    NothingFoundError,
     SearchStoppedWarning,
 )
 from tracekit.metrics import Metric
@@ -287,7 +287,7 @@ class SearchRun:
 
         Raises:
             BudgetError: A target, or no goal, with an objective that needs budgets.
-            NothingKeptError: No set that was tried stays within the bound.
+            NothingFoundError: No set that was tried stays within the bound.
         """
         self._check_goal()
         with self._progress_of(self.question(), on_note):
@@ -407,8 +407,8 @@ class SearchRun:
             on_note: Is told what each step reached.
 
         Raises:
-            NothingMeasuredError: A limit was reached before any set was measured.
-            NothingKeptError: No set that was measured stays within the bound.
+            NothingFoundError: A limit was reached before any set was measured.
+            NothingFoundError: No set that was measured stays within the bound.
         """
         with self._progress_of(self.question(statistics=statistics), on_note):
             return self._front(statistics=statistics)
@@ -452,7 +452,7 @@ class SearchRun:
                 "Stopped by Ctrl-C: the front is complete, but has no statistics.",
                 SearchStoppedWarning,
             )
-        except NothingMeasuredError:
+        except NothingFoundError:
             diagnostics.warn(
                 "The limits left no room for statistics: the front has none.", SearchStoppedWarning
             )

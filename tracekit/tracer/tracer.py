@@ -25,7 +25,7 @@ from typing_extensions import Unpack
 
 from tracekit._util import progress as _progress
 from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, renamed_arguments, shortened
+from tracekit._util.options import check_seed, shortened
 from tracekit._util.ranks import Ranks
 from tracekit.anatomy import (
     Explanation,
@@ -56,12 +56,11 @@ from tracekit.engine.sources import (
 from tracekit.errors import (
     ComponentError,
     ConfigError,
-    MaskShapeError,
+    MaskError,
     MissingExtraError,
     NoResultError,
+    PairsError,
     SearchStoppedWarning,
-    SideEffectsError,
-    SpanError,
 )
 from tracekit.metrics import (
     ContinuationMean,
@@ -157,7 +156,6 @@ class Tracer:
     run never rests on a hook that does nothing.
     """
 
-    @renamed_arguments(mean="continuation_mean", batch_size="max_batch_size")
     def __init__(
         self,
         model: HookedModel | str | Path,
@@ -227,7 +225,7 @@ class Tracer:
             HookPointError: A component cannot be intervened on in this model.
             IdentityCheckError: The empty mask has an effect, or the full mask has none.
             SourceError: The source is unknown, or does not suit the data or the components.
-            SpanError: The prompts have no spans, or not all the same ones.
+            PairsError: The prompts have no spans, or not all the same ones.
             PairsError: Denoising from a source that is no run of the model.
         """
         if direction not in get_args(Direction):
@@ -299,13 +297,6 @@ class Tracer:
         prompts = [pair.prompt_ids for pairs in given for pair in pairs]
         names = registry.spans if registry else position_names(prompts, token_text)
         return lambda pairs: pairs.by_position(names)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "path":
-                raise AttributeError("Tracer.path() is now Tracer.pareto(). Call that.")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def registry(self) -> ComponentRegistry:
@@ -525,10 +516,10 @@ class Tracer:
             A `TraceResult`, or with `budgets` a `TraceCurve` of them, ascending.
 
         Raises:
-            UnknownMethodError, UnknownOptionError, ConfigError: About the search, or the seed.
+            UnknownNameError, ConfigError: About the search, or the seed.
             BudgetError: About the budget.
             TargetNotReachedError: No set that was tried reaches the target.
-            NothingKeptError: No set that was tried stays within the bound of `keep`.
+            NothingFoundError: No set that was tried stays within the bound of `keep`.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         check_seed(seed)
@@ -581,12 +572,12 @@ class Tracer:
             **options: Fields of `LocalSearch`, e.g. `max_passes=300`.
 
         Raises:
-            UnknownOptionError, ConfigError: About the options.
+            UnknownNameError, ConfigError: About the options.
             BudgetError: About `max_budget`.
             NotDifferentiableError: The metric has no gradient.
-            NothingMeasuredError: A limit was reached before any set was measured.
-            NothingKeptError: No set that was measured stays within the bound of `keep`.
-            CheckpointError: The checkpoint is damaged, or of another search, model or data set.
+            NothingFoundError: A limit was reached before any set was measured.
+            NothingFoundError: No set that was measured stays within the bound of `keep`.
+            ResultFormatError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
         run = self._pareto_run(max_budget, objective, keep, statistics, seed, options)
@@ -626,8 +617,8 @@ class Tracer:
             **options: As in `run`.
 
         Raises:
-            EstimateError: A search of one's own that does not say how many passes it takes.
-            UnknownMethodError, UnknownOptionError, ConfigError: About the search.
+            ConfigError: A search of one's own that does not say how many passes it takes.
+            UnknownNameError, ConfigError: About the search.
             BudgetError: About the budget.
         """
         search = make(method, options)
@@ -661,7 +652,7 @@ class Tracer:
             **options: As in `pareto`.
 
         Raises:
-            UnknownOptionError, ConfigError: About the options.
+            UnknownNameError, ConfigError: About the options.
             BudgetError: About `max_budget`.
         """
         checks.check_unchanged(self.engine)
@@ -823,16 +814,16 @@ class Tracer:
                 weight, if examples have weights.
 
         Raises:
-            MaskShapeError, MaskRangeError: About the mask.
+            MaskError: About the mask.
             ComponentError: A component that is not among those of this tracer.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
-            UnknownMetricError, MissingContinuationError: About one of the metrics.
+            UnknownNameError, MissingContinuationError: About one of the metrics.
         """
         checks.check_unchanged(self.engine)
         entries = self._as_mask(mask)
         if entries.ndim != 1:
-            raise MaskShapeError(
+            raise MaskError(
                 f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
                 f"entry for each of the {len(self.registry)} components; call it once per mask."
             )
@@ -859,7 +850,7 @@ class Tracer:
 
         Raises:
             PairsError: The source is no run of the model that denoising could start from.
-            MaskShapeError, MaskRangeError, ComponentError: About the set.
+            MaskError, ComponentError: About the set.
         """
         import pandas as pd
 
@@ -884,7 +875,7 @@ class Tracer:
 
         Raises:
             ConfigError: Another ranking.
-            MaskShapeError, MaskRangeError, ComponentError: About the set, or soft masks.
+            MaskError, ComponentError: About the set, or soft masks.
         """
         checks.check_unchanged(self.engine)
         method = getattr(members, "method", "")
@@ -915,7 +906,7 @@ class Tracer:
         """Flat indices of the components of a result, a list or a binary mask."""
         entries = self._as_mask(members)
         if entries.ndim != 1 or not ((entries == 0) | (entries == 1)).all():
-            raise MaskShapeError(
+            raise MaskError(
                 "Only sets of components can be asked about here. Give a result, a list of "
                 "components, or one mask of zeros and ones."
             )
@@ -930,12 +921,12 @@ class Tracer:
         try:
             scores = torch.as_tensor(members, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise MaskShapeError(
+            raise MaskError(
                 f"A ranking is of scores, and {shortened(members)} was given. Give a result, or "
                 f"one number for each of the {len(self.registry)} components."
             ) from error
         if scores.shape != (len(self.registry),) or not torch.isfinite(scores).all():
-            raise MaskShapeError(
+            raise MaskError(
                 f"The scores have shape {tuple(scores.shape)} or are not finite. Give one number "
                 f"for each of the {len(self.registry)} components."
             )
@@ -969,7 +960,7 @@ class Tracer:
 
         Raises:
             ComponentError: Fewer than two members, or others than of this tracer.
-            MaskShapeError, MaskRangeError: About the mask.
+            MaskError: About the mask.
             ConfigError: About the options.
             NotDifferentiableError: Outsiders are asked for, and the metric has no gradient.
             NonFiniteMetricError: The metric is not finite on a subset; names both.
@@ -1007,7 +998,7 @@ class Tracer:
             look_outside: As in `explain`.
 
         Raises:
-            ComponentError, MaskShapeError, MaskRangeError, ConfigError: As in `explain`.
+            ComponentError, MaskError, ConfigError: As in `explain`.
             NotDifferentiableError: As in `explain`.
             IdentityCheckError: As in `explain`.
         """
@@ -1069,12 +1060,12 @@ class Tracer:
             seed: Draws them.
 
         Raises:
-            SideEffectsError: There are no others, or something else than pairs, or all components
+            PairsError: There are no others, or something else than pairs, or all components
                 together change nothing on them.
             ConfigError: About the number of draws, or the seed.
-            MissingContinuationError, PairsError, SpanError: The others do not suit the metric, the
+            MissingContinuationError, PairsError: The others do not suit the metric, the
                 model or the components.
-            MaskShapeError, MaskRangeError, ComponentError: About the set.
+            MaskError, ComponentError: About the set.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         check_seed(seed)
@@ -1094,7 +1085,7 @@ class Tracer:
     def _engines_of(self, others: Mapping[str, Any]) -> dict[str, Engine]:
         """Engines that ask this tracer's question of other data, or by other metrics."""
         if not isinstance(others, Mapping) or not others:
-            raise SideEffectsError(
+            raise PairsError(
                 f"The others are {shortened(others)}. Give a mapping from names to pairs, e.g. "
                 "{'neutral': pairs} or {'neutral': (pairs, 'kl')}."
             )
@@ -1102,7 +1093,7 @@ class Tracer:
         for name, given in others.items():
             pairs, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
             if name == TARGET or not isinstance(name, str) or not isinstance(pairs, PromptPairs):
-                raise SideEffectsError(
+                raise PairsError(
                     f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
                     f"metric, under a name other than {TARGET!r}."
                 )
@@ -1118,7 +1109,7 @@ class Tracer:
         Measure them by `faithfulness(scores, ranking="signed")`.
 
         Raises:
-            MibFormatError: The file is none, or is of another model or other components.
+            DataFormatError: The file is none, or is of another model or other components.
         """
         return read_mib(Path(path), self.registry, model_sizes(self.model.cfg))
 
@@ -1329,8 +1320,8 @@ class Tracer:
 
         Raises:
             MissingExtraError: anywidget is not installed.
-            ExplorationError: More components than can be shown.
-            MaskShapeError, MaskRangeError, ComponentError: About the first set.
+            ComponentError: More components than can be shown.
+            MaskError, ComponentError: About the first set.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         try:
@@ -1451,7 +1442,7 @@ def _check_split(
         raise ComponentError(f"by={by!r} was given along with a registry without spans. Leave it.")
     tells_apart = by is not None or (registry is not None and registry.spans)
     if tells_apart and by is None and not pairs.told_apart:
-        raise SpanError(
+        raise PairsError(
             "The registry tells spans of the prompts apart, and the pairs do not. Say "
             "by='span' or by='position', as where the registry was made."
         )

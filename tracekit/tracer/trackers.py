@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracekit._util.markup import printable
-from tracekit.errors import MissingExtraError, TrackerWarning
+from tracekit.errors import MissingExtraError, RecordWarning
 from tracekit.tracer import diagnostics
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Observed:
                 f"The tracker {printable(name)} failed ({type(error).__name__}: "
                 f"{printable(str(error))}). It gets no further records of this run; the search "
                 "goes on.",
-                TrackerWarning,
+                RecordWarning,
             )
 
 

@@ -8,7 +8,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
-    SpaceTooLargeError,
+    BudgetError,
 )
 
 
@@ -72,7 +72,7 @@ def test_random_is_content_with_exactly_the_target(tracer):
 
 
 def test_exhaustive_refuses_large_spaces(tracer):
-    with pytest.raises(SpaceTooLargeError) as caught:
+    with pytest.raises(BudgetError) as caught:
         tracer.run("exhaustive", budget=6, max_sets=100)
     assert "There are 2,509 sets of at most 6 of 12 components" in str(caught.value)
 

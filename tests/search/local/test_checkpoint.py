@@ -8,8 +8,8 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
-    CheckpointError,
-    CheckpointWarning,
+    RecordWarning,
+    ResultFormatError,
     SearchStoppedWarning,
 )
 from tracekit.search.local import checkpoint
@@ -86,12 +86,12 @@ def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
         (tk.Tracer(model, data), {"additions": 4}),
         (tk.Tracer(other_model, data), {}),
     ):
-        with pytest.raises(CheckpointError, match=text):
+        with pytest.raises(ResultFormatError, match=text):
             tracer.pareto(statistics=False, max_passes=40, checkpoint=file, **options)
     file.write_bytes(b"cut short")
-    with pytest.raises(CheckpointError, match="cannot be read. Delete it to start afresh"):
+    with pytest.raises(ResultFormatError, match="cannot be read. Delete it to start afresh"):
         tk.Tracer(model, data).pareto(statistics=False, max_passes=40, checkpoint=file)
-    with pytest.raises(CheckpointError, match="cannot be written. Name a file in a folder of"):
+    with pytest.raises(ResultFormatError, match="cannot be written. Name a file in a folder of"):
         tk.Tracer(model, data).pareto(checkpoint=tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_a_metric_of_the_same_name_does_not_pass_for_another(model, tmp_path):
 
     options = {"statistics": False, "max_passes": 40, "checkpoint": tmp_path / "kept"}
     tracer(1).pareto(**options)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(ResultFormatError):
         tracer(2).pareto(**options)
 
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(model, tmp_path):
     generator = torch.Generator().manual_seed(0)
     for place in torch.randint(len(content), (12,), generator=generator).tolist():
         file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        with pytest.raises(CheckpointError, match="cannot be read|is of another search"):
+        with pytest.raises(ResultFormatError, match="cannot be read|is of another search"):
             tk.Tracer(model, data).pareto(**options)
     file.write_bytes(content)
     tk.Tracer(model, data).pareto(**options)
@@ -128,7 +128,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, mo
     options = {"statistics": False, "max_passes": 40}
     whole = tk.Tracer(model, data).pareto(**options)
     monkeypatch.setattr(checkpoint, "write_beside", full)
-    with pytest.warns(CheckpointWarning, match=r"cannot be written \(No space left on device\)"):
+    with pytest.warns(RecordWarning, match=r"cannot be written \(No space left on device\)"):
         front = tk.Tracer(model, data).pareto(checkpoint=tmp_path / "kept", **options)
     assert front.to_frame().equals(whole.to_frame())
     assert not list(tmp_path.iterdir())

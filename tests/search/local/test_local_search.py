@@ -14,10 +14,10 @@ from tracekit.errors import (
     ConfigError,
     NonFiniteMetricError,
     NotDifferentiableError,
-    NothingMeasuredError,
+    NothingFoundError,
     SearchStoppedWarning,
     TargetNotReachedError,
-    UnstableResultWarning,
+    UnreliableResultWarning,
 )
 from tracekit.search.local import local_search
 from tracekit.search.local.best_sets import BestSets
@@ -143,7 +143,7 @@ def test_a_limit_gives_the_best_so_far(tracer):
     hasty = tracer.run("local-search", budget=6, max_seconds=0.2)
     assert hasty.stopped == "max_seconds"
     assert tracer.run("local-search", budget=2).stopped is None
-    with pytest.raises(NothingMeasuredError, match="was stopped \\(max_passes\\) before it meas"):
+    with pytest.raises(NothingFoundError, match="was stopped \\(max_passes\\) before it meas"):
         tracer.run("local-search", budget=6, max_passes=2)
 
 
@@ -224,5 +224,5 @@ def test_metrics_without_a_finite_gradient_are_refused(model):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Six examples of a random model say little about others, and that is said.
-        warnings.simplefilter("ignore", UnstableResultWarning)
+        warnings.simplefilter("ignore", UnreliableResultWarning)
         tk.Tracer(model, data).pareto(max_budget=2)

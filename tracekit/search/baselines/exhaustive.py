@@ -11,7 +11,7 @@ from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import SpaceTooLargeError
+from tracekit.errors import BudgetError
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
 
 
@@ -65,7 +65,7 @@ class Exhaustive:
     def _refuse_large(self, n: int, size: int) -> None:
         count = sum(comb(n, k) for k in range(1, size + 1))
         if count > self.max_sets:
-            raise SpaceTooLargeError(
+            raise BudgetError(
                 f"There are {count:,} sets of at most {size} of {n} components; exhaustive search "
                 f"takes at most {self.max_sets:,}. Choose fewer components or a smaller budget, "
                 "or raise max_sets."

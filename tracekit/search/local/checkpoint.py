@@ -18,7 +18,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
 from tracekit.engine.look_ahead import FirstOrderPrediction
-from tracekit.errors import CheckpointError, CheckpointWarning
+from tracekit.errors import RecordWarning, ResultFormatError
 from tracekit.metrics import Effects
 
 _FORMAT = 3
@@ -52,7 +52,7 @@ class Checkpoint:
             config: What must be the same for the file to be of use, beside model and data.
 
         Raises:
-            CheckpointError: The file cannot be written.
+            ResultFormatError: The file cannot be written.
         """
         self._path = path
         self._engine = engine
@@ -66,7 +66,7 @@ class Checkpoint:
         """Keeps other searches, of this and of other processes, off the file.
 
         Raises:
-            CheckpointError: Another search uses it.
+            ResultFormatError: Another search uses it.
         """
         with ExitStack() as lock:
             self._engine.ranks.decide(lambda: self._enter(lock))
@@ -76,7 +76,7 @@ class Checkpoint:
         try:
             lock.enter_context(locked(self._path, wait=False))
         except BlockingIOError:
-            raise CheckpointError(
+            raise ResultFormatError(
                 f"The checkpoint {self._path} is in use by another search. "
                 "Wait until that ends, or name another file."
             ) from None
@@ -89,7 +89,7 @@ class Checkpoint:
     def save(self, measured: Measured) -> None:
         """Writes the file; an old one stays whole until the new one is.
 
-        A file that cannot be written, e.g. as the disk is full, is a `CheckpointWarning`: what was
+        A file that cannot be written, e.g. as the disk is full, is a `RecordWarning`: what was
         searched so far is worth more than the file.
         """
         from safetensors.torch import save
@@ -118,7 +118,7 @@ class Checkpoint:
             warnings.warn(
                 f"The checkpoint {self._path} cannot be written ({error.strerror or error}). The "
                 "search goes on without; if it is cut short, it starts from the last one written.",
-                CheckpointWarning,
+                RecordWarning,
                 stacklevel=2,
             )
 
@@ -126,11 +126,11 @@ class Checkpoint:
         """Reads the file.
 
         Raises:
-            CheckpointError: It cannot be read, or belongs to another search, model or data set.
+            ResultFormatError: It cannot be read, or belongs to another search, model or data set.
         """
         from safetensors import SafetensorError, safe_open
 
-        unreadable = CheckpointError(
+        unreadable = ResultFormatError(
             f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
         )
         try:
@@ -150,7 +150,7 @@ class Checkpoint:
             tensors["proof"], proof, rtol=1e-3, atol=1e-4
         )
         if not is_same:
-            raise CheckpointError(
+            raise ResultFormatError(
                 f"The checkpoint {self._path} is of another search, model or data set. "
                 "Name another file, or delete it to start afresh."
             )
@@ -180,7 +180,7 @@ class Checkpoint:
             with TemporaryFile(dir=self._path.parent):
                 pass
         except OSError as error:
-            raise CheckpointError(
+            raise ResultFormatError(
                 f"The checkpoint {self._path} cannot be written. Name a file in a folder of yours."
             ) from error
 

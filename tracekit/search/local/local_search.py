@@ -43,7 +43,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices, ranking
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, NothingMeasuredError
+from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
 from tracekit.search.learned.reward import Reward
@@ -175,8 +175,8 @@ class LocalSearch:
 
         Raises:
             NotDifferentiableError: The metric has no gradient.
-            NothingMeasuredError: It ended before any set was measured.
-            CheckpointError: The checkpoint cannot be used, or another search uses it.
+            NothingFoundError: It ended before any set was measured.
+            ResultFormatError: The checkpoint cannot be used, or another search uses it.
         """
         require_gradient(engine.metric, self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
@@ -202,7 +202,7 @@ class LocalSearch:
         if not best_sets.sizes:
             if state.stopped == "interrupted":
                 raise KeyboardInterrupt
-            raise NothingMeasuredError(
+            raise NothingFoundError(
                 f"The search was stopped ({state.stopped}) before it measured anything. "
                 "Allow it more."
             )

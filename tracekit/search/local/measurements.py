@@ -80,7 +80,7 @@ class MeasurementCache:
             portions: What the rounds of a race see; all at once by default.
 
         Raises:
-            CheckpointError: The checkpoint belongs to another search, model or data set.
+            ResultFormatError: The checkpoint belongs to another search, model or data set.
         """
         self.engine = engine
         self._limits = limits
