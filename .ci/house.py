@@ -1,0 +1,87 @@
+"""Fails where the package outgrows its house: `python .ci/house.py [PACKAGE FOLDER]`."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOMS, LINES, FILE, CLASS, FUNCTION, NAMES = 20, 33_000, 700, 800, 80, 30
+"""The most folders and root modules; lines of all, of a file, a class, a function; top names."""
+
+
+def faults(package: Path) -> list[str]:
+    """One line for each limit that the package breaks."""
+    texts = {file: file.read_text(encoding="utf-8") for file in sorted(package.rglob("*.py"))}
+    trees = {_name(package, file): ast.parse(text) for file, text in texts.items()}
+    lines = {_name(package, file): text.count("\n") for file, text in texts.items()}
+    rooms = {name.split(".")[1] if "." in name else "" for name in trees}
+    top = {alias.name for node in ast.walk(trees[package.name]) for alias in _aliases(node)}
+    found = [
+        *_too_many("rooms", len(rooms), ROOMS),
+        *_too_many("lines", sum(lines.values()), LINES),
+        *_too_many("names at the top", len(top), NAMES),
+    ]
+    for name, tree in trees.items():
+        found += _too_many(f"lines in {name}", lines[name], FILE)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
+                found += _too_many(f"lines in {name}.{node.name}", _length(node), most)
+    try:
+        TopologicalSorter({name: _imports(name, trees) for name in trees}).prepare()
+    except CycleError as error:
+        found.append("a circle of files: " + " -> ".join(reversed(error.args[1])))
+    return found
+
+
+def _length(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a class, or of the statements of a function: its docstring is not counted."""
+    end = node.end_lineno or node.lineno
+    if isinstance(node, ast.ClassDef):
+        return end - node.lineno + 1
+    first = node.body[1 if ast.get_docstring(node) is not None and node.body[1:] else 0]
+    return end - first.lineno + 1
+
+
+def _name(package: Path, file: Path) -> str:
+    parts = file.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _aliases(node: ast.AST) -> list[ast.alias]:
+    """Names that the root module imports from the package: its public ones."""
+    inside = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tracekit")
+    return node.names if inside else []
+
+
+def _too_many(noun: str, count: int, most: int) -> Iterable[str]:
+    return [f"{count:,} {noun}, at most {most:,}"] if count > most else []
+
+
+def _imports(name: str, trees: dict[str, ast.Module]) -> set[str]:
+    """Modules that a module imports when it runs, those imported inside functions too."""
+    found = set()
+    for node in _run_nodes(trees[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {each if each in trees else node.module for each in names}
+    return (found & set(trees)) - {name}
+
+
+def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield child
+            yield from _run_nodes(child)
+
+
+if __name__ == "__main__":
+    root = Path(__file__).resolve().parent.parent
+    broken = faults(Path(*sys.argv[1:]) if sys.argv[1:] else root / "tracekit")
+    sys.exit("\n".join(broken))

@@ -1,0 +1,67 @@
+"""`.ci/house.py` sees each way in which the package can outgrow its house."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location(
+    "house", Path(__file__).resolve().parent.parent / ".ci/house.py"
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+house = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(house)
+
+STATEMENT = "    x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({f"room_{i}.py": "" for i in range(20)}, "21 rooms, at most 20"),
+        ({"a/b.py": "\n" * 701}, "701 lines in tracekit.a.b, at most 700"),
+        ({f"a/b{i}.py": "\n" * 700 for i in range(48)}, "33,600 lines, at most 33,000"),
+        ({"a.py": f"class A:\n{STATEMENT * 800}"}, "801 lines in tracekit.a.A, at most 800"),
+        (
+            {"a.py": f"def f():\n    '''Doc.'''\n{STATEMENT * 81}"},
+            "81 lines in tracekit.a.f, at most 80",
+        ),
+        (
+            {"__init__.py": "from tracekit.a import " + ", ".join(f"n{i}" for i in range(31))},
+            "31 names at the top, at most 30",
+        ),
+        (
+            {
+                "a.py": "def f():\n    from tracekit import b\n",
+                "b.py": "import tracekit.c.d\n",
+                "c/d.py": "from tracekit.a import f\n",
+            },
+            "a circle of files: ",
+        ),
+    ],
+)
+def test_house_check_reports_the_fault(tmp_path: Path, files: dict[str, str], fault: str):
+    package = _write(tmp_path, files)
+    assert any(line.startswith(fault) for line in house.faults(package))
+
+
+def test_house_check_passes_a_package_with_imports_for_type_checkers_only(tmp_path: Path):
+    guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tracekit.a import A\n"
+    files = {
+        "__init__.py": "def __getattr__(name):\n    return name\n",
+        "a.py": f"from tracekit.b import B\ndef f():\n    '''Doc.'''\n{STATEMENT * 80}",
+        "b.py": guarded,
+    }
+    assert house.faults(_write(tmp_path, files)) == []
+
+
+def _write(folder: Path, files: dict[str, str]) -> Path:
+    package = folder / "tracekit"
+    for name, text in ({"__init__.py": ""} | files).items():
+        file = package / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return package
