@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
 import tracekit as tk
 from tracekit.components.kinds import KINDS
 from tracekit.metrics import METRICS
-from tracekit.search import METHODS, arguments
+from tracekit.search import METHODS
 
 ROOT = Path(tk.__file__).parents[1]
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "attribution"])
-@pytest.mark.parametrize("form", ["Set", "Curve"])
-def test_typed_options_are_the_fields_of_the_search(name, form):
-    method = METHODS[name]
-    typed = getattr(arguments, f"{method.__name__}{form}")
-    given = get_type_hints(getattr(arguments, "OneSet" if form == "Set" else "Curve"))
-    hints = {key: value for key, value in get_type_hints(typed).items() if key not in given}
-    own = get_type_hints(method)
-    assert hints == {field.name: own[field.name] for field in fields(method)}
 
 
 class Server:
@@ -120,12 +107,11 @@ class TestCompletion:
         asked = f'{BOUND}tk.Tracer(model, pairs, "residual", metric="|")'
         assert set(METRICS) <= server.completed(asked)
 
-    def test_of_options_by_method(self, server):
-        # The server offers those of all methods; what belongs together it checks afterwards.
-        offered = server.completed(f'{BOUND}tracer.run("random", |)')
-        assert {"draws=", "race=", "seed=", "observe=", "lambda1="} <= offered
-        assert "max_passes=" in server.completed(f"{BOUND}tracer.pareto(max|)")
-        asked = f'{BOUND}tracer.run("pgb-ct", budget=3, penalty_reduction="|")'
+    def test_of_options_of_a_search_method(self, server):
+        offered = server.completed(f"{BOUND}tracer.run(tk.Random(|))")
+        assert "draws=" in offered
+        assert "lambda1=" not in offered
+        asked = f'{BOUND}tracer.run(tk.PGBCT(penalty_reduction="|"), budget=3)'
         assert {"sum", "mean"} <= server.completed(asked)
 
 
@@ -137,18 +123,17 @@ def test_wrong_names_are_refused(tmp_path):
     result = tracer.run("pgb-ct", budget=3, lambda1=1e-3, seed=1)
     result = tracer.run(tk.PGBCT(epochs=3), target_effect=0.1)
     curve: tk.TraceCurve = tracer.run("random", budgets=[1, 2], draws=20)
-    curve = tracer.run(tk.TopK, budgets=[1, 0.2], race=True)
+    curve = tracer.run(tk.TopK, budgets=[1, 0.2])
     front: tk.ParetoFront = tracer.pareto(max_budget=3, max_passes=10)
     tk.Tracer(model, pairs, "attention-patterns+mlp-blocks", "odds-ratio")
 """
     wrong = [
         'tracer.run("top-q", budget=3)',
-        'tracer.run("top-k", budget=3, draws=20)',
-        'tracer.run("random", budget=3, drows=20)',
-        'tracer.run("pgb-ct", budget=3, penalty_reduction="total")',
+        "tracer.run(tk.TopK(draws=20), budget=3)",
+        "tracer.run(tk.Random(drows=20), budget=3)",
+        'tracer.run(tk.PGBCT(penalty_reduction="total"), budget=3)',
         'tk.Tracer(model, pairs, metric="odd-ratio")',
         'tracer.estimate("top-q", budget=3)',
-        "tracer.pareto(max_pases=10)",
     ]
     body = right + "".join(f"    {line}\n" for line in wrong)
     (tmp_path / "asked.py").write_text(BOUND.rstrip() + body)

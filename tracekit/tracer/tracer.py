@@ -21,7 +21,6 @@ from typing import (
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import Unpack
 
 from tracekit._util import progress as _progress
 from tracekit._util.markup import printable
@@ -86,7 +85,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
-from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, arguments, make
+from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES, as_judged
 from tracekit.search.keeping import Keep
@@ -356,104 +355,8 @@ class Tracer:
 
     @overload
     def run(
-        self, method: Literal["pgb-ct"] = ..., **options: Unpack[arguments.PGBCTSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["pgb-ct"] = ..., **options: Unpack[arguments.PGBCTCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["local-search"], **options: Unpack[arguments.LocalSearchSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["local-search"], **options: Unpack[arguments.LocalSearchCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(self, method: Literal["dcm"], **options: Unpack[arguments.DCMSet]) -> TraceResult: ...
-
-    @overload
-    def run(self, method: Literal["dcm"], **options: Unpack[arguments.DCMCurve]) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["top-k"], **options: Unpack[arguments.TopKSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["top-k"], **options: Unpack[arguments.TopKCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["shrunken-top-k"], **options: Unpack[arguments.ShrunkenTopKSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["shrunken-top-k"], **options: Unpack[arguments.ShrunkenTopKCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["greedy"], **options: Unpack[arguments.GreedySet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["greedy"], **options: Unpack[arguments.GreedyCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["random"], **options: Unpack[arguments.RandomSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["random"], **options: Unpack[arguments.RandomCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["exhaustive"], **options: Unpack[arguments.ExhaustiveSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["exhaustive"], **options: Unpack[arguments.ExhaustiveCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["mask-ig"], **options: Unpack[arguments.MaskIGSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["mask-ig"], **options: Unpack[arguments.MaskIGCurve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
-        self, method: Literal["attribution"], **options: Unpack[arguments.OneSet]
-    ) -> TraceResult: ...
-
-    @overload
-    def run(
-        self, method: Literal["attribution"], **options: Unpack[arguments.Curve]
-    ) -> TraceCurve: ...
-
-    @overload
-    def run(
         self,
-        method: type | Search,
+        method: MethodChoice | type | Search = ...,
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective = ...,
@@ -466,7 +369,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: type | Search,
+        method: MethodChoice | type | Search = ...,
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
@@ -549,7 +452,7 @@ class Tracer:
         statistics: bool = True,
         observe: Observer | None = None,
         seed: int = 0,
-        **options: Unpack[arguments.LocalOptions],
+        **options: Any,
     ) -> ParetoFront:
         """Searches for the best set of every size in one run.
 
@@ -638,7 +541,7 @@ class Tracer:
         objective: ObjectiveName | Objective | None = None,
         keep: Keep | None = None,
         statistics: bool = True,
-        **options: Unpack[arguments.LocalOptions],
+        **options: Any,
     ) -> Estimate:
         """What `pareto` with these arguments will take at most; see `estimate`.
 
