@@ -69,7 +69,7 @@ def test_the_kind_gives_the_numbers_of_the_function(model, pairs, name, kind, by
     patch = getattr(patching, f"get_act_patch_{name}")
     with torch.no_grad():
         by_hand = patch(model, clean, cache, metric) - metric(model(clean))
-    tracer = tk.Tracer(model, pairs, kind, "logit-difference", by=by, layers=layers)
+    tracer = tk.Tracer(model, pairs, kind, "logit-difference", split_by=by, layers=layers)
     effects = tracer.run("top-k", budget=1).component_scores
     assert effects.numel() == by_hand[layers].numel()
     torch.testing.assert_close(effects, by_hand[layers].flatten(), atol=1e-5, rtol=1e-4)
@@ -83,9 +83,9 @@ def test_the_page_names_these_functions_and_kinds():
     for row in rows:
         left, right = row.strip("| ").split(" | ")
         functions = re.findall(r"`(?:get_act_patch_)?(\w+)`", left)
-        kinds = re.findall(r'"([\w-]+)"', right.replace('by="position"', ""))
+        kinds = re.findall(r'"([\w-]+)"', right.replace('split_by="position"', ""))
         full = [f if f in NAMES else f"attn_head_{f}_all_pos" for f in functions]
         assert [NAMES[f][0] for f in full] == kinds, row
-        assert {NAMES[f][1] for f in full} == {"position" if "by=" in right else None}, row
+        assert {NAMES[f][1] for f in full} == {"position" if "split_by=" in right else None}, row
         named |= set(full)
     assert named == set(NAMES)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tracekit.engine import MaskedPatch as MaskedPatch
     from tracekit.engine import Mean as Mean
     from tracekit.engine import Noise as Noise
+    from tracekit.engine import Setup as Setup
     from tracekit.errors import TracekitError as TracekitError
     from tracekit.metrics import ContinuationLogProbs as ContinuationLogProbs
     from tracekit.metrics import Metric as Metric
@@ -100,6 +101,7 @@ _NAMES = {
         "MaskedPatch",
         "Mean",
         "Noise",
+        "Setup",
     ),
     "errors": ("TracekitError",),
     "tracer.estimate": ("Estimate",),

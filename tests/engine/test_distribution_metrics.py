@@ -166,7 +166,7 @@ def test_clean_distributions_beyond_the_memory_are_computed_again(model, monkeyp
 def test_results_carry_further_metrics_and_are_read_back(model, tmp_path):
     pairs = tk.PromptPairs.from_ids(rows_with_sets())
     tracer = tk.Tracer(
-        model, pairs, "head-outputs", metric="logit-difference", also=["kl", "accuracy"]
+        model, pairs, "head-outputs", metric="logit-difference", extra_metrics=["kl", "accuracy"]
     )
     result = tracer.run("top-k", budget=3)
     assert set(result.also) == {"kl", "accuracy"}
@@ -221,7 +221,7 @@ def test_what_is_refused(model, unchecked):
     with pytest.raises(ConfigError, match="metrics is empty. Name at least one, or leave it out."):
         tracer.evaluate(torch.zeros(12), metrics=[])
     with pytest.raises(ConfigError, match="The metrics are 'kl'. Give a list"):
-        tk.Tracer(model, pairs, "head-outputs", also="kl")
+        tk.Tracer(model, pairs, "head-outputs", extra_metrics="kl")
     with pytest.raises(ConfigError, match="reads 'rank'. Give a tuple of 'argmax'"):
         tk.Metric("mine", lambda c, i: c.x, reads="rank")
 
@@ -321,7 +321,9 @@ def test_further_metrics_are_checked_before_a_search(model):
     rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows()]
     pairs = tk.PromptPairs.from_ids(rows)
     with pytest.raises(MissingContinuationError):
-        tk.Tracer(model, pairs, "head-outputs", "probability-drop", also=["logit-difference"])
+        tk.Tracer(
+            model, pairs, "head-outputs", "probability-drop", extra_metrics=["logit-difference"]
+        )
 
 
 def test_the_first_token_of_the_vocabulary_may_be_a_set(model):

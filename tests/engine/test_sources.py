@@ -349,7 +349,7 @@ class TestNoise:
         ]
         rows = [row for row in rows if len(row["prompt_ids"]) == 4]
         pairs, source = tk.PromptPairs.from_ids(rows), tk.Noise(spans=("subject", "last"))
-        options = {"direction": "denoising", "source": source, "by": by}
+        options = {"direction": "denoising", "source": source, "split_by": by}
         tracer = tk.Tracer(model, pairs, "residual-before", "logit-difference", **options)
         for pair in tracer.pairs.reversed():
             noise = pair.counterfactual.noise
@@ -592,7 +592,7 @@ class TestMeaning:
         noising = tk.Tracer(model, even_pairs)
         denoising = tk.Tracer(model, even_pairs, direction="denoising")
         members = [noising.registry[2], noising.registry[9]]
-        frame = noising.both(members)
+        frame = noising.noising_and_denoising(members)
         assert frame.index.tolist() == ["noising", "denoising"]
         assert frame.loc["noising", "effect"] == pytest.approx(noising.evaluate(members))
         assert frame.loc["denoising", "effect"] == pytest.approx(denoising.evaluate(members))
@@ -600,8 +600,9 @@ class TestMeaning:
         share = frame["effect"] / frame["full_effect"]
         assert frame["share"].tolist() == pytest.approx(share.tolist())
         assert (frame["low"] <= frame["effect"]).all()
-        assert denoising.both(members).equals(frame) or torch.allclose(
-            torch.tensor(denoising.both(members).to_numpy()), torch.tensor(frame.to_numpy())
+        assert denoising.noising_and_denoising(members).equals(frame) or torch.allclose(
+            torch.tensor(denoising.noising_and_denoising(members).to_numpy()),
+            torch.tensor(frame.to_numpy()),
         )
 
     @pytest.mark.parametrize("source", ["zero", "mean", "mean-positional"])
@@ -660,7 +661,7 @@ class TestRefusals:
             tk.Tracer(model, even_pairs, source=source, direction="denoising")
         tracer = tk.Tracer(model, even_pairs, source=source)
         with pytest.raises(PairsError, match="cannot be reversed"):
-            tracer.both(tracer.registry[0:2])
+            tracer.noising_and_denoising(tracer.registry[0:2])
 
     def test_positional_means_of_ragged_prompts(self, model, even_pairs):
         with pytest.raises(SourceError, match="needs prompts of one length; these have 3 to 5 tok"):
@@ -682,7 +683,7 @@ class TestRefusals:
         assert "more" not in str(refused.value)
         rows = [{"prompt_ids": list(range(1, 2 + n)), "x_ids": [3]} for n in range(1, 6)]
         with pytest.raises(SourceError, match=r"example 2 \(.*\); and 2 more\. Leave"):
-            tk.Tracer(model, tk.PromptPairs.from_ids(rows), source="resample", metric="nll")
+            tk.Tracer(model, tk.PromptPairs.from_ids(rows), source="resample", metric="probability-drop")
 
     @pytest.mark.parametrize(
         ("change", "text"),

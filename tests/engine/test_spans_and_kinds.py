@@ -98,7 +98,7 @@ def test_spans_of_every_kind_equal_plain_hooks(architecture, kind, soft, other_l
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
-        by="span",
+        split_by="span",
     )
     names = ("first", "second") + (() if other_length else ("rest",)) + ("last",)
     assert tracer.registry.spans == names
@@ -135,7 +135,7 @@ def test_spans_under_every_source_equal_plain_hooks(architecture, kind, source, 
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
-        by="span",
+        split_by="span",
         **options,
     )
     names, n_layers = tracer.registry.spans, len(plain.modules)
@@ -213,8 +213,8 @@ def test_fast_paths_equal_the_plain_way(model, kind, windows, source):
             model,
             pairs,
             kind,
-            by="span",
-            windows=windows,
+            split_by="span",
+            layer_window=windows,
             source=source,
             capabilities=capabilities,
             max_batch_size=size,
@@ -247,7 +247,7 @@ def test_spans_make_up_the_whole_prompt(any_model):
     """All spans of a component together are the component without spans."""
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     whole = tk.Tracer(any_model, pairs, "head-outputs")
-    split = tk.Tracer(any_model, pairs, "head-outputs", by="span")
+    split = tk.Tracer(any_model, pairs, "head-outputs", split_by="span")
     mask = torch.rand(len(whole.registry), generator=torch.Generator().manual_seed(0))
     repeated = mask.repeat_interleave(len(split.registry.spans))
     torch.testing.assert_close(
@@ -274,7 +274,7 @@ def test_positions_equal_plain_hooks(architecture, kind):
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
-        by="position",
+        split_by="position",
     )
     mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
     by_position = mask.reshape(len(plain.modules), plain.count, 5)
@@ -289,7 +289,7 @@ def test_positions_equal_plain_hooks(architecture, kind):
 
 def test_positions_are_spans_of_their_own(any_model):
     rows = [row for row in tiny.rows(40) if len(row["prompt_ids"]) == 5][:4]
-    tracer = tk.Tracer(any_model, tk.PromptPairs.from_ids(rows), "residual", by="position")
+    tracer = tk.Tracer(any_model, tk.PromptPairs.from_ids(rows), "residual", split_by="position")
     assert tracer.registry.spans == ("0", "1", "2", "3", "4")
     assert tracer.registry.grid_shape == (tiny.N_LAYERS, 5)
     assert str(tracer.registry[7]) == "R1@2"
@@ -321,7 +321,7 @@ def test_restoring_the_residual_stream_reaches_the_clean_score(any_model):
 
 def test_a_window_acts_in_all_of_its_layers(any_model):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
-    wide = tk.Tracer(any_model, pairs, "mlp-blocks", windows=2)
+    wide = tk.Tracer(any_model, pairs, "mlp-blocks", layer_window=2)
     narrow = tk.Tracer(any_model, pairs, "mlp-blocks")
     assert len(wide.registry) == len(narrow.registry) == 3
     assert "in windows of 2 layers" in wide.registry.describe()
@@ -345,7 +345,7 @@ METHODS = ("pgb-ct", "top-k", "greedy", "local-search", "random", "mask-ig", "dc
 )
 def test_every_search_runs_and_is_read_back(model, tmp_path, by, windows):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
-    tracer = tk.Tracer(model, pairs, "residual+values", by=by, windows=windows)
+    tracer = tk.Tracer(model, pairs, "residual+values", split_by=by, layer_window=windows)
     for method in METHODS:
         options = {"epochs": 2} if method in ("pgb-ct", "dcm") else {}
         options |= {"trials": 2} if method == "pgb-ct" else {}
@@ -368,7 +368,7 @@ def test_every_search_runs_and_is_read_back(model, tmp_path, by, windows):
 
 def test_heatmaps_have_spans_on_the_axis(model):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
-    tracer = tk.Tracer(model, pairs, "residual", by="span")
+    tracer = tk.Tracer(model, pairs, "residual", split_by="span")
     result = tracer.run("top-k", budget=3)
     figure = result.heatmap()
     assert list(figure.layout.xaxis.ticktext) == ["first", "second", "rest", "last"]
@@ -376,7 +376,7 @@ def test_heatmaps_have_spans_on_the_axis(model):
     expected = result.binary_mask.reshape(tracer.registry.grid_shape).tolist()
     assert [list(row) for row in cells.z] == expected
     assert cells.text[1][2].startswith("R1@rest: ")
-    tracer = tk.Tracer(model, pairs, "head-outputs", by="span")
+    tracer = tk.Tracer(model, pairs, "head-outputs", split_by="span")
     result = tracer.run("top-k", budget=3)
     figure = result.heatmap(color="score")
     titles = [text.text for text in figure.layout.annotations]
@@ -523,33 +523,33 @@ def test_spans_that_are_none(model, change, message):
     rows = rows_with_spans(3)
     rows[1] |= change
     with pytest.raises(PairsError, match=message):
-        tk.Tracer(model, tk.PromptPairs.from_ids(rows), "residual", by="span")
+        tk.Tracer(model, tk.PromptPairs.from_ids(rows), "residual", split_by="span")
 
 
 def test_combinations_that_are_refused(model, unchecked):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
     with pytest.raises(PairsError, match="Give prompts of one length, or name spans, and"):
-        tk.Tracer(model, pairs, "residual", by="position")
-    with pytest.raises(PairsError, match="Only spans of them can be exchanged: trace by='span'"):
+        tk.Tracer(model, pairs, "residual", split_by="position")
+    with pytest.raises(PairsError, match="Only spans of them can be exchanged: use split_by="):
         tk.Tracer(model, unequal, "residual")
     with pytest.raises(PairsError, match="are over the keys of one prompt. Use head-outputs"):
-        tk.Tracer(model, unequal, "attention-patterns", by="span")
-    with pytest.raises(ConfigError, match="Unknown by='spans'. Use 'span' or 'position'"):
-        tk.Tracer(model, pairs, "residual", by="spans")
+        tk.Tracer(model, unequal, "attention-patterns", split_by="span")
+    with pytest.raises(ConfigError, match="Unknown split_by='spans'. Use 'span' or 'position'"):
+        tk.Tracer(model, pairs, "residual", split_by="spans")
     with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
-        tk.Tracer(model, pairs, "residual", by="span", positions="last")
+        tk.Tracer(model, pairs, "residual", split_by="span", positions="last")
     for windows in (0, 4, 1.5):
-        with pytest.raises(ComponentError, match=f"windows is {windows}. Give a number of layers"):
-            tk.Tracer(model, pairs, "residual", windows=windows)
-    registry = tk.Tracer(model, pairs, "residual", by="span").registry
+        with pytest.raises(ComponentError, match=f"layer_window is {windows}. Give a number of layers"):
+            tk.Tracer(model, pairs, "residual", layer_window=windows)
+    registry = tk.Tracer(model, pairs, "residual", split_by="span").registry
     with pytest.raises(PairsError, match="has no spans. Give every example spans"):
-        tk.Tracer(model, tiny.pairs(), registry, by="span")
-    with pytest.raises(PairsError, match="Say by='span' or by='position', as where"):
+        tk.Tracer(model, tiny.pairs(), registry, split_by="span")
+    with pytest.raises(PairsError, match="Say split_by='span' or split_by='position', as where"):
         tk.Tracer(model, pairs, registry)
     without = tk.Tracer(model, pairs, "residual").registry
-    with pytest.raises(ComponentError, match="by='span' was given along with a registry without"):
-        tk.Tracer(model, pairs, without, by="span")
+    with pytest.raises(ComponentError, match="split_by='span' was given along with a registry"):
+        tk.Tracer(model, pairs, without, split_by="span")
     with pytest.raises(PairsError):
         tk.Tracer(model, pairs, "residual", positions="sometimes")
 
@@ -651,7 +651,7 @@ def test_features_of_a_model_in_bfloat16():
 def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path, monkeypatch):
     kind = feature_kind("searched")
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
-    tracer = tk.Tracer(model, pairs, [kind, "mlp-blocks"], by="span")
+    tracer = tk.Tracer(model, pairs, [kind, "mlp-blocks"], split_by="span")
     for method, options in (("top-k", {}), ("pgb-ct", {"trials": 2, "epochs": 2}), ("mask-ig", {})):
         result = tracer.run(method, budget=3, **options)
         assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
@@ -661,8 +661,8 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
     assert loaded.components == result.components
     assert loaded.heatmap().data
     with pytest.raises(ComponentError, match="is of features, which are not saved with results"):
-        tk.Tracer(model, pairs, loaded.registry, by="span")
-    again = tk.Tracer(model, pairs, [kind, "mlp-blocks"], by="span")
+        tk.Tracer(model, pairs, loaded.registry, split_by="span")
+    again = tk.Tracer(model, pairs, [kind, "mlp-blocks"], split_by="span")
     assert again.evaluate(loaded) == pytest.approx(result.effect, abs=1e-5)
 
 
@@ -670,7 +670,7 @@ def test_features_that_do_not_fit(model, unchecked):
     with pytest.raises(ComponentError, match=r"has no features in layers 1. It has those of"):
         tk.Tracer(model, tiny.pairs(), feature_kind("a"), layers=[0, 1])
     with pytest.raises(ComponentError, match="has no features in layers 1"):
-        tk.Tracer(model, tiny.pairs(), feature_kind("b"), windows=2)
+        tk.Tracer(model, tiny.pairs(), feature_kind("b"), layer_window=2)
     for source in ("zero", "mean"):
         with pytest.raises(tk.errors.SourceError, match="Features take their values from a run"):
             tk.Tracer(model, tiny.pairs(), feature_kind("c"), source=source)
@@ -744,24 +744,24 @@ def test_a_registry_of_spans_asks_the_same(model, by):
     rows = rows_with_spans(40)
     rows = [row for row in rows if len(row["prompt_ids"]) == 7][:5] if by == "position" else rows
     pairs = tk.PromptPairs.from_ids(rows)
-    tracer = tk.Tracer(model, pairs, "residual", by=by)
-    again = tk.Tracer(model, pairs, tracer.registry, by=by)
+    tracer = tk.Tracer(model, pairs, "residual", split_by=by)
+    again = tk.Tracer(model, pairs, tracer.registry, split_by=by)
     mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(0))
     assert again.evaluate(mask) == pytest.approx(tracer.evaluate(mask), abs=1e-6)
     assert again.full_effect == pytest.approx(tracer.full_effect, abs=1e-6)
     with pytest.raises(ConfigError, match="say where to intervene. Leave one out"):
-        tk.Tracer(model, pairs, tracer.registry, by=by, positions="last")
+        tk.Tracer(model, pairs, tracer.registry, split_by=by, positions="last")
     with pytest.raises(PairsError, match="the components are of"):
         tiny.engine(model, pairs, "residual", spans=tracer.registry.spans)
 
 
 def test_windows_are_not_taken_for_single_layers(model):
-    wide = tk.Tracer(model, tiny.pairs(), "mlp-blocks", windows=3)
+    wide = tk.Tracer(model, tiny.pairs(), "mlp-blocks", layer_window=3)
     narrow = tk.Tracer(model, tiny.pairs(), "mlp-blocks")
     result = wide.run("top-k", budget=1)
     with pytest.raises(ComponentError, match="acts in layers .* there, and in layers"):
         narrow.evaluate(result)
-    with pytest.raises(ComponentError, match="Use equal windows"):
+    with pytest.raises(ComponentError, match="Use equal layer_window"):
         narrow.faithfulness(result, ranking="signed")
 
 
@@ -778,7 +778,7 @@ def test_a_long_counterfactual_is_refused(model):
     row = rows_with_spans(1, other_length=True)[0]
     row["counterfactual_ids"] = row["counterfactual_ids"] + [1] * 80
     with pytest.raises(tk.errors.PairsError, match="needs .* positions. The model has 64"):
-        tk.Tracer(model, tk.PromptPairs.from_ids([row]), "residual", by="span")
+        tk.Tracer(model, tk.PromptPairs.from_ids([row]), "residual", split_by="span")
 
 
 def test_means_at_each_position_are_of_one_length(model):
@@ -793,7 +793,7 @@ def test_means_at_each_position_are_of_one_length(model):
 
 def test_masks_of_spans_are_not_rounded(model):
     pairs = tk.PromptPairs.from_ids(rows_with_spans(3))
-    tracer = tk.Tracer(model, pairs, "residual", by="span")
+    tracer = tk.Tracer(model, pairs, "residual", split_by="span")
     engine = tracer.engine
     batch = engine.batches[0]
     mask = torch.full((len(tracer.registry),), 0.7513)

@@ -248,7 +248,7 @@ def fronts(arguments):
             "layers": st.one_of(st.lists(st.integers(-5, 5), max_size=3), values.junk),
             "indices": st.one_of(st.lists(st.integers(-5, 5), max_size=3), values.junk),
             "positions": st.one_of(st.lists(st.integers(-3, 3), max_size=2), values.junk),
-            "by": st.sampled_from(["span", "position", "other"]),
+            "split_by": st.sampled_from(["span", "position", "other"]),
             "windows": st.one_of(st.integers(0, 4), values.scalars),
             "source": st.one_of(st.sampled_from(["resample", "mean-positional"]), values.words),
             "direction": values.scalars,
@@ -305,7 +305,7 @@ def rows_of_text(row, by):
     with taken_or_refused():
         pairs = tk.PromptPairs.from_text([row], demo())
         traced = tk.Tracer(
-            demo(), pairs, "mlp-blocks", by=by if "spans" in row else None, layers=[0]
+            demo(), pairs, "mlp-blocks", split_by=by if "spans" in row else None, layers=[0]
         )
         mask = torch.ones(len(traced.registry))
         assert_right(traced.evaluate(mask, per_example=True), plain_effects(traced, mask))

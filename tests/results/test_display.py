@@ -60,7 +60,10 @@ def shown(demo_model):
     """One of everything that shows itself."""
     pairs = tk.load_dataset("demo-bias", demo_model)[:16]
     tracer = tk.Tracer(
-        demo_model, pairs, held_out=tk.load_dataset("demo-bias", demo_model)[16:24], also=["kl"]
+        demo_model,
+        pairs,
+        held_out=tk.load_dataset("demo-bias", demo_model)[16:24],
+        extra_metrics=["kl"],
     )
     curve = tracer.run("top-k", budgets=list(range(1, 15)))
     result = tracer.run("greedy", budget=3)

@@ -231,7 +231,7 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
     for name in ("none.json", "missing.json"):
         with pytest.raises(DataFormatError, match="cannot be read as importances of MIB"):
             tracer.from_mib(tmp_path / name)
-    wide = tk.Tracer(model, tiny.pairs(8), "mlp-blocks", windows=2)
+    wide = tk.Tracer(model, tiny.pairs(8), "mlp-blocks", layer_window=2)
     with pytest.raises(DataFormatError, match="Trace without them"):
         wide.run("top-k", budget=1).to_mib(path)
 

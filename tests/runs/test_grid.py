@@ -77,7 +77,7 @@ def test_runs_of_earlier_stores_keep_their_names():
         *("positions", "relative_layers", "method", "options", "budgets", "limit", "held_out"),
         *("accuracy_on", "seed"),
     }
-    changed = Grid(**PLAIN, direction="denoising", also=["kl"], layers=[1]).jobs()[0]
+    changed = Grid(**PLAIN, direction="denoising", extra_metrics=["kl"], layers=[1]).jobs()[0]
     assert set(changed.spec()) - set(job.spec()) == {"direction", "also", "layers"}
     assert Job.from_spec(changed.spec()) == changed
 

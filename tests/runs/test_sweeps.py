@@ -121,7 +121,7 @@ def test_every_option_reaches_the_tracer(grid, lab):
         source="noise",
         source_seed=3,
         continuation_mean="arithmetic",
-        also=["kl"],
+        extra_metrics=["kl"],
         held_out=held_out,
     )
     result = tracer.run("greedy", budget=2, seed=3, objective="median")
@@ -140,7 +140,7 @@ def test_positions_windows_and_denoising_reach_the_tracer(grid, lab):
     few |= {"methods": ["top-k"], "budgets": [2], "direction": "denoising"}
     model = tk.load_model(lab / "first")
     pairs = tk.load_pairs(lab / "even.jsonl", model)
-    for changes in ({"by": "position"}, {"windows": 2}):
+    for changes in ({"split_by": "position"}, {"layer_window": 2}):
         (run,) = tk.sweep(**few, **changes)
         tracer = tk.Tracer(model, pairs, direction="denoising", **changes)
         result = tracer.run("top-k", budget=2)

@@ -259,8 +259,8 @@ def test_what_is_kept_has_the_same_spans(model, by):
     ]
     rows = [{**row, "counterfactual_ids": row["counterfactual_ids"][:3]} for row in rows]
     pairs, other = (tk.PromptPairs.from_ids(part) for part in (rows[:6], rows[6:]))
-    tracer = tk.Tracer(model, pairs, "residual", "logit-difference", by=by)
-    kept = tk.Tracer(model, other, tracer.registry, "kl", by=by)
+    tracer = tk.Tracer(model, pairs, "residual", "logit-difference", split_by=by)
+    kept = tk.Tracer(model, other, tracer.registry, "kl", split_by=by)
     bound = 0.7 * kept.full_effect
     result = tracer.run("greedy", budget=3, keep=tk.Keep(pairs=other, at_most=bound))
     assert result.kept["effect"] == pytest.approx(kept.evaluate(result), rel=1e-4, abs=1e-7)

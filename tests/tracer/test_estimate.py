@@ -128,7 +128,7 @@ class TestPasses:
 
     def test_say_what_is_measured_besides(self, model):
         tracer = tk.Tracer(
-            model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), also=["probability-drop"]
+            model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), extra_metrics=["probability-drop"]
         )
         estimate = tracer.estimate("top-k", budgets=[1, 2])
         # For each of the two results: a further pass, and two over the held-out half.

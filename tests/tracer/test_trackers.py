@@ -34,7 +34,7 @@ def tracer(model):
         model,
         tiny.pairs(6, seed=3),
         layers=[0, 1],
-        also=["probability-drop"],
+        extra_metrics=["probability-drop"],
         held_out=tiny.pairs(4),
     )
 

@@ -109,7 +109,7 @@ def evaluate(
         quiet=True,
     )
     print_tracer(tracer)
-    names = [further.name for further in tracer.also]
+    names = [further.name for further in tracer.extra_metrics]
     table = Table("mask", "sum", "effect", "95 % interval", *names)
     rows = []
     named_masks = [named_mask for path in mask for named_mask in read_masks(path)]

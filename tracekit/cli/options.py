@@ -459,8 +459,8 @@ def build_tracer(
         metric=metric or usual.metric,  # type: ignore[arg-type]
         layers=layer_list,
         positions=parse_positions(positions) if isinstance(positions, str) else positions,
-        by=by,  # type: ignore[arg-type]
-        windows=windows,
+        split_by=by,  # type: ignore[arg-type]
+        layer_window=windows,
         source=source_of_name(source),
         direction=direction,  # type: ignore[arg-type]
         source_seed=seed if source_seed is None else source_seed,
@@ -469,5 +469,5 @@ def build_tracer(
         max_memory=None if max_memory is None else max_memory * 2**20,
         progress=progress_is_shown(quiet),
         held_out=held_out_pairs,
-        also=also or (),  # type: ignore[arg-type]
+        extra_metrics=also or (),  # type: ignore[arg-type]
     )

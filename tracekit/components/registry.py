@@ -7,8 +7,8 @@ the sites are laid end to end, kind by kind, layer by layer. Every mask in the p
 over that flat index, and 1 always means: take the counterfactual value.
 
 A registry may tell *spans* of the prompt apart: a component is then (layer, index, span), and takes
-its counterfactual value at the positions of its span only. With *windows*, a component acts in
-several consecutive layers at once.
+its counterfactual value at the positions of its span only. With a *layer
+window*, a component acts in several consecutive layers at once.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ComponentRegistry(Sequence[Component]):
         layers: Sequence[int] | None = None,
         indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = (),
-        windows: int = 1,
+        layer_window: int = 1,
     ) -> ComponentRegistry:
         """Lists the components of `kinds` in a model.
 
@@ -154,17 +154,18 @@ class ComponentRegistry(Sequence[Component]):
             indices: Head, neuron or unit numbers to use in every layer, or a mapping from
                 layer to numbers. All by default. `mlp-blocks` have none and are kept whole.
             spans: Spans of the prompt; each component is then one per span.
-            windows: Consecutive layers in which a component acts at once: those around its own,
-                cut at the ends of the model. 1: its own only.
+            layer_window: Consecutive layers in which a component acts at once: those around its
+                own, cut at the ends of the model. 1: its own only.
 
         Raises:
             UnknownNameError: A kind of another name.
             ComponentError: A layer, index or window outside the model, or nothing left.
         """
         chosen = _check_kinds(kinds)
-        if not is_whole(windows) or not 1 <= windows <= shape.n_layers:
+        if not is_whole(layer_window) or not 1 <= layer_window <= shape.n_layers:
             raise ComponentError(
-                f"windows is {shortened(windows)}. Give a number of layers, 1 to {shape.n_layers}."
+                f"layer_window is {shortened(layer_window)}. Give a number of layers, 1 to "
+                f"{shape.n_layers}."
             )
         in_layers = _check_layers(layers, shape.n_layers)
         if isinstance(indices, Mapping):
@@ -173,10 +174,10 @@ class ComponentRegistry(Sequence[Component]):
         start = 0
         for kind in chosen:
             width = kind.width_in(shape)
-            for layer in _check_features(kind, in_layers, layers, windows, shape.n_layers):
+            for layer in _check_features(kind, in_layers, layers, layer_window, shape.n_layers):
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
-                    window = _window(layer, windows, shape.n_layers)
+                    window = _window(layer, layer_window, shape.n_layers)
                     sites.append(Site(kind, layer, width, picked, start, tuple(spans), window))
                     start = sites[-1].stop
         if not sites:
@@ -249,7 +250,7 @@ class ComponentRegistry(Sequence[Component]):
             if here != there:
                 raise ComponentError(
                     f"{component} acts in layers {_ranges(there or (component.layer,))} there, and "
-                    f"in layers {_ranges(here or (component.layer,))} here. Use equal windows."
+                    f"in layers {_ranges(here or (component.layer,))} here. Use equal layer_window."
                 )
 
     def site_of(self, flat: int) -> Site:
@@ -339,10 +340,10 @@ class ComponentRegistry(Sequence[Component]):
             sites = [site for site in self.sites if site.kind.name == kind]
             count = sum(len(site.indices) for site in sites)
             parts.append(f"{count} {kind} in layers {_ranges([site.layer for site in sites])}")
-        windows = max((len(site.acts_in) for site in self.sites), default=1)
+        window = max((len(site.acts_in) for site in self.sites), default=1)
         more = ", ..." if len(self.spans) > 4 else ""
         by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
-        return ", ".join(parts) + by + (f" in windows of {windows} layers" if windows > 1 else "")
+        return ", ".join(parts) + by + (f" in windows of {window} layers" if window > 1 else "")
 
     def spec(self) -> list[dict[str, Any]]:
         """A JSON-ready description from which `from_spec` rebuilds the registry."""
@@ -439,7 +440,11 @@ def _check_kinds(kinds: Any) -> list[Kind]:
 
 
 def _check_features(
-    kind: Kind, in_layers: Sequence[int], asked: Sequence[int] | None, windows: int, n_layers: int
+    kind: Kind,
+    in_layers: Sequence[int],
+    asked: Sequence[int] | None,
+    layer_window: int,
+    n_layers: int,
 ) -> Sequence[int]:
     """Layers in which a kind has components: of features, those that have some."""
     if not kind.feature_layers:
@@ -451,7 +456,7 @@ def _check_features(
             f"0 to {n_layers - 1}. Name the layers as the model does."
         )
     lacking = [layer for layer in in_layers if layer not in kind.feature_layers]
-    if (asked is not None and lacking) or windows > 1:
+    if (asked is not None and lacking) or layer_window > 1:
         problem = f"in layers {_ranges(lacking)}" if lacking else "of windows"
         raise ComponentError(
             f"The kind {kind.name!r} has no features {problem}. It has those of layers "
@@ -460,12 +465,12 @@ def _check_features(
     return [layer for layer in in_layers if layer in kind.feature_layers]
 
 
-def _window(layer: int, windows: int, n_layers: int) -> tuple[int, ...]:
+def _window(layer: int, width: int, n_layers: int) -> tuple[int, ...]:
     """Layers around a layer, cut at the ends of the model; empty for the layer alone."""
-    if windows == 1:
+    if width == 1:
         return ()
-    first = layer - windows // 2
-    return tuple(range(max(0, first), min(n_layers, first + windows)))
+    first = layer - width // 2
+    return tuple(range(max(0, first), min(n_layers, first + width)))
 
 
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:

@@ -255,7 +255,7 @@ class PromptPairs(Sequence[PromptPair]):
             if pair.spans is None:
                 raise PairsError(
                     f"Example {number} ({pair.describe()}) has no spans. Give every example "
-                    "spans, e.g. spans={'subject': 'Space Needle'}, or trace by='position'."
+                    "spans, e.g. spans={'subject': 'Space Needle'}, or use split_by='position'."
                 )
             own, other = pair.spans, pair.counterfactual_spans
             aligned = other is None
@@ -293,7 +293,7 @@ class PromptPairs(Sequence[PromptPair]):
                 raise PairsError(
                     f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
                     f"there are {len(names)} positions to tell apart. Give prompts of one length, "
-                    "or name spans, and trace by='span'."
+                    "or name spans, and use split_by='span'."
                 )
         spans = {name: (position,) for position, name in enumerate(names)}
         changed = [replace(pair, spans=spans, counterfactual_spans=None) for pair in self]

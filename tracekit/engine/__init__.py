@@ -12,7 +12,8 @@ What is computed when, and shared between what:
    logits only where a token is scored (`batch.py`); and, for a gradient, a backward pass to the
    mask. Parameters are frozen.
 
-`sources.py` gives the pairs of a data set other counterfactuals: zeros, means, other examples.
+`setup.py` has the whole question as one value. `sources.py` gives the pairs of a data set other
+counterfactuals: zeros, means, other examples.
 `look_ahead.py` predicts what changing a set would bring; `packing.py` puts x and y of an example
 into one row; `block_skipping.py` starts and stops passes in the middle of the model. `checks.py`
 proves that hooks act on a model, before its numbers are trusted.
@@ -23,6 +24,7 @@ from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.engine.patching import MaskedPatch
+from tracekit.engine.setup import Setup
 from tracekit.engine.sources import Mean, Noise
 
 __all__ = [
@@ -33,5 +35,6 @@ __all__ = [
     "MaskedPatch",
     "Mean",
     "Noise",
+    "Setup",
     "checks",
 ]

@@ -356,7 +356,7 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
             raise PairsError(
                 f"The counterfactual of example {number} ({pair.describe()}) has "
                 f"{len(pair.source_ids)} tokens, its prompt {len(pair.prompt_ids)}. Only spans of "
-                "them can be exchanged: trace by='span'."
+                "them can be exchanged: use split_by='span'."
             )
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from tracekit._util.options import check_seed, shortened
 from tracekit.components import ComponentRegistry, Kind
@@ -106,13 +107,15 @@ class Noise:
 Source = SourceName | Mean | Noise | Mapping[str, Tensor]
 
 
-def draws(source: Source) -> bool:
+def draws(source: Source | str) -> bool:
     """Whether a source draws, so that its seed matters."""
-    return source in ("noise", "resample") or isinstance(source, Noise)
+    if isinstance(source, str):
+        return source == "resample" or source.startswith("noise")
+    return isinstance(source, Noise)
 
 
-def name_of(source: Source) -> str:
-    """What results call a source."""
+def name_of(source: Source | str) -> str:
+    """The name that results give a source."""
     if isinstance(source, str):
         return source
     if isinstance(source, Mean):
@@ -151,7 +154,7 @@ def source_of_name(name: str) -> Source:
 
 
 def resolve_source(
-    source: Source,
+    source: Source | str,
     model: HookedModel,
     pairs: PromptPairs,
     registry: ComponentRegistry,
@@ -163,7 +166,7 @@ def resolve_source(
     """A function that gives pairs the counterfactuals of a source.
 
     Args:
-        source: The source.
+        source: The source, or its name as in `source_of_name`.
         model: The model.
         pairs: The data set; `mean` is taken over its prompts.
         registry: The components; only their hook points get values.
@@ -177,37 +180,40 @@ def resolve_source(
     check_seed(seed)
     kinds = registry.kinds_by_hook
     if isinstance(source, str):
-        if source not in get_args(SourceName):
-            raise SourceError(
-                f"Unknown source {source!r}. Use one of {', '.join(get_args(SourceName))}, a Mean, "
-                "a Noise, or a mapping from hook point to tensor."
-            )
-        if source == "counterfactual":
-            return lambda given: given
-        if source == "resample":
-            return lambda given: _resampled(given, seed)
-    if source == "noise" or isinstance(source, Noise):
-        return _noise(source if isinstance(source, Noise) else Noise(), model, seed)
+        source = source_of_name(source)
+    if not isinstance(source, (str, Mean, Noise)):
+        _refuse_features(registry)
+        return _constant(Constants(_OWN_TENSORS, _checked(source, model, kinds)))
+    named = cast("SourceName | Mean | Noise", source)
+    if named == "counterfactual":
+        return lambda given: given
+    if named == "resample":
+        return lambda given: _resampled(given, seed)
+    if named == "noise" or isinstance(named, Noise):
+        return _noise(named if isinstance(named, Noise) else Noise(), model, seed)
+    _refuse_features(registry)
+    _refuse_scores(kinds)
+    if named == "zero":
+        values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}
+        return _constant(Constants("zero", values))
+    if named == "mean" or named == "mean-positional" or isinstance(named, Mean):
+        over = named.pairs if isinstance(named, Mean) else pairs
+        _check_runs(over, model)
+        positional = named.positional if isinstance(named, Mean) else named == "mean-positional"
+        if positional:
+            _check_positional(over, pairs, kinds, positions)
+        means = _means(model, over, kinds, positional, max_batch_size)
+        length = len(over[0].prompt_ids) if positional else None
+        return _constant(Constants(name_of(named), means, positional), length)
+    assert_never(named)  # A new name needs a branch of its own.
+
+
+def _refuse_features(registry: ComponentRegistry) -> None:
     if any(site.kind.feature_layers for site in registry.sites):
         raise SourceError(
             "Features take their values from a run of the model. Use source='counterfactual', "
             "'noise' or 'resample'."
         )
-    if isinstance(source, (str, Mean)):
-        if source == "zero":
-            _refuse_scores(kinds)
-            values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}
-            return _constant(Constants("zero", values))
-        _refuse_scores(kinds)
-        over = source.pairs if isinstance(source, Mean) else pairs
-        _check_runs(over, model)
-        positional = source.positional if isinstance(source, Mean) else source != "mean"
-        if positional:
-            _check_positional(over, pairs, kinds, positions)
-        means = _means(model, over, kinds, positional, max_batch_size)
-        length = len(over[0].prompt_ids) if positional else None
-        return _constant(Constants(name_of(source), means, positional), length)
-    return _constant(Constants(_OWN_TENSORS, _checked(source, model, kinds)))
 
 
 def _constant(constants: Constants, length: int | None = None) -> ToPairs:

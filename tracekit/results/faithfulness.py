@@ -18,16 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, ranking
+from tracekit.components.masks import Mask
+from tracekit.components.masks import ranking as ranked
+from tracekit.components.members import members_of, scores_of
 from tracekit.engine.engine import Engine
-from tracekit.errors import BudgetError
+from tracekit.errors import BudgetError, ConfigError
 from tracekit.results.intervals import ratio_interval
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceCurve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,6 +125,39 @@ class Faithfulness:
         return f"Faithfulness({source} by {self.metric}, {self.ranking}: {values}{areas})"
 
 
+def faithfulness_of(engine: Engine, given: Any, ranking: Ranking | None = None) -> Faithfulness:
+    """Faithfulness of sets in every form in which they are given; see `Tracer.faithfulness`.
+
+    Args:
+        engine: The data set.
+        given: A result, a list of components or a mask; a curve or a front; or, with `ranking`, a
+            score for each component.
+        ranking: How the components are ranked by their scores.
+
+    Raises:
+        ConfigError: Another ranking.
+        MaskError, ComponentError: About the set, or soft masks.
+    """
+    registry, n = engine.registry, engine.n_components
+    if ranking is not None:
+        if ranking not in get_args(Ranking):
+            raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
+        sets = prefix_sets(scores_of(given, registry), ranking)
+        method = getattr(given, "method", "")
+        return measure_faithfulness(engine, sets, shares=MIB_SHARES, how=ranking, method=method)
+    if isinstance(given, ParetoFront) and given.largest == n:
+        sets = [
+            members_of(given.at(int(share * n)), registry) if share * n >= given.sizes[0] else ()
+            for share in MIB_SHARES
+        ]
+        # All components, of which no set of fewer may do better.
+        sets[-1] = tuple(range(n))
+        return measure_faithfulness(engine, sets, shares=MIB_SHARES, method=given[0].method)
+    results = given if isinstance(given, (ParetoFront, TraceCurve)) else [given]
+    sets = [members_of(result, registry) for result in results]
+    return measure_faithfulness(engine, sets, method=getattr(results[0], "method", ""))
+
+
 def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
     """Components with the highest scores, at each of the shares of MIB.
 
@@ -128,7 +165,7 @@ def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
         scores: One per component.
         how: Whether by the scores or by their absolute values.
     """
-    order = ranking(scores if how == "signed" else scores.abs())
+    order = ranked(scores if how == "signed" else scores.abs())
     n = len(order)
     return [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
 

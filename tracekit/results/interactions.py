@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tracekit._util.files import write_csv
 from tracekit._util.markup import printable
-from tracekit.components import Component, ComponentSet
+from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.intervals import row_intervals
@@ -322,6 +322,56 @@ def _kind_of_pair(
     if (first[0] > 0 > second[1]) or (second[0] > 0 > first[1]):
         return "inhibition"
     return "and" if signs[0] < 0 else "or"
+
+
+MOST_IN_GRID = 256
+"""Components whose pairs a grid shows at most."""
+
+
+def chosen_for_pairs(
+    registry: ComponentRegistry,
+    components: Sequence[Component] | None,
+    *,
+    given: ComponentSet = (),
+    layers: Sequence[int] | None = None,
+    most: int | None = None,
+) -> list[int]:
+    """Flat indices of the components whose pairs are asked for.
+
+    Args:
+        registry: The components under study.
+        components: Those asked for; None: all that are not patched besides.
+        given: Flat indices of what is patched besides.
+        layers: Only those in these layers.
+        most: How many there may be; None: any number.
+
+    Raises:
+        ComponentError: One is named twice or patched besides, or there are too few or too many.
+    """
+    if components is not None and len(set(components)) < len(components):
+        raise ComponentError(
+            "A component is named twice among those to be paired. Name each one once."
+        )
+    rest = [i for i in range(len(registry)) if i not in set(given)]
+    paired = rest if components is None else [registry.index(c) for c in components]
+    both = sorted(set(paired) & set(given))
+    if both:
+        raise ComponentError(
+            f"{registry.label(both[0])} is among those to be paired and patched in every "
+            "set by given. Leave it out of one of them."
+        )
+    if layers is not None:
+        paired = [i for i in paired if registry[i].layer in layers]
+    if len(paired) < 2 and most is None:
+        raise ComponentError(f"{len(paired)} components were chosen for pairs. Choose at least 2.")
+    if most is not None and not 2 <= len(paired) <= most:
+        raise ComponentError(
+            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, "
+            f"for instance by layers; there are components in layers "
+            f"{', '.join(map(str, registry.layers))}. Of more components, "
+            "strongest_pairs finds the pairs that interact most."
+        )
+    return paired
 
 
 def measure_pairs(

@@ -60,9 +60,9 @@ class Grid:
     """`prompt`, `last`, `all` or a list of prompt positions. None: what is usual."""
     layers: Sequence[int] = ()
     """Empty: all."""
-    by: Literal["span", "position"] | None = None
+    split_by: Literal["span", "position"] | None = None
     """As in `Tracer`."""
-    windows: int = 1
+    layer_window: int = 1
     """As in `Tracer`."""
     source: SourceName = "counterfactual"
     """As in `Tracer`."""
@@ -70,7 +70,7 @@ class Grid:
     """As in `Tracer`."""
     continuation_mean: ContinuationMean = "geometric"
     """As in `Tracer`."""
-    also: Sequence[str] = ()
+    extra_metrics: Sequence[str] = ()
     """Further metrics by which every set is measured."""
     objective: ObjectiveName = "mean"
     """What is maximised over the examples, as in `Tracer.run`."""
@@ -105,7 +105,7 @@ class Grid:
         for kinds in self.components:
             for name in kinds.split("+"):
                 kind_of(name)
-        for metric in (*self.metrics, *self.also):
+        for metric in (*self.metrics, *self.extra_metrics):
             resolve_metric(metric)
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"The limit is {self.limit}. Give the number of examples, 1 or more.")
@@ -185,7 +185,7 @@ class Grid:
         dataset_name, data_options = _dataset(dataset)
         usual = describe(dataset_name)
         shared = {n: value for n, value in self.data_options.items() if n in usual.options}
-        positions = self.positions or ("prompt" if self.by else usual.positions)
+        positions = self.positions or ("prompt" if self.split_by else usual.positions)
         method_name, options = _method(method)
         return Job(
             model=model,
@@ -196,12 +196,12 @@ class Grid:
             metric=metric or usual.metric,
             positions=positions if isinstance(positions, str) else tuple(positions),
             layers=tuple(self.layers),
-            by=self.by,
-            windows=self.windows,
+            split_by=self.split_by,
+            layer_window=self.layer_window,
             source=self.source,
             direction=self.direction,
             continuation_mean=self.continuation_mean,
-            also=tuple(self.also),
+            extra_metrics=tuple(self.extra_metrics),
             method=method_name,
             options=options,
             objective=self.objective,

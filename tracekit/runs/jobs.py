@@ -49,12 +49,12 @@ class Job:
     seed: int = 0
     layers: tuple[int, ...] = ()
     """Layers to study, by number, from the end if negative. Empty: all, or `relative_layers`."""
-    by: str | None = None
-    windows: int = 1
+    split_by: str | None = None
+    layer_window: int = 1
     source: str = "counterfactual"
     direction: str = "noising"
     continuation_mean: str = "geometric"
-    also: tuple[str, ...] = ()
+    extra_metrics: tuple[str, ...] = ()
     """As in `Tracer`, like the five before."""
     objective: str = "mean"
     """As in `Tracer.run`."""
@@ -74,7 +74,7 @@ class Job:
             for each in fields(self)
             if each.name in (*_LATER, "dtype", "limit", "held_out", "relative_layers")
         }
-        names = [name for name in usual if name not in ("also", "objective")]
+        names = [name for name in usual if name not in ("extra_metrics", "objective")]
         unusual = {n: getattr(self, n) for n in names if getattr(self, n) != usual[n]}
         return {**self.data_options, **unusual}
 
@@ -109,7 +109,16 @@ _LATER = {
     each.name: each.default
     for each in fields(Job)
     if each.name
-    in ("layers", "by", "windows", "source", "direction", "continuation_mean", "also", "objective")
+    in (
+        "layers",
+        "split_by",
+        "layer_window",
+        "source",
+        "direction",
+        "continuation_mean",
+        "extra_metrics",
+        "objective",
+    )
 }
 """Fields of jobs that came after the first stores, with their defaults."""
 

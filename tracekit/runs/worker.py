@@ -166,8 +166,14 @@ class Worker:
         key = (
             *(job.model, job.dtype, job.components, job.metric, str(job.positions)),
             *(str(job.relative_layers), str(job.layers), selection_pairs.fingerprint),
-            *(str(job.by), str(job.windows), job.source, job.direction, job.continuation_mean),
-            *job.also,
+            *(
+                str(job.split_by),
+                str(job.layer_window),
+                job.source,
+                job.direction,
+                job.continuation_mean,
+            ),
+            *job.extra_metrics,
             # Only these draw.
             str(job.seed) if job.source in ("noise", "resample") else "",
         )
@@ -179,8 +185,8 @@ class Worker:
                 job.metric,  # type: ignore[arg-type]
                 layers=_layers(job, int(model.cfg.n_layers)),
                 positions=job.positions,  # type: ignore[arg-type]
-                by=job.by,  # type: ignore[arg-type]
-                windows=job.windows,
+                split_by=job.split_by,  # type: ignore[arg-type]
+                layer_window=job.layer_window,
                 source=job.source,  # type: ignore[arg-type]
                 direction=job.direction,  # type: ignore[arg-type]
                 source_seed=job.seed,
@@ -188,7 +194,7 @@ class Worker:
                 max_batch_size=self._environment.max_batch_size,
                 progress=self._environment.progress,
                 held_out=held_out_pairs,
-                also=job.also,  # type: ignore[arg-type]
+                extra_metrics=job.extra_metrics,  # type: ignore[arg-type]
             )
             self._tracer = (key, tracer)
         return self._tracer[1]

@@ -22,6 +22,8 @@ from tracekit.components.masks import from_indices
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.engine.setup import Setup
+from tracekit.engine.sources import draws
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -72,12 +74,8 @@ class Traced:
 
     engine: Engine
     """The question: model, data set, components, metric."""
-    source: str
-    """Where the values come from that are put in."""
-    source_seed: int | None
-    """What draws them, if they are drawn."""
-    by: str | None
-    """What is told apart beside layers and indices."""
+    setup: Setup
+    """What is traced and how, with metric and source by their names."""
     also: tuple[Metric, ...]
     """Further metrics."""
     held_out: Engine | None
@@ -123,9 +121,9 @@ class Traced:
         if objective is not None:
             selection = self._with_effects(replace(selection, history=history))
             history, cost = selection.history, cost + Cost(1, 0)
-        config = engine.config
         mask, soft_mask = selection.mask, selection.soft_mask
-        positions = config.positions
+        setup = self.setup
+        positions = setup.positions
         return TraceResult(
             method=search.name,
             method_title=getattr(search, "title", search.name),
@@ -153,12 +151,12 @@ class Traced:
             seconds=spent.seconds,
             stopped=selection.stopped,
             metric=engine.metric.name,
-            source=self.source,
-            source_seed=self.source_seed,
-            by=self.by,
+            source=str(setup.source),
+            source_seed=setup.source_seed if draws(setup.source) else None,
+            by=setup.split_by,
             direction=engine.metric.direction,
             axis_label=engine.metric.axis_label,
-            continuation_mean=config.continuation_mean,
+            continuation_mean=setup.continuation_mean,
             positions=positions if isinstance(positions, str) else tuple(positions),
             model=model_name(engine.model),
             dataset=engine.pairs.name,

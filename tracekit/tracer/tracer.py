@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    get_args,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, overload
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import Unpack
 
 from tracekit._util import progress as _progress
 from tracekit._util.markup import printable
@@ -36,24 +28,15 @@ from tracekit.anatomy import (
 )
 from tracekit.anatomy.side_effects import TARGET
 from tracekit.components import Component, ComponentRegistry, ComponentSet, masks
-from tracekit.components.kinds import Kind, KindName
+from tracekit.components.members import mask_of, members_of
 from tracekit.data.prompts import PromptPairs
-from tracekit.data.spans import position_names
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
-from tracekit.engine.layout import Positions
-from tracekit.engine.sources import (
-    Noise,
-    Source,
-    draws,
-    name_of,
-    resolve_source,
-    with_counterfactuals,
-)
+from tracekit.engine.setup import Components, MetricChoice, Setup, SetupOptions
+from tracekit.engine.sources import name_of
 from tracekit.errors import (
-    ComponentError,
     ConfigError,
     MaskError,
     MissingExtraError,
@@ -61,38 +44,25 @@ from tracekit.errors import (
     PairsError,
     SearchStoppedWarning,
 )
-from tracekit.metrics import (
-    ContinuationMean,
-    Direction,
-    Effects,
-    Metric,
-    MetricFunction,
-    MetricName,
-)
-from tracekit.metrics import resolve as resolve_metric
+from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model, model_name
-from tracekit.results.faithfulness import (
-    MIB_SHARES,
-    Faithfulness,
-    Ranking,
-    measure_faithfulness,
-    prefix_sets,
+from tracekit.results.faithfulness import Faithfulness, Ranking, faithfulness_of
+from tracekit.results.interactions import (
+    MOST_IN_GRID,
+    InteractionGrid,
+    chosen_for_pairs,
+    measure_pairs,
 )
-from tracekit.results.interactions import InteractionGrid, measure_pairs
 from tracekit.results.metric_table import effect_row, metric_table
 from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
-from tracekit.results.triples import MOST_IN_TRIPLES, TripleInteractions, measure_triples
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES, as_judged
 from tracekit.search.keeping import Keep
-from tracekit.search.objectives import (
-    Objective,
-    ObjectiveName,
-)
+from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer import diagnostics
 from tracekit.tracer.estimate import Estimate, estimate, estimate_planned
 from tracekit.tracer.search_run import SearchRun, Spent, Traced
@@ -107,27 +77,9 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     MethodChoice = MethodName
-    MetricChoice = MetricName
 else:
     # At run time a wrong name has an error of its own, with suggestions.
     MethodChoice = MethodName | str
-    MetricChoice = MetricName | str
-
-By = Literal["span", "position"]
-"""What is told apart beside layers and indices."""
-_MAX_PAIRED = 256
-_T = TypeVar("_T")
-
-
-class _Question(NamedTuple):
-    """What is asked of the model in one direction."""
-
-    pairs: PromptPairs
-    metric: Metric
-
-    def reversed(self) -> _Question:
-        """The same in the other direction: from the counterfactual run back to the clean one."""
-        return _Question(self.pairs.reversed(), self.metric.denoising())
 
 
 @dataclass(frozen=True)
@@ -159,28 +111,16 @@ class Tracer:
         self,
         model: HookedModel | str | Path,
         pairs: PromptPairs,
-        components: KindName
-        | str
-        | Kind
-        | Sequence[KindName | str | Kind]
-        | ComponentRegistry = "attention-patterns",
-        metric: MetricChoice | Metric | MetricFunction = "odds-ratio",
+        components: Components | Setup = "attention-patterns",
+        metric: MetricChoice | Metric | MetricFunction | None = None,
         *,
-        layers: Sequence[int] | None = None,
-        indices: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
-        positions: Positions = "prompt",
-        by: By | None = None,
-        windows: int = 1,
-        source: Source = "counterfactual",
-        direction: Direction = "noising",
-        source_seed: int = 0,
-        continuation_mean: ContinuationMean = "geometric",
+        held_out: PromptPairs | None = None,
+        extra_metrics: Sequence[MetricChoice | Metric] = (),
         max_batch_size: int = 64,
         max_memory: int | None = None,
         progress: bool | None = None,
-        held_out: PromptPairs | None = None,
-        also: Sequence[MetricChoice | Metric] = (),
         capabilities: Capabilities | None = None,
+        **options: Unpack[SetupOptions],
     ) -> None:
         """Binds them, and checks that every hook acts.
 
@@ -188,37 +128,23 @@ class Tracer:
             model: A TransformerLens model, or anything `load_model` takes.
             pairs: The data set.
             components: Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a
-                list; a `Kind` of one's own; or a registry (with `by` again, if it has spans).
+                list; a `Kind` of one's own; a registry; or a `Setup`, which says the metric and
+                the options too.
             metric: Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable
-                of the clean and the intervened `ContinuationLogProbs`.
-            layers: Layers to study; all by default.
-            indices: Heads, coordinates or neurons to study in every layer, or by layer.
-            positions: Where to intervene: `prompt`, `last`, `all`, or prompt positions.
-            by: What makes components of their own besides: `span` (named parts of the prompts, see
-                `PromptPairs.from_text`; `last` and `rest` are implied) or `position` (for prompts
-                of one length).
-            windows: Consecutive layers in which a component acts at once, around its own.
-            source: Where the values come from that are put in: `counterfactual` (each pair's own
-                prompt or noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise`
-                on spans, a `Mean` over other pairs, or tensors by hook point (see
-                `tracekit.engine.sources`).
-            direction: `noising` puts counterfactual values into the clean run. `denoising` starts
-                from the counterfactual run and puts clean values back; the effect is then how
-                much of the way back one comes.
-            source_seed: Draws the noise of `noise` and the examples of `resample`.
-            continuation_mean: Probability of a continuation of several tokens: `geometric` or
-                `arithmetic` mean of its token probabilities.
+                of the clean and the intervened `ContinuationLogProbs`. Default: `odds-ratio`.
+            held_out: Examples that no search sees; every result says what its selection does on
+                them (`TraceResult.held_out_effect`). `pairs.split` makes some.
+            extra_metrics: Further metrics; every result says what its selection does by each of
+                them. They guide no search.
             max_batch_size: Examples per pass; bounds memory, changes no result.
             max_memory: Bytes that the activations of the counterfactual run may take on the
                 model's device; see `EngineConfig`. Changes no result.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
                 notebooks and terminals.
-            held_out: Examples that no search sees; every result says what its selection does on
-                them (`TraceResult.held_out_effect`). `pairs.split` makes some.
-            also: Further metrics; every result says what its selection does by each of them
-                (`TraceResult.also`). They guide no search.
             capabilities: Optimisations to use. None: those that the model supports;
                 `Capabilities.none()`: the plain way, with equal results.
+            **options: Fields of `Setup`: `layers`, `indices`, `positions`, `split_by`,
+                `layer_window`, `source`, `source_seed`, `direction`, `continuation_mean`.
 
         Raises:
             HookPointError: A component cannot be intervened on in this model.
@@ -226,76 +152,39 @@ class Tracer:
             SourceError: The source is unknown, or does not suit the data or the components.
             PairsError: The prompts have no spans, or not all the same ones.
             PairsError: Denoising from a source that is no run of the model.
+            ConfigError: A setup along with a metric or options, or options that contradict.
         """
-        if direction not in get_args(Direction):
-            raise ConfigError(f"Unknown direction {direction!r}. Use noising or denoising.")
+        if not isinstance(components, Setup):
+            named = "odds-ratio" if metric is None else metric
+            components = Setup(components=components, metric=named, **options)
+        elif metric is not None or options:
+            raise ConfigError(
+                "A setup was given along with a metric or options, which it has. Leave them out, "
+                "or use dataclasses.replace(setup, ...)."
+            )
         self.model = model if isinstance(model, HookedModel) else load_model(model)
-        registry = components if isinstance(components, ComponentRegistry) else None
-        _check_split(by, positions, registry, pairs, [layers, indices, windows != 1 or None])
-        self._tell_apart = self._splitter(by, registry, [pairs, *([held_out] if held_out else [])])
-        given, pairs = pairs, self._tell_apart(pairs)
-        components = registry or ComponentRegistry.build(
-            self.model.cfg,
-            components,  # type: ignore[arg-type]
-            layers=layers,
-            indices=indices,
-            spans=pairs.span_names if by is not None else (),
-            windows=windows,
-        )
-        # Before anything else runs the model: what an engine learns of it is kept.
-        checks.check_sites(self.model, components)
         config = EngineConfig(
-            positions=positions,
-            continuation_mean=continuation_mean,
             max_batch_size=max_batch_size,
             max_memory=max_memory,
             progress=_is_shown(progress),
             capabilities=capabilities,
         )
-        to_pairs = resolve_source(
-            source,
-            self.model,
-            pairs,
-            components,
-            positions=positions,
-            seed=source_seed,
-            max_batch_size=max_batch_size,
-        )
-        self.source = name_of(source)
-        """Where the values come from that are put in."""
-        self._source_seed = source_seed if draws(source) else None
-        self._by = by
-        self._to_pairs = to_pairs
-        self._is_on_spans = isinstance(source, Noise) and source.spans is not None
-        self._noising = _Question(self._prepared(given), resolve_metric(metric))
-        self._engines: dict[str, Engine] = {}
-        asked = self._noising if direction == "noising" else self._noising.reversed()
-        self.engine = Engine(self.model, asked.pairs, components, asked.metric, config)
-        self.also = self._resolved(also)
+        further = [] if held_out is None else [held_out]
+        self._bound = components.bind(self.model, pairs, config, further=further)
+        self.setup: Setup = self._bound.named
+        """What is traced and how, with metric and source by their names."""
+        self._given = pairs
+        self.engine = self._bound.engine(pairs)
+        self.extra_metrics = self._bound.metrics(extra_metrics)
         """Further metrics that every result is measured by."""
-        for further in self.also:
-            self.engine.check_metric(further)
+        for each in self.extra_metrics:
+            self.engine.check_metric(each)
         checks.check_engine(self.engine)
-        self._held_out = None
-        if held_out is not None:
-            self._held_out = self.engine.with_pairs(self._asked_of(held_out))
+        self._held_out = None if held_out is None else self._bound.engine(held_out)
         self._has_looked = False
+        self._front: ParetoFront | None = None
         self.results: list[TraceResult] = []
         """All results of `run`, in order."""
-
-    def _splitter(
-        self, by: By | None, registry: ComponentRegistry | None, given: Sequence[PromptPairs]
-    ) -> Callable[[PromptPairs], PromptPairs]:
-        """What tells the spans of pairs apart; positions of all the given ones have one name."""
-        if by is None:
-            return lambda pairs: pairs
-        if by == "span":
-            return lambda pairs: pairs.by_span()
-        decode = getattr(getattr(self.model, "tokenizer", None), "decode", None)
-        token_text = None if decode is None else lambda token: str(decode([token]))
-        prompts = [pair.prompt_ids for pairs in given for pair in pairs]
-        names = registry.spans if registry else position_names(prompts, token_text)
-        return lambda pairs: pairs.by_position(names)
 
     @property
     def registry(self) -> ComponentRegistry:
@@ -309,8 +198,13 @@ class Tracer:
 
     @property
     def direction(self) -> Direction:
-        """Whether counterfactual values are put in (`noising`) or clean ones back."""
-        return self.engine.metric.direction
+        """Whether counterfactual values are patched in (`noising`) or clean ones back."""
+        return self.setup.direction
+
+    @property
+    def source(self) -> str:
+        """Where the values come from that are patched in."""
+        return name_of(self.setup.source)
 
     @property
     def full_effect(self) -> float:
@@ -343,7 +237,7 @@ class Tracer:
             ("data", f"{len(self.pairs)} examples of {self.pairs.name}"),
             ("components", self.registry.describe()),
             ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
-            ("positions", str(engine.config.positions)),
+            ("positions", str(self.setup.positions)),
             ("source", f"{self.source}, {self.direction}"),
         ]
         # Only what was measured before: looking at a tracer runs nothing.
@@ -436,6 +330,7 @@ class Tracer:
             results = run.results(observed.step)
             observed.results(results)
         self.results += results
+        self._front = None
         diagnostics.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
             diagnostics.warn(
@@ -488,6 +383,7 @@ class Tracer:
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
+        self._front = front
         return front
 
     def estimate(
@@ -511,13 +407,13 @@ class Tracer:
         ```
 
         Args:
-            method: As in `run`.
-            budget: As in `run`.
-            budgets: As in `run`.
-            target_effect: As in `run`.
-            objective: As in `run`.
-            keep: As in `run`.
-            **options: As in `run`.
+            method: As in `run`, like all arguments.
+            budget: One size.
+            budgets: Several sizes.
+            target_effect: An effect to reach.
+            objective: What is maximised.
+            keep: What is to stay as it is.
+            **options: Fields of the search.
 
         Raises:
             ConfigError: A search of one's own that does not say how many passes it takes.
@@ -636,10 +532,8 @@ class Tracer:
     def _traced(self) -> Traced:
         return Traced(
             engine=self.engine,
-            source=self.source,
-            source_seed=self._source_seed,
-            by=self._by,
-            also=self.also,
+            setup=self.setup,
+            also=self.extra_metrics,
             held_out=self._held_out,
             tracer=weakref.ref(self),
         )
@@ -650,35 +544,8 @@ class Tracer:
             raise ConfigError(
                 f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
             )
-        engine, metric = self.engine, self._resolved([keep.metric])[0]
-        pairs = self.pairs if keep.pairs is None else self._asked_of(keep.pairs)
-        return Engine(engine.model, pairs, engine.registry, metric, engine.config)
-
-    def _prepared(self, pairs: PromptPairs) -> PromptPairs:
-        """Pairs with this tracer's spans and source."""
-        told_apart = self._tell_apart(pairs)
-        if not self._is_on_spans:
-            return self._to_pairs(told_apart)
-        # Noise is on the spans that prompts name, whatever is told apart.
-        return with_counterfactuals(told_apart, self._to_pairs(pairs))
-
-    def _asked_of(self, pairs: PromptPairs) -> PromptPairs:
-        """Other pairs, with this tracer's spans, source and direction."""
-        prepared = self._prepared(pairs)
-        return prepared if self.direction == "noising" else prepared.reversed()
-
-    def _resolved(self, metrics: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
-        """Metrics in this tracer's direction."""
-        if isinstance(metrics, (str, Metric)):
-            raise ConfigError(
-                f"The metrics are {shortened(metrics)}. Give a list, e.g. ['kl', 'accuracy']."
-            )
-        resolved = tuple(map(resolve_metric, metrics))
-        names = [metric.name for metric in resolved]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
-        is_noising = self.direction == "noising"
-        return tuple(m if is_noising else m.denoising() for m in resolved)
+        pairs = self._given if keep.pairs is None else keep.pairs
+        return self._bound.engine(pairs, metric=keep.metric)  # type: ignore[arg-type]
 
     # ---- measuring ------------------------------------------------------------------------
 
@@ -724,22 +591,22 @@ class Tracer:
             UnknownNameError, MissingContinuationError: About one of the metrics.
         """
         checks.check_unchanged(self.engine)
-        entries = self._as_mask(mask)
+        entries = mask_of(mask, self.registry)
         if entries.ndim != 1:
             raise MaskError(
                 f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
                 f"entry for each of the {len(self.registry)} components; call it once per mask."
             )
         if metrics is not None:
-            resolved = self._resolved(metrics)
+            resolved = self._bound.metrics(metrics)
             if not resolved:
                 raise ConfigError("metrics is empty. Name at least one, or leave it out.")
             return metric_table(self.engine, entries, resolved, per_example=per_example)
         effects = self.engine.effects(entries)
         return effects if per_example else effects.mean().item()
 
-    def both(self, members: Any) -> pd.DataFrame:
-        """What a set does in both directions: is it necessary, is it sufficient?
+    def noising_and_denoising(self, members: Any) -> pd.DataFrame:
+        """The effect of a set in both directions: is it necessary, is it sufficient?
 
         Noising: the set takes counterfactual values, everything else stays clean. Denoising: the
         set takes clean values, everything else stays counterfactual.
@@ -758,12 +625,14 @@ class Tracer:
         import pandas as pd
 
         checks.check_unchanged(self.engine)
-        entries = self._as_mask(members)
-        rows = {}
-        for direction in get_args(Direction):
-            engine = self._engine_in(direction)
-            effects, full_effects = engine.effects(entries), engine.full_effects
-            rows[direction] = effect_row(effects, full_effects, engine.pairs.weights)
+        entries = mask_of(members, self.registry)
+        engines = {d: self._engine_in(d) for d in get_args(Direction)}
+        rows = {
+            direction: effect_row(
+                engine.effects(entries), engine.full_effects, engine.pairs.weights
+            )
+            for direction, engine in engines.items()
+        }
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def faithfulness(self, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
@@ -781,59 +650,7 @@ class Tracer:
             MaskError, ComponentError: About the set, or soft masks.
         """
         checks.check_unchanged(self.engine)
-        method = getattr(members, "method", "")
-        if ranking is not None:
-            if ranking not in get_args(Ranking):
-                raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
-            sets = prefix_sets(self._scores_of(members), ranking)
-            return measure_faithfulness(
-                self.engine, sets, shares=MIB_SHARES, how=ranking, method=method
-            )
-        if isinstance(members, ParetoFront) and members.largest == len(self.registry):
-            n = len(self.registry)
-            chosen = [
-                self._members(members.at(int(share * n))) if share * n >= members.sizes[0] else ()
-                for share in MIB_SHARES
-            ]
-            # All components, of which no set of fewer may do better.
-            chosen[-1] = tuple(range(n))
-            return measure_faithfulness(
-                self.engine, chosen, shares=MIB_SHARES, method=members[0].method
-            )
-        if isinstance(members, (ParetoFront, TraceCurve)):
-            sets = [self._members(result) for result in members]
-            return measure_faithfulness(self.engine, sets, method=members[0].method)
-        return measure_faithfulness(self.engine, [self._members(members)], method=method)
-
-    def _members(self, members: Any) -> ComponentSet:
-        """Flat indices of the components of a result, a list or a binary mask."""
-        entries = self._as_mask(members)
-        if entries.ndim != 1 or not ((entries == 0) | (entries == 1)).all():
-            raise MaskError(
-                "Only sets of components can be asked about here. Give a result, a list of "
-                "components, or one mask of zeros and ones."
-            )
-        return tuple(entries.nonzero()[:, 0].tolist())
-
-    def _scores_of(self, members: Any) -> Tensor:
-        if isinstance(members, TraceResult):
-            by_component = members.ranked_by
-            self.registry.check_same(self.registry, members.registry)
-            order = [members.registry.index(component) for component in self.registry]
-            return by_component[order]
-        try:
-            scores = torch.as_tensor(members, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise MaskError(
-                f"A ranking is of scores, and {shortened(members)} was given. Give a result, or "
-                f"one number for each of the {len(self.registry)} components."
-            ) from error
-        if scores.shape != (len(self.registry),) or not torch.isfinite(scores).all():
-            raise MaskError(
-                f"The scores have shape {tuple(scores.shape)} or are not finite. Give one number "
-                f"for each of the {len(self.registry)} components."
-            )
-        return scores
+        return faithfulness_of(self.engine, members, ranking)
 
     def explain(
         self,
@@ -871,7 +688,8 @@ class Tracer:
         """
         check_seed(seed)
         checks.check_unchanged(self.engine)
-        chosen, outside = self._members(members), self._looks_outside(look_outside)
+        chosen = members_of(members, self.registry)
+        outside = self._looks_outside(look_outside)
         planned = planned_explanation(
             self.registry, chosen, max_sets=max_sets, look_outside=outside
         )
@@ -908,7 +726,7 @@ class Tracer:
         checks.check_unchanged(self.engine)
         planned = planned_explanation(
             self.registry,
-            self._members(members),
+            members_of(members, self.registry),
             max_sets=max_sets,
             look_outside=self._looks_outside(look_outside),
         )
@@ -932,7 +750,7 @@ class Tracer:
         Args:
             members: As in `explain`.
         """
-        return SetGame(self.engine, self._members(members))
+        return SetGame(self.engine, members_of(members, self.registry))
 
     def side_effects(
         self,
@@ -978,7 +796,7 @@ class Tracer:
             return measure_side_effects(
                 self.engine,
                 engines,
-                self._members(members),
+                members_of(members, self.registry),
                 draws=draws,
                 seed=seed,
                 model=model_name(self.model),
@@ -1000,10 +818,7 @@ class Tracer:
                     f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
                     f"metric, under a name other than {TARGET!r}."
                 )
-            asked = self.engine.metric if metric is None else self._resolved([metric])[0]
-            engines[name] = Engine(
-                self.model, self._asked_of(pairs), self.registry, asked, self.engine.config
-            )
+            engines[name] = self._bound.engine(pairs, metric=metric)
         return engines
 
     def from_mib(self, path: str | Path) -> Tensor:
@@ -1016,37 +831,14 @@ class Tracer:
         """
         return read_mib(Path(path), self.registry, model_sizes(self.model.cfg))
 
-    def _engine_in(self, direction: str) -> Engine:
-        """This tracer's engine, or one that asks in the other direction; made once."""
-        if direction == self.direction:
-            return self.engine
-        if direction not in self._engines:
-            asked = self._noising if direction == "noising" else self._noising.reversed()
-            engine = self.engine
-            self._engines[direction] = Engine(
-                engine.model, asked.pairs, engine.registry, asked.metric, engine.config
-            )
-        return self._engines[direction]
+    def _engine_in(self, direction: Direction) -> Engine:
+        """The engine of the data set in a direction."""
+        return self.engine if direction == self.direction else self._opposite
 
-    @overload
-    def interactions(
-        self,
-        components: Sequence[Component] | None = ...,
-        *,
-        layers: Sequence[int] | None = ...,
-        given: Any = ...,
-        order: Literal[2] = ...,
-        both_directions: bool = ...,
-    ) -> InteractionGrid: ...
-
-    @overload
-    def interactions(
-        self,
-        components: Sequence[Component],
-        *,
-        given: Any = ...,
-        order: Literal[3],
-    ) -> TripleInteractions: ...
+    @cached_property
+    def _opposite(self) -> Engine:
+        other: Direction = "denoising" if self.direction == "noising" else "noising"
+        return self._bound.engine(self._given, direction=other)
 
     def interactions(
         self,
@@ -1054,9 +846,8 @@ class Tracer:
         *,
         layers: Sequence[int] | None = None,
         given: Any = None,
-        order: Literal[2, 3] = 2,
         both_directions: bool = False,
-    ) -> InteractionGrid | TripleInteractions:
+    ) -> InteractionGrid:
         """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
 
         Every interaction has a 95 % interval over examples and a p value that is corrected for
@@ -1067,8 +858,6 @@ class Tracer:
             layers: Only those in these layers.
             given: What is patched besides, in every set: a result, a list of components or a mask
                 of zeros and ones. Then l is what a set adds to it.
-            order: 3 measures all triples of 3 to 24 named components instead, and gives
-                `TripleInteractions`.
             both_directions: Whether to measure the pairs by noising and by denoising, which tells
                 AND from OR: the column `kind` of the table. `given` takes the values of each
                 direction.
@@ -1076,29 +865,26 @@ class Tracer:
         Raises:
             ComponentError: Fewer than two components, or so many that the grid would be
                 unreadable and its passes countless; or one that is patched besides.
-            ConfigError: Another order, or both directions of triples.
             PairsError: The source is no run of the model that denoising could start from.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         checks.check_unchanged(self.engine)
-        if order not in (2, 3):
-            raise ConfigError(f"order is {shortened(order)}. Use 2 for pairs or 3 for triples.")
-        if order == 3 and (both_directions or components is None):
-            raise ConfigError(
-                "order=3 takes a list of components, and one direction. Name the components, and "
-                "leave both_directions out."
-            )
-        context = self._members_or_none(given)
-        paired = self._paired(components, layers, context, MOST_IN_TRIPLES if order == 3 else None)
-        title = f"{self.pairs.name} data, {model_name(self.model)} model"
-        if order == 3:
-            return measure_triples(self.engine, paired, title=title, given=context)
-        grid = measure_pairs(self.engine, paired, title=title, given=context)
+        context = members_of(given, self.registry, or_none=True)
+        if layers is not None:
+            n_layers = self.model.cfg.n_layers
+            layers = [layer + n_layers if layer < 0 else layer for layer in layers]
+        paired = chosen_for_pairs(
+            self.registry, components, given=context, layers=layers, most=MOST_IN_GRID
+        )
+        grid = measure_pairs(self.engine, paired, title=self._title, given=context)
         if not both_directions:
             return grid
-        other = "denoising" if self.direction == "noising" else "noising"
-        opposite = measure_pairs(self._engine_in(other), paired, title=title, given=context)
+        opposite = measure_pairs(self._opposite, paired, title=self._title, given=context)
         return replace(grid, opposite=opposite)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.pairs.name} data, {model_name(self.model)} model"
 
     def strongest_pairs(
         self,
@@ -1135,13 +921,8 @@ class Tracer:
         """
         checks.check_unchanged(self.engine)
         require_gradient(self.engine.metric, "strongest_pairs")
-        context = self._members_or_none(given)
-        chosen = self._chosen(components, None, context)
-        if len(chosen) < 2:
-            raise ComponentError(
-                f"{len(chosen)} components were chosen for pairs. Choose at least 2."
-            )
-        title = f"{self.pairs.name} data, {model_name(self.model)} model"
+        context = members_of(given, self.registry, or_none=True)
+        chosen = chosen_for_pairs(self.registry, components, given=context)
         return strongest_pairs(
             self.engine,
             chosen,
@@ -1150,54 +931,8 @@ class Tracer:
             n_looked_at=n_looked_at,
             race=race,
             seed=seed,
-            title=title,
+            title=self._title,
         )
-
-    def _paired(
-        self,
-        components: Sequence[Component] | None,
-        layers: Sequence[int] | None,
-        given: ComponentSet,
-        most_in_triples: int | None,
-    ) -> list[int]:
-        """Flat indices of the components all of whose pairs or triples are asked for."""
-        paired = self._chosen(components, layers, given)
-        if most_in_triples is not None and not 3 <= len(paired) <= most_in_triples:
-            raise ComponentError(
-                f"{len(paired)} components were chosen for triples. Choose 3 to {most_in_triples}."
-            )
-        if not 2 <= len(paired) <= _MAX_PAIRED:
-            raise ComponentError(
-                f"{len(paired)} components were chosen for pairs. Choose 2 to {_MAX_PAIRED}, "
-                f"for instance by layers; there are components in layers "
-                f"{', '.join(map(str, self.registry.layers))}. Of more components, "
-                "strongest_pairs finds the pairs that interact most."
-            )
-        return paired
-
-    def _chosen(
-        self,
-        components: Sequence[Component] | None,
-        layers: Sequence[int] | None,
-        given: ComponentSet,
-    ) -> list[int]:
-        """Flat indices of named components, or of all, that are not patched besides."""
-        if components is not None and len(set(components)) < len(components):
-            raise ComponentError(
-                "A component is named twice among those to be paired. Name each one once."
-            )
-        rest = [i for i in range(len(self.registry)) if i not in set(given)]
-        paired = rest if components is None else [self.registry.index(c) for c in components]
-        both = sorted(set(paired) & set(given))
-        if both:
-            raise ComponentError(
-                f"{self.registry.label(both[0])} is among those to be paired and patched in every "
-                "set by given. Leave it out of one of them."
-            )
-        if layers is not None:
-            wanted = {n + self.model.cfg.n_layers if n < 0 else n for n in layers}
-            paired = [i for i in paired if self.registry[i].layer in wanted]
-        return paired
 
     # ---- exploring ------------------------------------------------------------------------
 
@@ -1243,27 +978,24 @@ class Tracer:
         results += [start] if isinstance(start, TraceResult) else []
         exploration = Exploration(
             self.engine,
-            self._members_or_none(start),
-            front=[self._members(result) for result in front or ()],
+            members_of(start, self.registry, or_none=True),
+            front=[members_of(result, self.registry) for result in front or ()],
             # Effects of results from elsewhere may be of other data: they are measured again.
             measured=[
-                Measurement(self._members(result), result.per_example, weights=result.weights)
+                Measurement(
+                    members_of(result, self.registry), result.per_example, weights=result.weights
+                )
                 for result in results
                 if result.tracer is not None and result.tracer() is self
             ],
         )
         return Explorer(
             exploration,
-            to_members=self._members_or_none,
+            to_members=lambda given: members_of(given, self.registry, or_none=True),
             to_result=self._result_by_hand,
             source=self.source,
             front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
         )
-
-    def _members_or_none(self, members: Any) -> ComponentSet:
-        """As `_members`, where nothing or an empty list is the empty set."""
-        is_empty = members is None or (isinstance(members, Sequence) and not len(members))
-        return () if is_empty else self._members(members)
 
     def _result_by_hand(self, members: ComponentSet, effects: Effects) -> TraceResult:
         """A set that no search selected, as a result."""
@@ -1272,25 +1004,12 @@ class Tracer:
         spent = Spent(Cost(1, 0), 0.0)
         return self._traced().result(_ByHand(), selection, Goal(), 0, spent)
 
-    def _as_mask(self, mask: Any) -> Tensor:
-        is_result = isinstance(mask, TraceResult)
-        # By component: another registry may have as many entries that mean something else.
-        members = mask.components if is_result else mask
-        if is_result or (isinstance(mask, Sequence) and mask and isinstance(mask[0], Component)):
-            if is_result:
-                self.registry.check_same(members, mask.registry)
-            entries = torch.zeros(len(self.registry))
-            entries[[self.registry.index(component) for component in members]] = 1
-            return entries
-        entries = masks.as_tensor(mask, len(self.registry))
-        return entries.flatten() if tuple(entries.shape) == self.registry.grid_shape else entries
-
     # ---- drawing --------------------------------------------------------------------------
 
     def heatmap(
         self, result: TraceResult | None = None, *, color: figures.Color = "selected"
     ) -> go.Figure:
-        """Per-layer selection heatmap of a result, by default the last.
+        """Per-layer selection heatmap of a result, by default the last or a front's largest.
 
         Args:
             result: The result.
@@ -1302,10 +1021,12 @@ class Tracer:
         """
         from tracekit import figures
 
-        return figures.heatmap(result or self._require_results()[-1], color=color)
+        return figures.heatmap(result or self._latest()[-1], color=color)
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
-        """Effect against number of components, a line per method, by default of all runs.
+        """Effect against number of components, a line per method.
+
+        By default of all runs, or of the front if that came last.
 
         Raises:
             NoResultError: Nothing was run yet.
@@ -1313,43 +1034,15 @@ class Tracer:
         from tracekit import figures
 
         drawn = [results] if isinstance(results, TraceResult) else results
-        return figures.curve(drawn or self._require_results())
+        return figures.curve(drawn or self._latest())
 
-    def _require_results(self) -> list[TraceResult]:
-        if not self.results:
+    def _latest(self) -> list[TraceResult]:
+        results = self.results if self._front is None else list(self._front)
+        if not results:
             raise NoResultError("There is no result to draw yet. Call run() first.")
-        return self.results
+        return results
 
 
 def _is_shown(progress: bool | None) -> bool:
     # Of several processes that share a trace, one is watched.
     return (_progress.is_wanted() if progress is None else progress) and Ranks.joined().is_first
-
-
-def _check_split(
-    by: By | None,
-    positions: Positions,
-    registry: ComponentRegistry | None,
-    pairs: PromptPairs,
-    selection: Sequence[Any],
-) -> None:
-    """Refuses components, spans and positions that contradict each other."""
-    if by is not None and by not in get_args(By):
-        raise ConfigError(f"Unknown by={by!r}. Use 'span' or 'position'.")
-    if registry is not None and any(given is not None for given in selection):
-        raise ComponentError(
-            "layers, indices or windows were given along with a registry, which has its own. "
-            "Leave them out, or give kinds instead of a registry."
-        )
-    if registry is not None and by is not None and not registry.spans:
-        raise ComponentError(f"by={by!r} was given along with a registry without spans. Leave it.")
-    tells_apart = by is not None or (registry is not None and registry.spans)
-    if tells_apart and by is None and not pairs.told_apart:
-        raise PairsError(
-            "The registry tells spans of the prompts apart, and the pairs do not. Say "
-            "by='span' or by='position', as where the registry was made."
-        )
-    if tells_apart and positions != "prompt":
-        raise ConfigError(
-            f"Both spans and positions={positions!r} say where to intervene. Leave one out."
-        )

@@ -1,0 +1,441 @@
+"""The setup of a trace: everything that decides an effect beside the model and the data.
+
+A `Setup` is one frozen value. Tracers, jobs, sweeps, options of the command line and results hold
+one, and `repr` of it is the code that makes it again. `Setup.bind` puts it on a model; the
+`BoundSetup` then makes the engine of any pairs, by any metric and in either direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+
+from tracekit._util.markup import printable
+from tracekit._util.options import check_seed, shortened
+from tracekit.components import ComponentRegistry
+from tracekit.components.kinds import KINDS, Kind, KindName
+from tracekit.data.prompts import PromptPairs
+from tracekit.data.spans import position_names
+from tracekit.engine import checks
+from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.layout import Positions
+from tracekit.engine.sources import (
+    Mean,
+    Noise,
+    Source,
+    draws,
+    name_of,
+    resolve_source,
+    source_of_name,
+    with_counterfactuals,
+)
+from tracekit.errors import ComponentError, ConfigError, PairsError, SourceError
+from tracekit.metrics import (
+    METRICS,
+    ContinuationMean,
+    Direction,
+    Metric,
+    MetricFunction,
+    MetricName,
+)
+from tracekit.metrics import resolve as resolve_metric
+from tracekit.models import HookedModel
+
+if TYPE_CHECKING:
+    MetricChoice = MetricName
+else:
+    # At run time a wrong name has an error of its own, with suggestions.
+    MetricChoice = MetricName | str
+
+SplitBy = Literal["span", "position"]
+"""What makes components of their own beside layers and indices."""
+Components = KindName | str | Kind | Sequence[KindName | str | Kind] | ComponentRegistry
+"""Kinds of component, or a registry."""
+Indices = Sequence[int] | Mapping[int, Sequence[int]]
+"""Numbers of heads, coordinates or neurons in every layer, or by layer."""
+
+
+class SetupOptions(TypedDict, total=False):
+    """The fields of a `Setup` beside components and metric, as keyword arguments."""
+
+    layers: Sequence[int] | None
+    indices: Indices | None
+    split_by: SplitBy | None
+    layer_window: int
+    positions: Positions
+    source: Source | str
+    source_seed: int
+    direction: Direction
+    continuation_mean: ContinuationMean
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Setup:
+    """Which components take which values, and how their effect is measured.
+
+    ```python
+    setup = tk.Setup(components="head-outputs", metric="logit-difference", positions="last")
+    tracer = tk.Tracer(model, pairs, setup)
+    ```
+    """
+
+    components: Components = "attention-patterns"
+    """Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a list; a `Kind` of
+    one's own; or a registry (with `split_by` again, if it has spans)."""
+    metric: MetricChoice | Metric | MetricFunction = "odds-ratio"
+    """Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable of the clean and
+    the intervened `ContinuationLogProbs`."""
+    layers: Sequence[int] | None = None
+    """Layers to study, from the end if negative; None: all."""
+    indices: Indices | None = None
+    """Heads, coordinates or neurons to study in every layer, or by layer; None: all."""
+    split_by: SplitBy | None = None
+    """What makes components of their own besides: `span` (named parts of the prompts, see
+    `PromptPairs.from_text`; `last` and `rest` are implied) or `position` (for prompts of one
+    length)."""
+    layer_window: int = 1
+    """Consecutive layers in which a component acts at once, around its own."""
+    positions: Positions = "prompt"
+    """Where to intervene: `prompt`, `last`, `all`, or prompt positions."""
+    source: Source | str = "counterfactual"
+    """Where the values come from that are patched in: `counterfactual` (each pair's own prompt or
+    noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise` on spans, a `Mean`
+    over other pairs, or tensors by hook point (see `tracekit.engine.sources`)."""
+    source_seed: int = 0
+    """Draws the noise of `noise` and the examples of `resample`; 0 where nothing is drawn."""
+    direction: Direction = "noising"
+    """`noising` patches counterfactual values into the clean run. `denoising` starts from the
+    counterfactual run and patches clean values back; the effect is then how much of the way back
+    one comes."""
+    continuation_mean: ContinuationMean = "geometric"
+    """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
+    token probabilities."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs neither model nor data.
+
+        Raises:
+            ConfigError: An unknown direction or split, or both spans and positions.
+            ComponentError: Options that contradict a registry.
+        """
+        if self.direction not in get_args(Direction):
+            raise ConfigError(f"Unknown direction {self.direction!r}. Use noising or denoising.")
+        if self.split_by is not None and self.split_by not in get_args(SplitBy):
+            raise ConfigError(f"Unknown split_by={self.split_by!r}. Use 'span' or 'position'.")
+        check_seed(self.source_seed)
+        if not draws(self.source):
+            # So that setups that give the same numbers are equal.
+            object.__setattr__(self, "source_seed", 0)
+        for name in ("layers", "indices", "positions"):
+            if isinstance(getattr(self, name), (list, range)):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_registry()
+        if self._splits and self.positions != "prompt":
+            raise ConfigError(
+                f"Both spans and positions={self.positions!r} say where to intervene. Leave one "
+                "out."
+            )
+
+    def _check_registry(self) -> None:
+        if not isinstance(self.components, ComponentRegistry):
+            return
+        if self.layers is not None or self.indices is not None or self.layer_window != 1:
+            raise ComponentError(
+                "layers, indices or layer_window were given along with a registry, which has its "
+                "own. Leave them out, or give kinds instead of a registry."
+            )
+        if self.split_by is not None and not self.components.spans:
+            raise ComponentError(
+                f"split_by={self.split_by!r} was given along with a registry without spans. Leave "
+                "it."
+            )
+
+    @property
+    def _splits(self) -> bool:
+        """Whether components are told apart by where they act in the prompt."""
+        given = self.components
+        return self.split_by is not None or (
+            isinstance(given, ComponentRegistry) and bool(given.spans)
+        )
+
+    # ---- as names, JSON and code ----------------------------------------------------------
+
+    def named(self, registry: ComponentRegistry) -> Setup:
+        """The setup as a file can hold it: metric and source by their names.
+
+        Components are named by their kinds where these are of tracekit, and are else the registry.
+
+        Args:
+            registry: The components on a model.
+        """
+        kinds, layers = _names_of(self.components), self.layers
+        setup = self
+        if kinds is None:
+            setup = self.with_registry(registry)
+            kinds, layers = _selection_of(registry) or (registry, None)
+        metric, source = resolve_metric(self.metric).name, name_of(self.source)
+        return replace(setup, components=kinds, layers=layers, metric=metric, source=source)
+
+    def with_registry(self, registry: ComponentRegistry) -> Setup:
+        """The same setup with exactly these components."""
+        return replace(self, components=registry, layers=None, indices=None, layer_window=1)
+
+    def spec(self) -> dict[str, Any]:
+        """A named setup in values of JSON, from which `from_spec` makes it again."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Setup:
+        """The setup of a `spec`.
+
+        Raises:
+            TypeError, KeyError, ValueError: It is of another form.
+        """
+        values = dict(spec)
+        if isinstance(values.get("components"), list):
+            values["components"] = ComponentRegistry.from_spec(values["components"])
+        if isinstance(values.get("indices"), dict):
+            values["indices"] = {int(n): tuple(v) for n, v in values["indices"].items()}
+        return cls(**values)
+
+    def code(self) -> dict[str, str]:
+        """Python for each field that is not at its default, by name; components and metric always.
+
+        `...` stands where a value has no code, as for tensors of one's own; the name of a function
+        for a metric of one's own.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        usual = {each.name: each.default for each in fields(self)}
+        return {
+            name: _CODES.get(name, repr)(value)
+            for name, value in values.items()
+            if name in ("components", "metric") or not _equal(value, usual[name])
+        }
+
+    def __repr__(self) -> str:
+        """Code that makes the setup, after `import tracekit as tk`."""
+        options = ", ".join(f"{name}={code}" for name, code in self.code().items())
+        return printable(f"tk.Setup({options})")
+
+    # ---- on a model -----------------------------------------------------------------------
+
+    def bind(
+        self,
+        model: HookedModel,
+        pairs: PromptPairs,
+        config: EngineConfig,
+        *,
+        further: Sequence[PromptPairs] = (),
+    ) -> BoundSetup:
+        """The setup on a model, whose hooks are checked.
+
+        Args:
+            model: The model.
+            pairs: The data set; means are taken over it, and its prompts name the spans.
+            config: What changes no result.
+            further: Other pairs that the prompts' positions must suit.
+
+        Raises:
+            HookPointError: A component cannot be intervened on in this model.
+            SourceError: The source is unknown, or does not suit the data or the components.
+            PairsError: The prompts have no spans, or not all the same ones.
+        """
+        registry = self.components if isinstance(self.components, ComponentRegistry) else None
+        if self._splits and self.split_by is None and not pairs.told_apart:
+            raise PairsError(
+                "The registry tells spans of the prompts apart, and the pairs do not. Say "
+                "split_by='span' or split_by='position', as where the registry was made."
+            )
+        split = self._splitter(model, registry, [pairs, *further])
+        split_pairs = split(pairs)
+        registry = registry or ComponentRegistry.build(
+            model.cfg,
+            self.components,  # type: ignore[arg-type]
+            layers=self.layers,
+            indices=self.indices,
+            spans=split_pairs.span_names if self.split_by is not None else (),
+            layer_window=self.layer_window,
+        )
+        # Before anything else runs the model: what an engine learns of it is kept.
+        checks.check_sites(model, registry)
+        with_source = resolve_source(
+            self.source,
+            model,
+            split_pairs,
+            registry,
+            positions=self.positions,
+            seed=self.source_seed,
+            max_batch_size=config.max_batch_size,
+        )
+        return BoundSetup(
+            setup=self,
+            model=model,
+            registry=registry,
+            config=replace(
+                config, positions=self.positions, continuation_mean=self.continuation_mean
+            ),
+            metric=resolve_metric(self.metric),
+            _split=split,
+            _with_source=with_source,
+        )
+
+    def _splitter(
+        self,
+        model: HookedModel,
+        registry: ComponentRegistry | None,
+        given: Sequence[PromptPairs],
+    ) -> Callable[[PromptPairs], PromptPairs]:
+        """Splits prompts into spans; positions of all the given pairs have the same names."""
+        if self.split_by is None:
+            return lambda pairs: pairs
+        if self.split_by == "span":
+            return lambda pairs: pairs.by_span()
+        decode = getattr(getattr(model, "tokenizer", None), "decode", None)
+        token_text = None if decode is None else lambda token: str(decode([token]))
+        prompts = [pair.prompt_ids for pairs in given for pair in pairs]
+        names = registry.spans if registry else position_names(prompts, token_text)
+        return lambda pairs: pairs.by_position(names)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BoundSetup:
+    """A setup on a model: makes the engine of any pairs."""
+
+    setup: Setup
+    model: HookedModel
+    registry: ComponentRegistry
+    """The components on this model."""
+    config: EngineConfig
+    metric: Metric
+    """By which effects are measured; in the direction of noising."""
+    _split: Callable[[PromptPairs], PromptPairs] = field(repr=False)
+    _with_source: Callable[[PromptPairs], PromptPairs] = field(repr=False)
+
+    @property
+    def named(self) -> Setup:
+        """The setup as results hold it."""
+        return self.setup.named(self.registry)
+
+    def engine(
+        self,
+        pairs: PromptPairs,
+        *,
+        metric: MetricChoice | Metric | MetricFunction | None = None,
+        direction: Direction | None = None,
+    ) -> Engine:
+        """The engine of pairs, as a user gives them.
+
+        Args:
+            pairs: The pairs; they get the spans and the source of the setup.
+            metric: By which effects are measured; None: that of the setup.
+            direction: `noising` or `denoising`; None: that of the setup.
+
+        Raises:
+            PairsError: Denoising from a source that is no run of the model.
+            SourceError, MissingContinuationError: The pairs do not suit the source or the metric.
+        """
+        split = self._split(pairs)
+        is_on_spans = isinstance(self.setup.source, Noise) and self.setup.source.spans is not None
+        # Noise is on the spans that prompts name, whatever is told apart.
+        prepared = (
+            with_counterfactuals(split, self._with_source(pairs))
+            if is_on_spans
+            else self._with_source(split)
+        )
+        resolved = self.metric if metric is None else resolve_metric(metric)
+        if (direction or self.setup.direction) == "denoising":
+            prepared, resolved = prepared.reversed(), resolved.denoising()
+        return Engine(self.model, prepared, self.registry, resolved, self.config)
+
+    def metrics(
+        self, given: Sequence[MetricChoice | Metric | MetricFunction]
+    ) -> tuple[Metric, ...]:
+        """Further metrics, in the direction of the setup.
+
+        Raises:
+            ConfigError: No list, or one that names a metric twice.
+        """
+        if isinstance(given, (str, Metric)):
+            raise ConfigError(
+                f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."
+            )
+        resolved = tuple(map(resolve_metric, given))
+        names = [metric.name for metric in resolved]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
+        is_noising = self.setup.direction == "noising"
+        return tuple(m if is_noising else m.denoising() for m in resolved)
+
+
+def _names_of(components: Components) -> str | None:
+    """Kinds of tracekit as one text; None for a registry or a kind of one's own."""
+    if isinstance(components, (ComponentRegistry, Kind)):
+        return None
+    given = components.split("+") if isinstance(components, str) else components
+    names = [each.strip() if isinstance(each, str) else "" for each in given]
+    return "+".join(names) if all(name in KINDS for name in names) else None
+
+
+def _selection_of(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | None:
+    """Kinds and layers that make a registry again; None if it takes more."""
+    is_whole = all(site.complete and not site.acts_in for site in registry.sites)
+    by_kind = [
+        tuple(site.layer for site in registry.sites if site.kind.name == kind)
+        for kind in registry.kinds
+    ]
+    is_named = all(kind in KINDS for kind in registry.kinds)
+    if is_whole and is_named and not registry.spans and len(set(by_kind)) == 1:
+        return "+".join(registry.kinds), by_kind[0]
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it."""
+    if isinstance(value, ComponentRegistry):
+        return value.spec()
+    if isinstance(value, Mapping):
+        return {str(name): list(entry) for name, entry in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _equal(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and value == default
+
+
+def _components_code(components: Any) -> str:
+    if isinstance(components, ComponentRegistry):
+        return f"tk.components.ComponentRegistry.from_spec({components.spec()!r})"
+    if isinstance(components, Kind):
+        return f"tk.{components!r}"
+    if isinstance(components, str):
+        return repr(components)
+    return f"[{', '.join(map(_components_code, components))}]"
+
+
+def _metric_code(metric: Any) -> str:
+    name = resolve_metric(metric).name if not isinstance(metric, str) else metric
+    if name in METRICS:
+        return repr(name)
+    return name if name.isidentifier() else "..."
+
+
+def _source_code(source: Any) -> str:
+    if isinstance(source, Mean):
+        return f"tk.Mean(pairs=...{', positional=True' if source.positional else ''})"
+    if isinstance(source, str):
+        try:
+            source = source_of_name(source)
+        except SourceError:
+            return "..."
+    if isinstance(source, Noise):
+        return f"tk.{source!r}"
+    return repr(source) if isinstance(source, str) else "..."
+
+
+_CODES: Mapping[str, Callable[[Any], str]] = {
+    "components": _components_code,
+    "metric": _metric_code,
+    "source": _source_code,
+}
+"""How the code of a field is made, where `repr` does not make it."""
