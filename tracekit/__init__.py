@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from tracekit.results import StrongestPairs as StrongestPairs
     from tracekit.results import TraceCurve as TraceCurve
     from tracekit.results import TraceResult as TraceResult
-    from tracekit.results import TripleInteractions as TripleInteractions
     from tracekit.results import compare as compare
     from tracekit.runs import Run as Run
     from tracekit.runs import Runs as Runs
@@ -119,7 +118,6 @@ _NAMES = {
         "StrongestPairs",
         "TraceCurve",
         "TraceResult",
-        "TripleInteractions",
         "compare",
     ),
     "runs": ("Run", "Runs", "load_runs", "sweep"),

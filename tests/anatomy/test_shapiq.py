@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 import shapiq
 
@@ -42,16 +40,13 @@ def test_averaged_interactions_of_pairs(exact, why):
         assert row["averaged"] == pytest.approx(theirs[pair], abs=1e-6)
 
 
-def test_interactions_of_pairs_and_triples_with_nothing_else(exact, why, tracer):
+def test_interactions_of_pairs_with_nothing_else(exact, why):
     """The Moebius transform."""
-    theirs = exact("Moebius", order=3).dict_values
+    theirs = exact("Moebius", order=2).dict_values
     ranks = rank_of(why)
     for row in why.interactions.to_dict("records"):
         pair = ranks[row["first"]], ranks[row["second"]]
         assert row["alone"] == pytest.approx(theirs[pair], abs=1e-6)
-    triples = tracer.interactions(why.components, order=3)
-    for rank, triple in enumerate(combinations(range(5), 3)):
-        assert triples.interactions[rank].item() == pytest.approx(theirs[triple], abs=1e-6)
 
 
 def test_an_approximation_takes_the_game(tracer, why):

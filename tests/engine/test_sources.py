@@ -683,7 +683,7 @@ class TestRefusals:
         assert "more" not in str(refused.value)
         rows = [{"prompt_ids": list(range(1, 2 + n)), "x_ids": [3]} for n in range(1, 6)]
         with pytest.raises(SourceError, match=r"example 2 \(.*\); and 2 more\. Leave"):
-            tk.Tracer(model, tk.PromptPairs.from_ids(rows), source="resample", metric="probability-drop")
+            tk.Tracer(model, tk.PromptPairs.from_ids(rows), source="resample", metric="kl")
 
     @pytest.mark.parametrize(
         ("change", "text"),

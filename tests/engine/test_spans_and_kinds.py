@@ -540,7 +540,7 @@ def test_combinations_that_are_refused(model, unchecked):
     with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
         tk.Tracer(model, pairs, "residual", split_by="span", positions="last")
     for windows in (0, 4, 1.5):
-        with pytest.raises(ComponentError, match=f"layer_window is {windows}. Give a number of layers"):
+        with pytest.raises(ComponentError, match=f"layer_window is {windows}. Give a"):
             tk.Tracer(model, pairs, "residual", layer_window=windows)
     registry = tk.Tracer(model, pairs, "residual", split_by="span").registry
     with pytest.raises(PairsError, match="has no spans. Give every example spans"):

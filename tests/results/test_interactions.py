@@ -1,4 +1,4 @@
-"""Pairs and triples of components, against sets that are measured one by one the plain way."""
+"""Pairs of components, against sets that are measured one by one the plain way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.anatomy.test_explanation import Planted
-from tracekit.errors import ComponentError, ConfigError, PairsError, ResultFormatError
+from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.results import effect_interval, interactions
 from tracekit.results.interactions import kinds_of_pairs, measure_pairs
 from tracekit.results.intervals import row_intervals
@@ -21,7 +21,6 @@ from tracekit.results.significance import (
     without_rounding,
 )
 from tracekit.results.storage import read_document, write_document
-from tracekit.results.triples import TripleInteractions
 
 PAIRED = (1, 4, 6, 11)
 GIVEN = (0, 7)
@@ -202,50 +201,6 @@ def test_and_or_by_hand():
             assert values == pytest.approx(expected, abs=1e-6)
 
 
-# ---- triples ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("given", [(), GIVEN])
-def test_every_triple_is_measured(tracer, plain, given):
-    table = tracer.interactions(
-        components(tracer, PAIRED), order=3, given=components(tracer, given) if given else None
-    )
-    triples = list(combinations(PAIRED, 3))
-    measured, scale = torch.zeros(2, 4, 12, dtype=torch.float64)
-    for rank, triple in enumerate(triples):
-        for size in range(4):
-            for part in combinations(triple, size):
-                measured[rank] += (-1) ** (3 - size) * plain(*part, *given)
-                scale[rank] += (plain(*part, *given) - plain(*given)).abs()
-    p_values = max_t_p_values(without_rounding(measured, scale)).tolist()
-    frame = table.to_frame().set_index(["first", "second", "third"])
-    for triple, values, p_value in zip(triples, measured, p_values, strict=True):
-        row = frame.loc[tuple(tracer.registry.label(i) for i in triple)]
-        assert row["interaction"] == pytest.approx(values.mean().item(), abs=1e-6)
-        joint = plain(*triple, *given) - plain(*given)
-        assert row["effect"] == pytest.approx(joint.mean().item(), abs=1e-6)
-        expected = effect_interval(values.float())
-        assert (row["low"], row["high"]) == pytest.approx(expected, rel=2e-3, abs=1e-6)
-        assert row["p"] == pytest.approx(p_value, abs=2e-3)
-    assert list(table.to_frame()["interaction"].abs()) == sorted(
-        table.to_frame()["interaction"].abs(), reverse=True
-    )
-    assert repr(table).startswith("TripleInteractions(pairs data, GPT2LMHeadModel model: 4 triples")
-
-
-def test_triples_are_read_back(tracer, tmp_path):
-    table = tracer.interactions(components(tracer, PAIRED), order=3)
-    again = TripleInteractions.load(table.save(tmp_path / "deep" / "triples.json"))
-    assert again.to_frame().equals(table.to_frame())
-    assert repr(again) == repr(table)
-    assert len(table.save(tmp_path / "triples.csv").read_text().splitlines()) == 5
-    document = read_document(tmp_path / "deep", "triples.json")
-    document["p"].pop()
-    write_document(tmp_path / "deep" / "triples.json", document)
-    with pytest.raises(ResultFormatError, match="is damaged, was changed"):
-        TripleInteractions.load(tmp_path / "deep" / "triples.json")
-
-
 # ---- files and refusals -----------------------------------------------------------------------
 
 
@@ -290,17 +245,11 @@ def test_damaged_statistics_are_refused(tracer, tmp_path, change):
 def test_bad_input(tracer, monkeypatch, unchecked):
     members = components(tracer, PAIRED)
     for options, error, text in (
-        ({"order": 4}, ConfigError, "order is 4. Use 2 for pairs or 3 for triples."),
-        ({"order": 3, "both_directions": True}, ConfigError, "order=3 takes a list of components"),
         ({"given": members[:1]}, ComponentError, "L0H1 is among those to be paired and patched"),
     ):
         with pytest.raises(error) as caught:
             tracer.interactions(members, **options)
         assert text in str(caught.value)
-    with pytest.raises(ConfigError, match="order=3 takes a list of components"):
-        tracer.interactions(order=3)
-    with pytest.raises(ComponentError, match="2 components were chosen for triples. Choose 3 to "):
-        tracer.interactions(members[:2], order=3)
     monkeypatch.setattr(interactions, "_MOST_EFFECTS", 100)
     with pytest.raises(ComponentError, match="10 sets on 12 examples have 120 effects, which are"):
         tracer.interactions(members)

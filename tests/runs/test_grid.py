@@ -78,7 +78,7 @@ def test_runs_of_earlier_stores_keep_their_names():
         *("accuracy_on", "seed"),
     }
     changed = Grid(**PLAIN, direction="denoising", extra_metrics=["kl"], layers=[1]).jobs()[0]
-    assert set(changed.spec()) - set(job.spec()) == {"direction", "also", "layers"}
+    assert set(changed.spec()) - set(job.spec()) == {"direction", "extra_metrics", "layers"}
     assert Job.from_spec(changed.spec()) == changed
 
 
@@ -121,7 +121,7 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         ({"data_options": {"sed": 1}}, UnknownNameError, "Unknown option 'sed'"),
         ({"components": ["head-output"]}, UnknownNameError, "Did you mean 'head-outputs'?"),
         ({"metrics": ["odds"]}, UnknownNameError, "Unknown metric 'odds'"),
-        ({"also": ["lk"]}, UnknownNameError, "Unknown metric 'lk'"),
+        ({"extra_metrics": ["lk"]}, UnknownNameError, "Unknown metric 'lk'"),
         ({"budgets": [0]}, BudgetError, "A budget of 0 is no number of components. Give a count"),
         ({"budgets": [1.5]}, BudgetError, "A budget of 1.5 is no number"),
         ({"budgets": ["2"]}, BudgetError, "A budget of '2' is no number"),

@@ -101,7 +101,7 @@ def test_every_option_reaches_the_tracer(grid, lab):
         "source": "noise",
         "direction": "noising",
         "continuation_mean": "arithmetic",
-        "also": ["kl"],
+        "extra_metrics": ["kl"],
         "objective": "median",
         "held_out": 0.5,
         "seeds": [3],

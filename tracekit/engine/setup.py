@@ -128,8 +128,9 @@ class Setup:
             # So that setups that give the same numbers are equal.
             object.__setattr__(self, "source_seed", 0)
         for name in ("layers", "indices", "positions"):
-            if isinstance(getattr(self, name), (list, range)):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        if isinstance(self.indices, Mapping):
+            object.__setattr__(self, "indices", {n: _frozen(v) for n, v in self.indices.items()})
         self._check_registry()
         if self._splits and self.positions != "prompt":
             raise ConfigError(
@@ -366,6 +367,10 @@ class BoundSetup:
             raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
         is_noising = self.setup.direction == "noising"
         return tuple(m if is_noising else m.denoising() for m in resolved)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, range)) else value
 
 
 def _names_of(components: Components) -> str | None:

@@ -8,7 +8,6 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs
-from tracekit.results.triples import TripleInteractions
 
 __all__ = [
     "Comparison",
@@ -19,7 +18,6 @@ __all__ = [
     "StrongestPairs",
     "TraceCurve",
     "TraceResult",
-    "TripleInteractions",
     "compare",
     "effect_interval",
 ]
