@@ -53,7 +53,7 @@ from tracekit.errors import (
 Effects = Float[Tensor, " example"]
 ContinuationMean = Literal["geometric", "arithmetic"]
 Reading = Literal["argmax", "distribution", "token-sets", "rank"]
-"""What a metric may read of a run beside log P(x) and log P(y)."""
+"""Readings of a run that a metric may ask for, beside log P(x) and log P(y)."""
 Direction = Literal["noising", "denoising"]
 """`noising`: counterfactual values into the clean run; `denoising`: clean values into the
 counterfactual run."""
@@ -135,7 +135,7 @@ _READING_OF = {
 
 
 def _versions(log_probs: ContinuationLogProbs) -> list[int]:
-    """How often each tensor was changed in place."""
+    """Number of in-place changes of each tensor."""
     tensors = [value for value in vars(log_probs).values() if value is not None]
     return [0 if value.is_inference() else value._version for value in tensors]
 
@@ -179,7 +179,7 @@ class Metric:
     differentiable: bool = True
     """Whether gradients reach the intervened log-probabilities."""
     reads: tuple[Reading, ...] = ()
-    """What it reads beside x and y: `argmax` (`x_is_argmax`, `y_is_argmax`), `distribution`,
+    """Readings beside x and y: `argmax` (`x_is_argmax`, `y_is_argmax`), `distribution`,
     `token-sets` (`x_set`, `y_set`), `rank` (`x_rank`, `first_choice`)."""
     is_flat_at_clean: bool = False
     """Whether its gradient vanishes at the empty mask, as that of a distance does."""
@@ -189,9 +189,9 @@ class Metric:
     axis_label: str = "effect"
     """Axis title in figures, with the unit."""
     linearization: Linearization | None = None
-    """How to look ahead from a gradient; None: the effect itself is taken to be linear."""
+    """Curve for predictions from a gradient; None: the effect itself is taken to be linear."""
     direction: Direction = "noising"
-    """Whether effects are of counterfactual values put in, or of clean values put back."""
+    """Whether counterfactual values are patched into the clean run, or clean ones put back."""
 
     def __post_init__(self) -> None:
         unknown = [reading for reading in self.reads if reading not in get_args(Reading)]
@@ -391,26 +391,26 @@ def _log_odds_against_x(log_probs: ContinuationLogProbs) -> Tensor:
     return torch.log(-torch.expm1(log_probs.x.clamp(max=_CERTAIN))) - log_probs.x
 
 
-def _like(clean: Tensor, values: Tensor) -> Tensor:
-    """One value per example, shaped to broadcast against several."""
+def _per_example(clean: Tensor, values: Tensor) -> Tensor:
+    """One value per example, shaped to broadcast against several of each."""
     return clean.reshape(-1, *[1] * (values.ndim - 1))
 
 
 _CERTAIN = -1e-7
 _ODDS = Linearization(
     _log_odds,
-    lambda clean, u: torch.expm1(u - _like(_log_odds(clean), u)),
-    lambda base, u: torch.expm1(_like(_log_odds(base), u) - u),
+    lambda clean, u: torch.expm1(u - _per_example(_log_odds(clean), u)),
+    lambda base, u: torch.expm1(_per_example(_log_odds(base), u) - u),
 )
 _DROP = Linearization(
     _log_odds_against_x,
-    lambda clean, u: _like(clean.x.exp(), u) - torch.sigmoid(-u),
-    lambda base, u: torch.sigmoid(-u) - _like(base.x.exp(), u),
+    lambda clean, u: _per_example(clean.x.exp(), u) - torch.sigmoid(-u),
+    lambda base, u: torch.sigmoid(-u) - _per_example(base.x.exp(), u),
 )
 _RATIO = Linearization(
     _log_odds_against_x,
-    lambda clean, u: torch.expm1(_like(clean.x, u) + functional.softplus(u)),
-    lambda base, u: torch.expm1(-functional.softplus(u) - _like(base.x, u)),
+    lambda clean, u: torch.expm1(_per_example(clean.x, u) + functional.softplus(u)),
+    lambda base, u: torch.expm1(-functional.softplus(u) - _per_example(base.x, u)),
 )
 
 MetricName = Literal[
@@ -550,7 +550,7 @@ def continuation_log_prob(
     valid: Bool[Tensor, "*batch token"],
     mean: ContinuationMean,
 ) -> Float[Tensor, "*batch"]:
-    """Log-probability of continuations from the log-probabilities of their tokens.
+    """Log-probability (nats) of continuations from the log-probabilities of their tokens.
 
     Args:
         token_log_probs: In nats; entries that are not valid may hold anything finite.
@@ -573,12 +573,7 @@ def continuation_log_prob(
 
 
 def check_finite(effects: Effects, metric: Metric, describe: Callable[[int], str]) -> None:
-    """Refuses NaN and infinity.
-
-    Args:
-        effects: One per example.
-        metric: For its name.
-        describe: Example number -> its prompt.
+    """Refuses NaN and infinity; `describe` gives the prompt of an example for the message.
 
     Raises:
         NonFiniteMetricError: Names the first offending examples.

@@ -418,7 +418,7 @@ def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):
     kind = tk.Kind(**{**COORDINATES, "name": "once"})
     result = tk.Tracer(model, tiny.pairs(), kind).run("random", budget=2, draws=3)
     folder = result.save(tmp_path / "run")
-    monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
+    monkeypatch.setattr(tk.components.kinds, "_USER_KINDS", {})
     with pytest.raises(UnknownNameError):
         tk.Tracer(model, tiny.pairs(), "once")
     assert tk.TraceResult.load(folder).labels == result.labels
@@ -656,7 +656,7 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
         result = tracer.run(method, budget=3, **options)
         assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
     folder = result.save(tmp_path / "run")
-    monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
+    monkeypatch.setattr(tk.components.kinds, "_USER_KINDS", {})
     loaded = tk.TraceResult.load(folder)
     assert loaded.components == result.components
     assert loaded.heatmap().data
@@ -727,7 +727,7 @@ def test_unpickled_results_bring_their_kinds(model, monkeypatch):
     result = tk.Tracer(model, tiny.pairs(), tk.Kind(**COORDINATES)).run("top-k", budget=2)
     stored = pickle.dumps(result.registry)
     printed = list(map(str, result.components))
-    monkeypatch.setattr(tk.components.kinds, "_OWN_KINDS", {})
+    monkeypatch.setattr(tk.components.kinds, "_USER_KINDS", {})
     registry = pickle.loads(stored)
     assert [str(registry[i]) for i in map(result.registry.index, result.components)] == printed
 

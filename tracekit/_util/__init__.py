@@ -1,1 +1,1 @@
-"""What every room uses and nobody outside imports: options, files, markup, progress, processes."""
+"""Internals that many folders use: options, files, markup, progress, processes."""

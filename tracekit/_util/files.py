@@ -58,10 +58,9 @@ def write_beside(path: Path, content: bytes) -> None:
 
 @contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside a path, for what is to be moved there; is removed if it is not moved.
+    """An empty folder beside a path, to be moved there; removed at the end if it was not.
 
-    Args:
-        path: Its folder is made if it is missing.
+    The folder of the path is made if it is missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent)
@@ -107,7 +106,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _draft_prefix(path: Path) -> str:
-    """How the names of drafts start that this machine writes for a path."""
+    """Beginning of the names of drafts that this machine writes for a path."""
     # Names of files have at most 255 bytes.
     return f".{path.name[:20]}-{_machine()}-"
 
@@ -130,11 +129,9 @@ def _is_running(process: int) -> bool:
 def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     """Within the block, no other process and no other thread holds the lock of a path.
 
-    The lock ends with the process that holds it. On a file system without locks there is none.
-
-    Args:
-        path: Need not exist; the lock is a hidden file beside it, which is removed in the end.
-        wait: Whether to wait for a lock that is held; a number: at most so many seconds.
+    The lock is a hidden file beside the path, removed at the end; it ends with the process that
+    holds it. On a file system without locks there is none. `wait` is whether to wait for a lock
+    that is held; a number: at most so many seconds.
 
     Raises:
         BlockingIOError: It is held, and is not waited for any longer.

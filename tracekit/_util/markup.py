@@ -39,13 +39,7 @@ def html_table(
     *,
     bold: Collection[tuple[int, int]] = (),
 ) -> str:
-    """A table; every cell is shown letter by letter, the first column to the left.
-
-    Args:
-        columns: Their names.
-        rows: Cells, row by row.
-        bold: Row and column of the cells in bold.
-    """
+    """A table of escaped cells; `bold` has the row and column of cells in bold."""
     body = []
     for number, row in enumerate(rows):
         cells = [

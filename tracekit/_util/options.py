@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from tracekit.errors import ConfigError
 
 _LARGEST = 1e12
-"""Far beyond what is of use; its square is still a number of float32."""
+"""Far beyond any useful option; its square is still a number of float32."""
 _NUMBERS = (int, float, bool, type(None), ...)
 
 
@@ -56,8 +56,7 @@ def check_seed(seed: object) -> None:
 def check_numbers(options: object) -> None:
     """Refuses options that no search can compute with: NaN, infinity, numbers beyond 1e12.
 
-    Args:
-        options: A dataclass instance, whose fields are options; others are passed over.
+    `options` is a dataclass instance; anything else is passed over.
 
     Raises:
         ConfigError: Names the option.
@@ -76,11 +75,7 @@ def check_numbers(options: object) -> None:
 
 
 def as_path(name: str, value: Any) -> Path:
-    """A path that was given as one, or as a text.
-
-    Args:
-        name: Of the argument, for the message.
-        value: As given.
+    """A path given as a `Path` or as text; `name` is that of the argument.
 
     Raises:
         ConfigError: It is neither.
@@ -91,10 +86,7 @@ def as_path(name: str, value: Any) -> Path:
 
 
 def check_types(options: Any) -> None:
-    """Refuses what should be a number and is none, before it is compared with one.
-
-    Args:
-        options: A dataclass instance, whose fields are options.
+    """Refuses fields of a dataclass instance that should be numbers and are not.
 
     Raises:
         ConfigError: Names the option.
@@ -112,12 +104,7 @@ def check_types(options: Any) -> None:
 
 
 def check_at_least(options: Any, least: float, *names: str) -> None:
-    """Refuses numbers below a bound, and not-a-number.
-
-    Args:
-        options: A dataclass instance, whose fields are options.
-        least: The bound.
-        names: The options that it holds for. None, where one may be None, passes.
+    """Refuses fields of a dataclass instance below a bound, and not-a-number; None passes.
 
     Raises:
         ConfigError: Names the option.
@@ -129,11 +116,7 @@ def check_at_least(options: Any, least: float, *names: str) -> None:
 
 
 def check_positive(options: Any, *names: str) -> None:
-    """Refuses numbers that are not above 0.
-
-    Args:
-        options: A dataclass instance, whose fields are options.
-        names: The options that it holds for. None, where one may be None, passes.
+    """Refuses fields of a dataclass instance that are not above 0; None passes.
 
     Raises:
         ConfigError: Names the option.
@@ -145,15 +128,10 @@ def check_positive(options: Any, *names: str) -> None:
 
 
 def check_choice(options: Any, name: str, *allowed: str) -> None:
-    """Refuses an option that is none of the words it may be.
-
-    Args:
-        options: A dataclass instance, whose fields are options.
-        name: The option.
-        allowed: The words.
+    """Refuses a field of a dataclass instance that is not one of the allowed words.
 
     Raises:
-        ConfigError: Names the option, what was given, and the words.
+        ConfigError: Names the option, the given value, and the words.
     """
     value = getattr(options, name)
     if value not in allowed:
@@ -180,11 +158,8 @@ def _adapter(hint: Any) -> Any:
 def convert(name: str, value: Any, hint: Any) -> Any:
     """A value as the type of its option, where nothing is lost.
 
-    Args:
-        name: Of the option, for the message.
-        value: As given; from a command line a text such as `"0.001"`, `"12"`, `"false"`,
-            `"none"` where None is allowed, or `"5,1"` for a tuple.
-        hint: Its type.
+    On a command line it is a text such as `"0.001"`, `"12"`, `"false"`, `"none"` where None is
+    allowed, or `"5,1"` for a tuple.
 
     Raises:
         ConfigError: It is of another type.

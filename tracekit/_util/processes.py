@@ -34,10 +34,8 @@ class WorkerProcesses(Executor):
     ) -> None:
         """Starts no process yet.
 
-        Args:
-            processes: Number of workers.
-            start: Of a module; called once in every worker, before anything else.
-            arguments: What it is called with.
+        In every worker, `start`, a function of a module, is called once with `arguments` before
+        anything else.
         """
         # Forked processes cannot use CUDA.
         context = multiprocessing.get_context("spawn")

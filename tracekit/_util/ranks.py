@@ -28,7 +28,7 @@ from tracekit.errors import WorkerError
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others: as long as a single pass may take."""
+"""Time that a rank waits for the others: as long as a single pass may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class Ranks:
     rank: int = 0
     """Its number; 0 reads the clock and writes."""
     count: int = 1
-    """How many there are."""
+    """Number of processes."""
     _own: _OwnGroup | None = field(default=None, repr=False)
-    """Their process group; None for a process alone."""
+    """Their process group; None for a single process."""
 
     @classmethod
     def joined(cls) -> Ranks:
@@ -60,7 +60,7 @@ class Ranks:
 
     @property
     def _group(self) -> Any:
-        """What the collectives of `torch.distributed` take."""
+        """The group that collectives of `torch.distributed` take."""
         return None if self._own is None else self._own.group
 
     # ---- parts ----------------------------------------------------------------------------
@@ -72,9 +72,6 @@ class Ranks:
     def add(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Sums tensors over all ranks, in one reduction; every rank gets the same.
 
-        Args:
-            *parts: Of the same shapes on all ranks.
-
         Raises:
             WorkerError: Another rank has ended.
             KeyboardInterrupt: Ctrl-C reached any rank.
@@ -82,12 +79,12 @@ class Ranks:
         if self.count == 1:
             return parts
         # Ctrl-C reaches ranks at different points; it is heeded where all of them meet.
-        told = torch.tensor([float(_Interrupt.seen)], dtype=torch.float64)
-        flat = torch.cat([told, *(part.detach().cpu().double().flatten() for part in parts)])
-        with _one_error():
+        message = torch.tensor([float(_Interrupt.pressed)], dtype=torch.float64)
+        flat = torch.cat([message, *(part.detach().cpu().double().flatten() for part in parts)])
+        with _rank_errors():
             dist.all_reduce(flat, group=self._group)
         if flat[0]:
-            _Interrupt.seen = False
+            _Interrupt.pressed = False
             raise KeyboardInterrupt
         sums = flat[1:].split([part.numel() for part in parts])
         return tuple(
@@ -98,42 +95,35 @@ class Ranks:
     # ---- decisions ------------------------------------------------------------------------
 
     def decide(self, make: Callable[[], _T]) -> _T:
-        """What rank 0 makes of something, for all ranks.
-
-        Args:
-            make: Called on rank 0 only. What it raises is raised on all ranks.
-        """
+        """The value that `make` returns on rank 0, or its error, on all ranks."""
         if self.count == 1:
             return make()
-        told: list[Any] = [None]
+        message: list[Any] = [None]
         if self.is_first:
             try:
-                told = [(make(), None)]
+                message = [(make(), None)]
             except Exception as error:  # Handed on to the other ranks, which wait for it.
-                told = [(None, error)]
-        with _one_error():
-            dist.broadcast_object_list(told, src=0, group=self._group)
-        value, error = told[0]
+                message = [(None, error)]
+        with _rank_errors():
+            dist.broadcast_object_list(message, src=0, group=self._group)
+        value, error = message[0]
         if error is not None:
             raise error
         return value
 
     def require_same(self, **named: object) -> None:
-        """Refuses ranks that were given different things.
-
-        Args:
-            **named: What has to be the same on all ranks.
+        """Refuses ranks whose named values differ.
 
         Raises:
             WorkerError: Names what differs.
         """
         if self.count == 1:
             return
-        told: list[Any] = [None] * self.count
-        with _one_error():
-            dist.all_gather_object(told, named, group=self._group)
+        message: list[Any] = [None] * self.count
+        with _rank_errors():
+            dist.all_gather_object(message, named, group=self._group)
         for name in named:
-            values = [each.get(name) for each in told]
+            values = [each.get(name) for each in message]
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
             if other is not None:
                 raise WorkerError(
@@ -174,14 +164,14 @@ def join_launched() -> Ranks:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        with _one_error():
+        with _rank_errors():
             dist.init_process_group(backend, timeout=_PATIENCE)
         atexit.register(_leave)
     return Ranks.joined()
 
 
 def _leave() -> None:
-    """Ends what `join_launched` has begun, if nobody has."""
+    """Ends the process group that `join_launched` has begun, unless it has ended."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -196,16 +186,16 @@ def own_device() -> str | None:
 class _Interrupt:
     """Ctrl-C in one of several processes."""
 
-    seen: bool = False
+    pressed: bool = False
 
     @classmethod
     def catch(cls) -> None:
         """Has Ctrl-C noted instead of raised; pressed twice, it ends this process."""
 
         def note(number: int, frame: Any) -> None:
-            if cls.seen:
+            if cls.pressed:
                 raise KeyboardInterrupt
-            cls.seen = True
+            cls.pressed = True
 
         try:
             signal.signal(signal.SIGINT, note)
@@ -214,8 +204,8 @@ class _Interrupt:
 
 
 @contextmanager
-def _one_error() -> Iterator[None]:
-    """Makes what a lost rank raises one clear error."""
+def _rank_errors() -> Iterator[None]:
+    """Turns the errors of a lost rank into one clear error."""
     try:
         yield
     except (RuntimeError, dist.DistError) as error:

@@ -17,16 +17,12 @@ else:
 
 
 def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Reads a file of options; `max-passes` and `max_passes` are the same key.
-
-    Args:
-        path: A TOML file.
-        keys: Those that it may have, with underscores.
+    """Reads a TOML file of options; `max-passes` and `max_passes` are the same key.
 
     Raises:
         DataNotFoundError: There is no such file.
         ConfigError: It is not TOML, or has a key twice.
-        UnknownNameError: It has a key that is not known.
+        UnknownNameError: It has another key than `keys` (with underscores).
     """
     path = Path(path)
     if not path.is_file():

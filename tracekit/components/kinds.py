@@ -1,7 +1,6 @@
-"""Kinds of component: which activation a component is a part of, and what else is known of it.
+"""Kinds of component: the activation that a component is a part of, its axes and its names.
 
-`KINDS` holds those that are built in. A kind of one's own is a `Kind`, given to a `Tracer` in place
-of a name.
+`KINDS` holds the built-in kinds. A user's kind is a `Kind`, given to a `Tracer` in place of a name.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from tracekit.errors import ComponentError, UnknownNameError
 
 _PATTERN_HOOK = "attn.hook_pattern"
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
-"""What an axis of an activation stands for."""
+"""Meaning of an axis of an activation."""
 
 
 @runtime_checkable
 class FeatureMap(Protocol):
-    """Features of an activation, such as those of a sparse autoencoder (SAELens' have this form).
+    """Features of an activation, such as those of a sparse autoencoder of SAELens.
 
     Both functions run on the device of the layer, read and return float32, and keep all axes but
     the last. Features are identified by the tensors that the object holds: those of its
@@ -37,12 +36,12 @@ class FeatureMap(Protocol):
         ...
 
     def decode(self, features: Tensor, /) -> Tensor:
-        """Activations that features stand for."""
+        """Activations from features."""
         ...
 
 
 def _problem_of_features(features: Any) -> str | None:
-    """What is wrong with the features of a kind."""
+    """Problem of a kind's features, as the end of a message; None if there is none."""
     if features is None:
         return None
     if not isinstance(features, Mapping) or not features or not all(map(is_whole, features)):
@@ -67,7 +66,7 @@ def _digest_of_features(features: Mapping[int, FeatureMap]) -> str:
 
 
 def _problem_of(kind: Kind) -> str | None:
-    """What is wrong with the definition of a kind."""
+    """Problem of a kind's definition, as the end of a message; None if there is none."""
     axes = kind.axes
     unknown = [axis for axis in axes if axis not in get_args(Axis)]
     if unknown or isinstance(axes, str) or len(set(axes)) < len(axes):
@@ -106,7 +105,7 @@ def _problem_of(kind: Kind) -> str | None:
 class Kind:
     """One kind of component.
 
-    A kind of one's own is given to a `Tracer` in place of a name:
+    A user's kind is given to a `Tracer` in place of a name:
 
     ```python
     coordinates = tk.Kind(
@@ -121,28 +120,28 @@ class Kind:
     """
 
     name: str
-    """What users write, e.g. `head-outputs`."""
+    """Name that users write, e.g. `head-outputs`."""
     hook: str
     """Hook point within a block, as TransformerLens names it, e.g. `attn.hook_z`."""
     axes: tuple[Axis, ...]
     """Axes of the activation. Without an axis `component` the whole activation is one component."""
     width: str | int | None
-    """How many components a layer has: a number, or the attribute of the model's configuration
+    """Number of components in a layer: a number, or the attribute of the model's configuration
     that says it; None: one."""
     label: str
     """Format of a component's printed name, of `layer` and `index`."""
     noun: str = "component"
-    """What one component is called on the axis of a figure."""
+    """Noun for one component on the axis of a figure."""
     meaning: str = ""
-    """What one component is, in a phrase."""
+    """A phrase that describes one component."""
     learning_rate: float = 0.1
     """Adam's step when a mask over this kind alone is learned (paper, experimental setup)."""
     instead: str = "another kind"
-    """What to use where this kind cannot be intervened on."""
+    """Kind to use where this one cannot be intervened on."""
     features: Mapping[int, FeatureMap] | None = field(default=None, compare=False, repr=False)
-    """By layer, what encodes the activation into features and decodes them, such as a sparse
-    autoencoder; components are then its features, along the axis `component`. What it does not
-    reconstruct keeps its value. None: components are parts of the activation itself."""
+    """By layer, an object that encodes the activation into features and decodes them, such as a
+    sparse autoencoder; components are then its features, along the axis `component`. The part that
+    it does not reconstruct keeps its value. None: components are parts of the activation itself."""
     feature_layers: tuple[int, ...] = ()
     """Layers that have features; follows from `features`."""
     features_digest: str = ""
@@ -168,7 +167,7 @@ class Kind:
             register_kind(self)
 
     def features_in(self, layer: int) -> FeatureMap | None:
-        """What encodes and decodes the activation of a layer; None if it is taken as it is.
+        """Features of a layer; None if components are parts of the activation itself.
 
         Raises:
             ComponentError: The kind was loaded, and its features were not.
@@ -183,17 +182,14 @@ class Kind:
         return self.features[layer]
 
     def definition(self) -> dict[str, Any]:
-        """What defines the kind, ready to be saved: all but its features."""
+        """The definition of the kind, ready to be saved: all but its features."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def width_in(self, shape: Any) -> int:
-        """How many components of this kind a layer of a model has.
-
-        Args:
-            shape: Sizes of the model.
+        """Number of components of this kind in a layer of a model of these sizes.
 
         Raises:
-            ComponentError: The model does not say.
+            ComponentError: The model's configuration lacks the number.
         """
         if self.width is None:
             return 1
@@ -233,14 +229,7 @@ class Kind:
     def expected_shape(
         self, *, rows: int, length: int, n_components: int, d_model: int
     ) -> tuple[int | None, ...]:
-        """Shape of the activation on a batch; None where any size will do.
-
-        Args:
-            rows: Sequences in the batch.
-            length: Tokens in each.
-            n_components: Components of this kind in the layer.
-            d_model: Width of the residual stream.
-        """
+        """Shape of the activation on a batch; None where any size will do."""
         sizes: dict[str, int | None] = {
             "batch": rows,
             **dict.fromkeys(("pos", "query", "key"), length),
@@ -406,7 +395,7 @@ KINDS: dict[str, Kind] = {
     )
 }
 
-_OWN_KINDS: dict[str, Kind] = {}
+_USER_KINDS: dict[str, Kind] = {}
 """Kinds of users, by name, once a registry was built of them."""
 
 _READINGS = {
@@ -426,19 +415,19 @@ def kind_of(name: str) -> Kind:
     """A kind by name.
 
     Raises:
-        UnknownNameError: There is none of that name, or the name has two readings.
+        UnknownNameError: No kind of that name, or the name has two readings.
     """
     if name in KINDS:
         return KINDS[name]
-    if name in _OWN_KINDS:
-        return _OWN_KINDS[name]
+    if name in _USER_KINDS:
+        return _USER_KINDS[name]
     raise UnknownNameError(
-        "component kind", name, {**KINDS, **_OWN_KINDS}, hint=_READINGS.get(name)
+        "component kind", name, {**KINDS, **_USER_KINDS}, hint=_READINGS.get(name)
     )
 
 
 def register_kind(kind: Kind) -> Kind:
-    """Makes an own kind known by its name, in place of an earlier one of that name.
+    """Registers a user's kind by its name, in place of an earlier one of that name.
 
     Raises:
         ComponentError: A built-in kind has that name.
@@ -450,8 +439,8 @@ def register_kind(kind: Kind) -> Kind:
                 "Give this one a new name."
             )
         return KINDS[kind.name]
-    earlier = _OWN_KINDS.get(kind.name)
+    earlier = _USER_KINDS.get(kind.name)
     # The newest definition holds, but one that was loaded has no features.
     if earlier != kind or kind.features is not None:
-        _OWN_KINDS[kind.name] = kind
-    return _OWN_KINDS[kind.name]
+        _USER_KINDS[kind.name] = kind
+    return _USER_KINDS[kind.name]

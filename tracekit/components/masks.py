@@ -31,13 +31,10 @@ def binary_violation(mask: Mask) -> Float[Tensor, ""]:
 
 
 def truncate(mask: Mask, threshold: float = 0.5, *, inclusive: bool = False) -> BinaryMask:
-    """Components whose entry is above the threshold.
+    """Components whose entry is above the threshold (tau in the paper).
 
-    Args:
-        mask: Soft mask.
-        threshold: tau in the paper.
-        inclusive: Take entries equal to the threshold too, as the published code does; the
-            paper's text says strictly above, which is the default.
+    With `inclusive`, entries equal to the threshold are taken too, as in the published code; the
+    paper's text says strictly above, which is the default.
     """
     return mask >= threshold if inclusive else mask > threshold
 
@@ -76,12 +73,7 @@ def as_tensor(mask: object, n_components: int) -> Tensor:
 
 
 def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
-    """A mask, or a stack of masks, as float32.
-
-    Args:
-        mask: Tensor, array or list; its last axis has one entry per component. A result's
-            binary mask is taken as it is.
-        n_components: Number of components.
+    """A mask, or a stack of masks, as float32; the last axis has one entry per component.
 
     Raises:
         MaskError: Another number of entries.

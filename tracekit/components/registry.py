@@ -1,14 +1,14 @@
-"""Components and where they live: (layer, head | neuron | block) <-> flat index <-> hook point.
+"""Components: (layer, head | neuron | block) <-> flat index <-> hook point.
 
-A *kind* says which activation a component is a part of, and everything else that is known of such
-components. A *site* is one kind in one layer: one hook point and the components that are parts of
-its activation. A registry is a tuple of sites; the flat index of a component is its position when
-the sites are laid end to end, kind by kind, layer by layer. Every mask in the package is a vector
-over that flat index, and 1 always means: take the counterfactual value.
+A *kind* says which activation a component is a part of. A *site* is one kind in one layer: one hook
+point and the components that are parts of its activation. A registry is a tuple of sites; the flat
+index of a component is its position when the sites are laid end to end, kind by kind, layer by
+layer. Every mask in the package is a vector over that flat index, and 1 always means: take the
+counterfactual value.
 
-A registry may tell *spans* of the prompt apart: a component is then (layer, index, span), and takes
-its counterfactual value at the positions of its span only. With a *layer
-window*, a component acts in several consecutive layers at once.
+Components may be split by *span* of the prompt: a component is then (layer, index, span), and takes
+its counterfactual value at the positions of its span only. With a *layer window*, a component acts
+in several consecutive layers at once.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ComponentRegistry(Sequence[Component]):
         Args:
             shape: Sizes of the model: anything with `n_layers`, `n_heads`, `d_model` and (for
                 `mlp-neurons`) `d_mlp`, such as a TransformerLens configuration.
-            kinds: One kind, several, or several joined by `+`; kinds of one's own as `Kind`.
+            kinds: One kind, several, or several joined by `+`; users' kinds as `Kind`.
             layers: Layers to use; negative ones count from the end. All by default.
             indices: Head, neuron or unit numbers to use in every layer, or a mapping from
                 layer to numbers. All by default. `mlp-blocks` have none and are kept whole.
@@ -229,11 +229,7 @@ class ComponentRegistry(Sequence[Component]):
         )
 
     def check_same(self, components: Iterable[Component], of: ComponentRegistry) -> None:
-        """Refuses components of another registry that mean something else here.
-
-        Args:
-            components: The components.
-            of: Their registry.
+        """Refuses components of the registry `of` that mean something else here.
 
         Raises:
             ComponentError: One acts in other layers, is of another kind of that name, or is not
@@ -366,12 +362,8 @@ class ComponentRegistry(Sequence[Component]):
     ) -> ComponentRegistry:
         """Rebuilds a registry from `spec()`.
 
-        Args:
-            spec: The description.
-            n_components: How many components it should have, where that is known.
-
         Raises:
-            ComponentError: It has another number of components.
+            ComponentError: It does not have `n_components`, where that is given.
         """
         sizes = [
             (e["width"] if e["indices"] is None else len(e["indices"]))

@@ -1,10 +1,11 @@
-"""Counterfactual sources: where the values come from that an intervention (an ablation) puts in.
+"""Counterfactuals: the values that an intervention (an ablation) patches in, example by example.
 
-Every example has one `Counterfactual`. It says which tokens the counterfactual run reads, what is
-added to their embeddings, and, if need be, what to make of the activations of that run. The layout
-of rows, the cache of activations, the checks and the file loader ask it; none of them knows which
-kinds of counterfactual there are. A new ablation source is a class in this file, and an entry in
-`COUNTERFACTUALS` if rows of data can describe it.
+Every example has one `Counterfactual`. It says which tokens the counterfactual run reads, the
+noise on their embeddings, and, if need be, how values follow from the activations of that run. The
+layout of rows, the cache of activations, the checks and the file loader ask it; none of them knows
+which kinds of counterfactual there are. A new kind is a class in this file, and an entry in
+`COUNTERFACTUALS` if rows of data can describe it. The sources of a `Tracer` (`source="mean"`) are
+in `tracekit/engine/sources.py`: a constant needs no class here.
 
     PromptCounterfactual     another prompt of as many tokens (resample ablation, patching)
     NoiseCounterfactual      the prompt itself with fixed noise on its embeddings (as in ROME)
@@ -32,15 +33,10 @@ Ids = tuple[int, ...]
 
 
 def as_ids(value: object, part: str, example: int) -> Ids:
-    """Token ids as given by a user.
-
-    Args:
-        value: A list, tuple, array or tensor of whole numbers.
-        part: What they are the ids of, for the message.
-        example: Number of the example, for the message.
+    """Token ids as a user gives them: a list, tuple, array or tensor of whole numbers.
 
     Raises:
-        PairsError: It is something else.
+        PairsError: It is something else; the message names the part and the example.
     """
     ids = whole_numbers(value)
     if ids is None:
@@ -52,7 +48,7 @@ def as_ids(value: object, part: str, example: int) -> Ids:
 
 
 class Counterfactual(ABC):
-    """Where the counterfactual values of one example come from."""
+    """The run, or the constants, that the counterfactual values of one example come from."""
 
     row_key: ClassVar[str] = ""
     """Key under which a row of token ids describes one; empty if rows cannot."""
@@ -83,22 +79,18 @@ class Counterfactual(ABC):
         return id(self)
 
     def added_to_embeddings(self) -> Float[Tensor, "pos d_model"] | None:
-        """What is added to the input of the first block; None: nothing."""
+        """Tensor that is added to the input of the first block; None: nothing."""
         return None
 
     def values_from(self, activation: Tensor) -> Tensor:
-        """The values that are put in, from an activation of the counterfactual run.
+        """Counterfactual values, from one example's activation of the counterfactual run.
 
-        Args:
-            activation: One example's activation at a hook point, without its batch axis.
-
-        Returns:
-            A tensor of the same shape; by default the activation itself.
+        The activation has no batch axis; by default it is returned itself.
         """
         return activation
 
     def refusal(self, d_model: int) -> str | None:
-        """Why a model of this width cannot run it (after "its"); None if it can."""
+        """Reason why a model of this width cannot run it (after "its"); None if it can."""
         return None
 
     @classmethod
@@ -215,7 +207,7 @@ class Constants:
     """Values that do not depend on the example: zeros, means, or a user's tensors."""
 
     name: str
-    """What they are, e.g. `mean`."""
+    """Name for messages and figures, e.g. `mean`."""
     values: Mapping[str, Float[Tensor, ...]]
     """By hook point, an activation without the axes of the row and of the position; with
     `positional` the axis of the position is there. For attention patterns the axes are head and
@@ -297,18 +289,13 @@ class NoCounterfactual(Counterfactual):
 
 
 COUNTERFACTUALS: tuple[type[Counterfactual], ...] = (PromptCounterfactual, NoiseCounterfactual)
-"""What a row of data can describe."""
+"""Counterfactuals that a row of data can describe."""
 
 
 def counterfactual_from_row(row: Mapping[str, Any], example: int) -> Counterfactual:
     """The counterfactual that a row of token ids describes.
 
-    Args:
-        row: With at most one of the keys of `COUNTERFACTUALS`.
-        example: Number of the example, for messages.
-
-    Returns:
-        The counterfactual; `NoCounterfactual` if the row has none of the keys.
+    A row without any key of `COUNTERFACTUALS` gives a `NoCounterfactual`.
 
     Raises:
         PairsError: Several of the keys.

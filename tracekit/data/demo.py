@@ -18,24 +18,14 @@ from tracekit.models.hooked import embedding_std
 
 
 def load_bias(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """Two occupations and a pronoun, as in WinoBias: the pronoun's gender is changed.
-
-    Args:
-        model: The model to be traced.
-        on_mismatch: As in `PromptPairs.from_text`.
-    """
+    """Two occupations and a pronoun, as in WinoBias: the pronoun's gender is changed."""
     return PromptPairs.from_text(
         examples.bias_rows(), model, name="demo-bias", on_mismatch=on_mismatch
     )
 
 
 def load_professions(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """The pronoun after an occupation, as in Professions: the occupation is changed.
-
-    Args:
-        model: The model to be traced.
-        on_mismatch: As in `PromptPairs.from_text`.
-    """
+    """The pronoun after an occupation, as in Professions: the occupation is changed."""
     return PromptPairs.from_text(
         examples.profession_rows(), model, name="demo-professions", on_mismatch=on_mismatch
     )
@@ -46,12 +36,8 @@ def load_facts(
 ) -> PromptPairs:
     """Planted facts; the counterfactual is the prompt with noise on its embeddings.
 
-    Args:
-        model: The model to be traced.
-        noise_factor: Standard deviation of the noise, in units of the standard deviation of the
-            first block's input.
-        seed: Seed of the noise.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `noise_factor` is the standard deviation of the noise, in units of that of the first block's
+    input; `seed` draws the noise.
     """
     noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed)
     return PromptPairs.from_text(
@@ -68,13 +54,9 @@ def load_binding(
 ) -> PromptPairs:
     """Arithmetic on two variables.
 
-    Args:
-        model: The model to be traced.
-        desideratum: `value`: one operand changes, x is the old answer, y the new one.
-            `operation`: the operation changes, x is the new answer, y the old one, which should
-            stay. `both`: their weighted sum.
-        weights: Of values and operations in that sum.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `desideratum` is `value` (one operand changes, x is the old answer, y the new one), `operation`
+    (the operation changes, x is the new answer, y the old one, which should stay) or `both`, their
+    sum with the given `weights`.
 
     Raises:
         ConfigError: An unknown desideratum.

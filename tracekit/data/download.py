@@ -38,18 +38,14 @@ class Files:
     dataset: str
     """Name of the data set, and of its folder in the cache."""
     origin: str
-    """Where users get the files, in words."""
+    """Sentence for users: the place to get the files from."""
     repository: str = ""
     """Public repository that files are downloaded from, as owner/name."""
     remotes: Mapping[str, Remote] = field(default_factory=dict)
     """Files that can be downloaded, by name."""
 
     def read(self, data_dir: Path | None, name: str) -> str:
-        """The text of a file.
-
-        Args:
-            data_dir: Folder that holds the file. None: the cache, or a download to it.
-            name: Name of the file.
+        """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download.
 
         Raises:
             DataNotFoundError: The folder does not hold the file, or it is not in the cache and
@@ -104,17 +100,7 @@ class Files:
 
 
 def check_count(dataset: str, n_examples: int, n_published: int, reason: str = "") -> None:
-    """Warns if a data set has another number of examples than the published one.
-
-    Args:
-        dataset: Name of the data set.
-        n_examples: Number of examples.
-        n_published: The published number.
-        reason: Why they differ, if that is known.
-
-    Warns:
-        DataWarning: They differ.
-    """
+    """Warns (`DataWarning`) of a data set whose number of examples is not the published one."""
     if n_examples != n_published:
         explanation = f" ({reason})" if reason else ""
         # Caller -> `load_dataset` -> loader -> here: the warning points at the caller.

@@ -70,8 +70,7 @@ def load(
         n: Number of facts. None: all.
         seed: Draws the facts. None: the first ones.
         noise_std: Standard deviation of the noise, in the units of the embeddings.
-        noise_seed: Seed of the noise; 42 is that of the published code, which also draws it prompt
-            by prompt in order.
+        noise_seed: Seed of the noise; that of the published code is 42.
         leading_space: Whether the attributes begin with a space.
         prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.

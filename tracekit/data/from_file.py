@@ -62,13 +62,7 @@ def load_pairs(
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Reads and checks the rows of a file, for which no model is needed.
-
-    Args:
-        path: As for `load_pairs`.
-
-    Returns:
-        The rows, and whether they are of token ids.
+    """Rows of a file, and whether they are of token ids; needs no model.
 
     Raises:
         DataNotFoundError, DataFormatError: As `load_pairs`.

@@ -31,14 +31,7 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes pairs, women and men in turn, with the span `name`.
-
-    Args:
-        model: The model to be traced, for its tokenizer.
-        n: Number of pairs.
-        seed: Draws templates and names.
-        prepend_bos: As in `PromptPairs.from_text`.
-        on_mismatch: As in `PromptPairs.from_text`.
+    """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them.
 
     Raises:
         ConfigError: n below 1, or a tokenizer that splits the names.

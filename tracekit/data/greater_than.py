@@ -30,14 +30,7 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes pairs.
-
-    Args:
-        model: The model to be traced, for its tokenizer.
-        n: Number of pairs.
-        seed: Draws nouns and years.
-        prepend_bos: As in `PromptPairs.from_text`.
-        on_mismatch: As in `PromptPairs.from_text`.
+    """Makes `n` pairs; `seed` draws nouns and years.
 
     Raises:
         ConfigError: n below 1, or a tokenizer that does not write years as two tokens.

@@ -42,17 +42,10 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes pairs; every other one names the subject first.
+    """Makes `n` pairs, drawn by `seed`; every other one names the subject first.
 
     They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
-
-    Args:
-        model: The model to be traced, for its tokenizer.
-        n: Number of pairs.
-        counterfactual: `abc` or `flip`.
-        seed: Draws templates and names.
-        prepend_bos: As in `PromptPairs.from_text`.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `counterfactual` is `abc` or `flip`.
 
     Raises:
         ConfigError: An unknown counterfactual, n below 1, or a tokenizer that splits the names.

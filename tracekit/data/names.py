@@ -20,16 +20,10 @@ MALE = (
 def one_token(
     encode: Callable[[str, str], list[int]], names: Sequence[str], at_least: int, dataset: str
 ) -> list[str]:
-    """Those of some names that are one token after a space.
-
-    Args:
-        encode: Encodes a text after a prompt.
-        names: The names.
-        at_least: How many are needed.
-        dataset: Name of the data set, for the message.
+    """The names that are one token after a space.
 
     Raises:
-        ConfigError: Too few are.
+        ConfigError: There are fewer than `at_least`; the message names the data set.
     """
     ids = {name: tuple(encode("and", f" {name}")) for name in names}
     counts = Counter(ids.values())

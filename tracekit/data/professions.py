@@ -51,14 +51,8 @@ def load(
 
     The published files hold only occupations that GPT-2 encodes as one token, like `man` and
     `woman`. A tokenizer that splits an occupation makes prompt and counterfactual differ in length;
-    `on_mismatch` decides whether these examples are refused or skipped.
-
-    Args:
-        model: Its tokenizer encodes the text.
-        data_dir: Folder with `templates.txt`, `male_occupations.txt`, `female_occupations.txt`.
-            None: the cache, or a download.
-        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `on_mismatch` decides whether these examples are refused or skipped. `data_dir` holds
+    `templates.txt`, `male_occupations.txt` and `female_occupations.txt`.
 
     Raises:
         DataNotFoundError: A file is missing.

@@ -82,7 +82,7 @@ class PromptPair:
     y_set_ids: Ids | None = None
     """First tokens that count as y; None: the first one of y."""
     counterfactual: Counterfactual
-    """Where the values come from that an intervention puts in."""
+    """Source of the values that an intervention patches in."""
     spans: Spans | None = None
     """Token positions of named parts of the prompt."""
     counterfactual_spans: Spans | None = None
@@ -196,7 +196,7 @@ class PromptPairs(Sequence[PromptPair]):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a dozen examples, with changed tokens in bold."""
+        """A dozen examples for a notebook, with changed tokens in bold."""
         from tracekit.data.display import pairs_html
 
         return pairs_html(self)
@@ -232,7 +232,7 @@ class PromptPairs(Sequence[PromptPair]):
             seed: Draws the parts.
 
         Raises:
-            ConfigError: A share that leaves a part empty, or a seed that is none.
+            ConfigError: A share that leaves a part empty, or an invalid seed.
         """
         check_seed(seed)
         count = round(share * len(self)) if isfinite(share) else 0
@@ -466,7 +466,7 @@ def _ids_of(pairs: PromptPairs) -> set[int]:
 
 
 def _mappings(rows: object) -> list[Mapping[str, Any]]:
-    """The rows as a list; refuses what is no list of mappings."""
+    """The rows as a list; refuses anything but mappings."""
     if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
         raise PairsError(f"The rows are {shortened(rows)}. Give a list of mappings.")
     listed = list(rows)
@@ -494,7 +494,7 @@ def _require_keys(
 
 
 def _require_text(entry: Mapping[str, Any], number: int) -> None:
-    """Refuses texts that are none, or that no tokenizer can read."""
+    """Refuses entries that are not text, or that no tokenizer can read."""
     for key, text in entry.items():
         is_text = isinstance(text, str)
         try:

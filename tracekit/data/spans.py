@@ -1,4 +1,4 @@
-"""Spans: named parts of a prompt, so that positions can be told apart as components.
+"""Spans: named parts of a prompt, which split a component by position.
 
 A span is a set of token positions of the prompt. The user names some, by their text or by a range
 of tokens. Two are implied: `last`, the final token of the prompt, and `rest`, every token of no
@@ -23,19 +23,9 @@ LAST, REST = "last", "rest"
 def spans_from_text(
     tokenizer: Any, prompt: str, ids: Sequence[int], texts: Any, number: int
 ) -> dict[str, list[int]]:
-    """Token ranges of parts of a prompt.
+    """Token ranges, [first, one past the last], of named parts of example `number`'s prompt.
 
     A token belongs to a span if it holds any character of it other than a space before it.
-
-    Args:
-        tokenizer: The tokenizer.
-        prompt: The prompt.
-        ids: Its tokens.
-        texts: Name of each span -> its text.
-        number: Of the example, for messages.
-
-    Returns:
-        First token and one past the last token of each span.
 
     Raises:
         PairsError: A text that does not occur in the prompt, or occurs more than once.
@@ -87,7 +77,7 @@ def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list
 
 
 def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-    """As a fast tokenizer says."""
+    """Character ranges that a fast tokenizer gives."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     encoded = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
@@ -99,7 +89,7 @@ def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tupl
 def _edges_by_decoding(
     tokenizer: Any, prompt: str, ids: Sequence[int]
 ) -> list[tuple[int, int]] | None:
-    """From the lengths of decoded beginnings, where these are beginnings of the prompt."""
+    """Character ranges from decoded beginnings of the tokens, if they begin the prompt."""
     decode = getattr(tokenizer, "decode", None)
     if decode is None:
         return None
@@ -114,7 +104,7 @@ def _edges_by_decoding(
 
 
 def _n_special(tokenizer: Any, ids: Sequence[int]) -> int:
-    """How many special tokens a sequence begins with."""
+    """Number of special tokens at the beginning of a sequence."""
     special = set(getattr(tokenizer, "all_special_ids", ()) or ())
     count = 0
     while count < len(ids) and ids[count] in special:
@@ -123,13 +113,7 @@ def _n_special(tokenizer: Any, ids: Sequence[int]) -> int:
 
 
 def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:
-    """Spans from ranges of tokens.
-
-    Args:
-        given: Name of each span -> [first token, one past the last].
-        n_tokens: Tokens of the prompt.
-        number: Of the example, for messages.
-        of: What has these tokens.
+    """Spans from token ranges, [first, one past the last], by name.
 
     Raises:
         PairsError: A range outside the prompt, spans that overlap, or a name that is implied.
@@ -165,13 +149,7 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
 
 
 def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[int, ...]]:
-    """Spans with `last` and `rest`, where any token is left for them.
-
-    Args:
-        spans: Those that have names.
-        n_tokens: Tokens of the prompt.
-        rest: Whether to add `rest`.
-    """
+    """Spans with `last` and, if asked for, `rest`, where any token is left for them."""
     taken = {position for positions in spans.values() for position in positions}
     complete = dict(spans)
     if n_tokens - 1 not in taken:
@@ -187,11 +165,8 @@ def position_names(
 ) -> tuple[str, ...]:
     """Names for the positions of prompts of one length.
 
-    A position is called by its number and, where all prompts have the same token there, by that.
-
-    Args:
-        prompts: Their tokens.
-        token_text: Gives the text of a token. None: numbers only.
+    A position is called by its number and, where all prompts have the same token there and
+    `token_text` is given, by the text of that token.
     """
     names = []
     # As many as the first prompt has: that all have as many is checked where they are used.

@@ -60,11 +60,8 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
 
     The prompt and the continuation are encoded apart. A tokenizer may encode the text that they
     make together otherwise, above all where the continuation lacks its leading space: the model
-    never saw such tokens after such a prompt, and their probability says little.
-
-    Args:
-        tokenizer: The tokenizer.
-        rows: Texts (`prompt`, `x`, `y`) and their ids (`prompt_ids`, `x_ids`, `y_ids`).
+    never saw such tokens after such a prompt, and their probability says little. `rows` hold texts
+    (`prompt`, `x`, `y`) and their ids (`prompt_ids`, `x_ids`, `y_ids`).
     """
     problems: dict[str, list[str]] = {}
     for number, row in enumerate(rows):
@@ -81,7 +78,7 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:
-    """What is wrong at the end of a prompt, and its last tokens with those of the continuation."""
+    """Problem at the end of a prompt, and the tokens on both sides; None if there is none."""
     prompt, text, ids = row["prompt"], row[part], list(row[f"{part}_ids"])
     shown = f"{_tokens(tokenizer, row['prompt_ids'][-2:])} + {_tokens(tokenizer, ids)}"
     if _is_letter(prompt[-1]) and _is_letter(text[0]):
@@ -113,7 +110,7 @@ def _tokens(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
-    """The text of each token by itself; empty if the tokenizer cannot say."""
+    """Text of each token alone; empty if the tokenizer has no decoder."""
     decode = getattr(tokenizer, "decode", None)
     return {} if decode is None else {token: str(decode([token])) for token in sorted(ids)}
 

@@ -61,7 +61,7 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes examples up: the same ones for the same seed, others for the test split.
+    """Makes examples: the same ones for the same seed, others for the test split.
 
     Args:
         model: Its tokenizer encodes the text.
@@ -113,13 +113,9 @@ def load(
 def weighted(
     parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Rows of several parts in turn, with a weight for each part.
+    """Rows of equally long parts in turn, each with the weight of its part.
 
     Taking turns keeps the first examples of the data set balanced between the parts.
-
-    Args:
-        parts: Rows of each part, equally many.
-        weights: Of the parts.
     """
     return [
         {**row, "weight": weight}
@@ -144,17 +140,12 @@ def _balanced(
     count: int,
     model: Any,
 ) -> list[dict[str, str]]:
-    """Different rows; the first digits of their answers are equally frequent, up to one pair.
+    """`count` different rows; the first digits of their answers are equally frequent.
 
-    Args:
-        rng: Draws them.
-        draw_row: Draws a row and the answer whose first digit counts; None for an unfit question.
-        form: Form of the prompt.
-        count: Number of rows.
-        model: Its tokenizer must tell the two answers of a row apart.
+    `draw_row` gives a row and the answer whose first digit counts, or None for an unfit question.
 
     Raises:
-        PairsError: No row of a digit could be drawn.
+        PairsError: No row of a digit whose two answers the tokenizer begins differently.
     """
     rows: list[dict[str, str]] = []
     seen: set[tuple[str, ...]] = set()
@@ -167,7 +158,7 @@ def _balanced(
                 continue
             row, answer = candidate
             is_new = tuple(row.values()) not in seen
-            if str(answer).startswith(digit) and is_new and _tell_apart(row, model):
+            if str(answer).startswith(digit) and is_new and _begin_differently(row, model):
                 break
         else:
             raise PairsError(
@@ -180,7 +171,7 @@ def _balanced(
     return rows
 
 
-def _tell_apart(row: dict[str, str], model: Any) -> bool:
+def _begin_differently(row: dict[str, str], model: Any) -> bool:
     """Whether the tokenizer begins the two answers with different tokens."""
     encode = encoder(tokenizer_of(model))
     return encode(row["prompt"], row["x"])[:1] != encode(row["prompt"], row["y"])[:1]

@@ -59,16 +59,10 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Loads 160 (`dev`) or 130 (`test`) examples.
+    """Loads 160 (`split="dev"`) or 130 (`split="test"`) examples.
 
-    Args:
-        model: Its tokenizer encodes the text.
-        data_dir: Folder with `pro_stereotyped_type1.txt.dev` and `.test`. None: the cache, or a
-            download.
-        split: `dev` or `test`.
-        keep_case: Whether possessive pronouns stay possessive in the prompts.
-        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `data_dir` holds `pro_stereotyped_type1.txt.dev` and `.test`. `keep_case` keeps possessive
+    pronouns possessive in the prompts.
 
     Raises:
         ConfigError: An unknown split.

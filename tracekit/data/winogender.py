@@ -60,15 +60,9 @@ def load(
 ) -> PromptPairs:
     """Loads 44 examples.
 
-    Args:
-        model: Its tokenizer encodes the text.
-        data_dir: Folder with the templates and the occupation statistics. None: the cache, or a
-            download.
-        statistic: Share of women by text counts (`bergsma`) or labour statistics (`bls`).
-        keep_case: Whether possessive and object pronouns keep their case in the prompts, as in the
-            published single-head effects.
-        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `data_dir` holds the templates and the occupation statistics. `statistic` is the share of women
+    by text counts (`bergsma`) or labour statistics (`bls`). `keep_case` keeps the case of
+    possessive and object pronouns in the prompts, as in the published single-head effects.
 
     Raises:
         ConfigError: An unknown statistic.

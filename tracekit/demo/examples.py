@@ -40,14 +40,11 @@ def _bias_row(reference: Reference) -> dict[str, str]:
 
 
 def bias_rows() -> list[dict[str, str]]:
-    """Makes rows about whom a pronoun stands for, in contexts held out of training.
+    """64 rows about the referent of a pronoun, in contexts held out of training.
 
     The clean prompt ends in "she" and the counterfactual in "he"; `x` is typical of the
     occupation stereotyped as female and `y` of the one stereotyped as male. Both occupations are
     clearly gendered, and each comes first in half of the rows. `x` and `y` differ in length.
-
-    Returns:
-        64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
     """
     rng = random.Random(f"bias {_SEED}")
     clear, sample = clear_held_out_references(), []
@@ -63,14 +60,10 @@ def bias_rows() -> list[dict[str, str]]:
 
 
 def profession_rows() -> list[dict[str, str]]:
-    """Makes rows about the pronoun after an occupation.
+    """216 rows about the pronoun after an occupation: each template, each clear occupation.
 
     The counterfactual names "man" instead of an occupation stereotyped as female, and "woman"
     instead of one stereotyped as male; `x` is the stereotyped pronoun and `y` the other one.
-
-    Returns:
-        One row with the keys `prompt`, `counterfactual`, `x` and `y` for each template and each
-        occupation that is not near balance, 216 in all.
     """
     rows = []
     for template in OCCUPATION_TEMPLATES:
@@ -90,12 +83,9 @@ def profession_rows() -> list[dict[str, str]]:
 
 
 def fact_rows() -> list[dict[str, Any]]:
-    """Makes one row for each planted fact, without a counterfactual prompt.
+    """60 rows, one for each planted fact, with spans and without a counterfactual prompt.
 
     `x` is the true attribute and `y` another one of the same relation; the wordings take turns.
-
-    Returns:
-        60 rows with the keys `prompt`, `x`, `y` and `spans`.
     """
     rng = random.Random(f"facts {_SEED}")
     rows = []
@@ -110,7 +100,7 @@ def fact_rows() -> list[dict[str, Any]]:
 
 
 def _changed(question: Question) -> list[Question]:
-    """Returns the questions that differ in one value and have another result, not negative."""
+    """The questions that differ in one value and have another result, not negative."""
     first, second = question.values
     values = [(digit, second) for digit in DIGITS] + [(first, digit) for digit in DIGITS]
     changed = [
@@ -120,13 +110,10 @@ def _changed(question: Question) -> list[Question]:
 
 
 def binding_rows() -> list[dict[str, str]]:
-    """Makes rows about the values of variables, from questions held out of training.
+    """64 rows about the values of variables, from questions held out of training.
 
     The counterfactual changes the value of one variable; `x` is the answer to the clean question
     and `y` the answer to the counterfactual one. Sums and differences are equally many.
-
-    Returns:
-        64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
     """
     rng = random.Random(f"binding {_SEED}")
     held_out = [question for question in questions() if question in held_out_questions()]
@@ -147,13 +134,10 @@ def binding_rows() -> list[dict[str, str]]:
 
 
 def operation_rows() -> list[dict[str, str]]:
-    """Makes rows about the operation, from questions held out of training.
+    """64 rows about the operation, from questions held out of training.
 
     The counterfactual asks for the difference instead of the sum, or the other way round. `x` is
     its answer and `y` the clean one: components that carry only values leave the answer `y` alone.
-
-    Returns:
-        64 rows with the keys `prompt`, `counterfactual`, `x` and `y`.
     """
     rng = random.Random(f"operations {_SEED}")
     rows = []

@@ -121,15 +121,12 @@ _PLACE_NAMES: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Relation:
-    """A kind of fact.
-
-    Attributes:
-        phrases: Wordings that stand between the subject and the attribute.
-        values: The possible attributes, one token each.
-    """
+    """A kind of fact."""
 
     phrases: tuple[str, ...]
+    """Wordings between the subject and the attribute."""
     values: tuple[str, ...]
+    """The possible attributes, one token each."""
 
 
 RELATIONS: tuple[Relation, ...] = (
@@ -160,79 +157,61 @@ LARGEST_RESULT = 18
 
 @dataclass(frozen=True)
 class Occupation:
-    """An occupation with its planted stereotype.
-
-    Attributes:
-        name: The word.
-        she_share: Planted probability of "she" (else "he"), from 0.05 to 0.95.
-        continuation: Typical end of a sentence about a person of this occupation, two to six
-            words and a full stop.
-    """
+    """An occupation with its planted stereotype."""
 
     name: str
     she_share: float
+    """Planted probability of "she" (else "he"), from 0.05 to 0.95."""
     continuation: str
+    """Typical end of a sentence about such a person, two to six words and a full stop."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A context of the second behaviour: two occupations and a template.
-
-    Attributes:
-        first: The occupation named first.
-        second: The occupation named second, another one.
-        template: One of `REFERENCE_TEMPLATES`.
-    """
+    """A context of the second behaviour: two different occupations, in order, and a template."""
 
     first: Occupation
     second: Occupation
     template: str
 
     def prompt(self, pronoun: str) -> str:
-        """Returns the sentence up to and including the pronoun."""
+        """The sentence up to and including the pronoun."""
         opening = self.template.format(first=self.first.name, second=self.second.name)
         return f"{opening} {pronoun}"
 
     def pointed_at(self, pronoun: str) -> Occupation:
-        """Returns the occupation for which the pronoun is the likelier one."""
+        """The occupation for which the pronoun is the likelier one."""
         by_share = sorted((self.first, self.second), key=lambda job: job.she_share)
         return by_share[1] if pronoun == SHE else by_share[0]
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A planted fact.
-
-    Attributes:
-        subject: Full name of the invented place, such as "the tower of velm".
-        relation: The kind of fact.
-        value: The true attribute, one of the relation's values.
-    """
+    """A planted fact."""
 
     subject: str
+    """Full name of the invented place, such as "the tower of velm"."""
     relation: Relation
     value: str
+    """The true attribute, one of the relation's values."""
 
     def prompts(self) -> list[str]:
-        """Returns the sentence up to the attribute, once for each wording."""
+        """The sentence up to the attribute, once for each wording."""
         return [f"{self.subject} {phrase}" for phrase in self.relation.phrases]
 
 
 @dataclass(frozen=True)
 class Question:
-    """An arithmetic question about two variables.
-
-    Attributes:
-        names: The two variable names, different, in the order in which they are assigned.
-        values: Their values, 0 to 9, in the same order.
-        operator: "+" or "-".
-        swapped: Whether the question names the two in the other order than the assignments.
-    """
+    """An arithmetic question about two variables."""
 
     names: tuple[str, str]
+    """Two different variable names, in the order in which they are assigned."""
     values: tuple[int, int]
+    """Their values, 0 to 9, in the same order."""
     operator: str
+    """`+` or `-`."""
     swapped: bool
+    """Whether the question names the two in the other order than the assignments."""
 
     @property
     def result(self) -> int:
@@ -241,7 +220,7 @@ class Question:
         return left + right if self.operator == "+" else left - right
 
     def prompt(self) -> str:
-        """Returns the question up to and including the last equals sign."""
+        """The question up to and including the last equals sign."""
         assigned = zip(self.names, self.values, strict=True)
         givens = " ".join(f"{name} = {value} ," for name, value in assigned)
         left, right = reversed(self.names) if self.swapped else self.names
@@ -250,7 +229,7 @@ class Question:
 
 @cache
 def occupations() -> tuple[Occupation, ...]:
-    """Returns all occupations, from the lowest to the highest planted share of "she"."""
+    """All occupations, from the lowest to the highest planted share of "she"."""
     step = (_HIGHEST_SHARE - _LOWEST_SHARE) / (len(_OCCUPATIONS) - 1)
     return tuple(
         Occupation(name, round(_LOWEST_SHARE + index * step, 4), continuation)
@@ -260,7 +239,7 @@ def occupations() -> tuple[Occupation, ...]:
 
 @cache
 def references() -> tuple[Reference, ...]:
-    """Returns every context of the second behaviour: ordered pairs times templates."""
+    """Every context of the second behaviour: ordered pairs times templates."""
     return tuple(
         Reference(first, second, template)
         for first, second in permutations(occupations(), 2)
@@ -270,14 +249,14 @@ def references() -> tuple[Reference, ...]:
 
 @cache
 def held_out_references() -> frozenset[Reference]:
-    """Returns the contexts of the second behaviour that never occur in training."""
+    """The contexts of the second behaviour that never occur in training."""
     population = references()
     rng = random.Random(f"references {_FIXED_SEED}")
     return frozenset(rng.sample(population, round(HELD_OUT_SHARE * len(population))))
 
 
 def clear_held_out_references() -> list[Reference]:
-    """Returns the held-out contexts with one clearly male and one clearly female occupation."""
+    """The held-out contexts with one clearly male and one clearly female occupation."""
     return [
         reference
         for reference in references()
@@ -289,7 +268,7 @@ def clear_held_out_references() -> list[Reference]:
 
 @cache
 def facts() -> tuple[Fact, ...]:
-    """Returns all planted facts, one for each invented place."""
+    """All planted facts, one for each invented place."""
     rng = random.Random(f"facts {_FIXED_SEED}")
     planted = []
     for index, (form, name) in enumerate(product(_SUBJECT_FORMS, _PLACE_NAMES)):
@@ -300,14 +279,14 @@ def facts() -> tuple[Fact, ...]:
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """Returns every arithmetic question with a result that is not negative."""
+    """Every arithmetic question with a result that is not negative."""
     choices = product(permutations(VARIABLES, 2), product(DIGITS, DIGITS), "+-", (False, True))
     return tuple(q for q in (Question(*choice) for choice in choices) if q.result >= 0)
 
 
 @cache
 def held_out_questions() -> frozenset[Question]:
-    """Returns the arithmetic questions that never occur in training."""
+    """The arithmetic questions that never occur in training."""
     population = questions()
     rng = random.Random(f"questions {_FIXED_SEED}")
     return frozenset(rng.sample(population, round(HELD_OUT_SHARE * len(population))))
@@ -366,14 +345,7 @@ _MAKERS: dict[Callable[[random.Random], str], float] = {
 
 
 def sentences(seed: int) -> Iterator[str]:
-    """Yields training sentences without end.
-
-    Args:
-        seed: Determines the whole stream.
-
-    Yields:
-        One sentence of 7 to 16 tokens, separated by single spaces.
-    """
+    """Yields training sentences of 7 to 16 tokens without end; `seed` determines all of them."""
     rng = random.Random(f"sentences {seed}")
     makers, weights = list(_MAKERS), list(_MAKERS.values())
     while True:
@@ -382,7 +354,7 @@ def sentences(seed: int) -> Iterator[str]:
 
 
 def vocabulary() -> list[str]:
-    """Returns every word and punctuation mark of the language, sorted, without repeats."""
+    """Every word and punctuation mark of the language, sorted, without repeats."""
     texts = [SHE, HE, *PERSON_SHARES, *_PLAIN_ENDINGS, *VARIABLES, "= + - , ."]
     texts += [template.format(who="") for template in OCCUPATION_TEMPLATES]
     texts += [template.format(first="", second="") for template in REFERENCE_TEMPLATES]

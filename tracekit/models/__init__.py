@@ -1,4 +1,4 @@
-"""Models: load or wrap one, and what every part of tracekit asks of it."""
+"""Models: load or wrap one; the interface that every part of tracekit uses."""
 
 from tracekit.models.hooked import HookedModel, embedding_std, model_name
 from tracekit.models.loading import load_model

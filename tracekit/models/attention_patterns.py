@@ -24,8 +24,8 @@ _FORWARD = "AttentionBridge.forward"
 """The forward of TransformerLens that leaves the computation to Hugging Face."""
 
 
-class _SoftmaxThrough(TorchFunctionMode):
-    """Within, attention weights pass through a function when they are computed."""
+class _SoftmaxMode(TorchFunctionMode):
+    """Within the mode, attention weights pass through a function when they are computed."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class _SoftmaxThrough(TorchFunctionMode):
 
 @contextmanager
 def patterns_in_place(model: Any) -> Iterator[None]:
-    """Within, edits at `attn.hook_pattern` act on every block of a bridge."""
+    """Within the block, edits at `attn.hook_pattern` act on every block of a bridge."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for block in getattr(model, "blocks", None) or ():
             attention = getattr(block, "attn", None)
-            if not _reads_afterwards(attention):
+            if not _ignores_edits(attention):
                 continue
             for name, value in _replacements(attention).items():
                 # Not setattr: a bridge would hand it through to the module it wraps.
@@ -60,18 +60,18 @@ def patterns_in_place(model: Any) -> Iterator[None]:
                 attributes[name] = before
 
 
-def _reads_afterwards(attention: Any) -> bool:
+def _ignores_edits(attention: Any) -> bool:
     forward = getattr(type(attention), "forward", None)
-    fires_afterwards = hasattr(type(attention), "_fire_post_hoc_hook")
-    return fires_afterwards and getattr(forward, "__qualname__", "") == _FORWARD
+    fires_late = hasattr(type(attention), "_fire_post_hoc_hook")
+    return fires_late and getattr(forward, "__qualname__", "") == _FORWARD
 
 
 def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
-    """What stands in for two methods of an attention bridge."""
+    """Replacements of two methods of an attention bridge."""
     kind = type(attention)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _SoftmaxThrough(attention.hook_pattern):
+        with _SoftmaxMode(attention.hook_pattern):
             return kind.forward(attention, *args, **kwargs)
 
     def fire(hook: Any, value: Tensor, name: str) -> Tensor:

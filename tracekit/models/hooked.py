@@ -1,8 +1,8 @@
-"""A hooked model: what every part of tracekit asks of one.
+"""A hooked model: the interface that every part of tracekit uses.
 
-Two classes of TransformerLens serve: `TransformerBridge` (3.9 and 4.x, wraps the Hugging Face
-model and computes its numbers) and `HookedTransformer` (3.9). tracekit uses only what they share,
-written down in `HookedModel`.
+Two classes of TransformerLens have it: `TransformerBridge` (3.9 and 4.x, wraps the Hugging Face
+model and computes its numbers) and `HookedTransformer` (3.9). `HookedModel` writes down
+what they share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Hook = tuple[str, Callable[..., Tensor]]
 
 @runtime_checkable
 class HookedModel(Protocol):
-    """What `TransformerBridge` and `HookedTransformer` share and tracekit uses."""
+    """The part of `TransformerBridge` and `HookedTransformer` that tracekit uses."""
 
     cfg: Any
     """Sizes: `n_layers`, `n_heads`, `d_model`, `d_mlp`, `d_vocab`."""
@@ -71,7 +71,7 @@ def model_name(model: HookedModel) -> str:
 
 
 def sample_of(model: HookedModel) -> str:
-    """A digest of a few weights of every parameter: tells models apart, without reading all."""
+    """Digest of a few weights of every parameter: identifies a model without reading all of it."""
     with torch.no_grad():
         return digest_of(
             {
@@ -120,7 +120,7 @@ def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "ro
 
 
 def long_rope_limit(model: HookedModel) -> int | None:
-    """Tokens beyond which a model reads positions by other rotary factors; None if it has no such.
+    """Tokens beyond which a model uses other rotary factors; None if it always uses the same.
 
     Such models ("longrope", e.g. Phi-3 with 128k tokens) choose the factors by the longest row of
     a batch. A shorter row beside it gets other numbers than alone.
@@ -142,7 +142,7 @@ def long_rope_limit(model: HookedModel) -> int | None:
 
 
 def embedding_std(model: HookedModel) -> float:
-    """Standard deviation of what the first block reads, over random tokens: the unit of noise.
+    """Standard deviation of the input of the first block, over random tokens: the unit of noise.
 
     Measured where noise is added, since some models scale or normalise their token embeddings.
     """
@@ -154,7 +154,7 @@ def embedding_std(model: HookedModel) -> float:
 
 
 def recording_hooks(names: Iterable[str]) -> tuple[list[Hook], dict[str, list[Tensor]]]:
-    """Hooks that change nothing, and what they will have recorded: activations by hook point.
+    """Hooks that change nothing, and the lists they append to: activations by hook point.
 
     A hook point that fires several times in a pass has several entries.
     """

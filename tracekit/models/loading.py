@@ -85,13 +85,13 @@ def load_model(
     asked = _dtype(dtype)
     options = {"device": _device(device, options), **options}
     directory = Path(locate(str(source)))
-    with _one_clear_error(source):
+    with _loading_errors(source):
         options["dtype"] = asked or checkpoint_dtype(directory, options.get("revision"))
     target = options["device"]
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
         torch.random.fork_rng(devices=[]),
-        _one_clear_error(source),
+        _loading_errors(source),
         nothing_installed(source),
         verified_loading(source, target) as record,
     ):
@@ -101,14 +101,14 @@ def load_model(
             model = _boot(str(directory), tokenizer, options)
     model.cfg.model_name = str(source)
     _freeze(model)
-    with _one_clear_error(source):
+    with _loading_errors(source):
         check_same_numbers(model, record.reference, source)
     return model
 
 
 @contextmanager
-def _one_clear_error(source: object) -> Iterator[None]:
-    """Whatever transformers or TransformerLens raise on a model becomes one error."""
+def _loading_errors(source: object) -> Iterator[None]:
+    """Turns any error of transformers or TransformerLens about a model into one of ours."""
     try:
         yield
     except (TracekitError, MemoryError, torch.OutOfMemoryError):
@@ -166,12 +166,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def checkpoint_dtype(source: str | Path, revision: str | None = None) -> torch.dtype:
-    """The floating type that a checkpoint's configuration names; float32 if it names none.
-
-    Args:
-        source: A directory, or a hub name.
-        revision: Of the hub's repository.
-    """
+    """The floating type that a checkpoint's configuration names; float32 if it names none."""
     from transformers import PretrainedConfig
 
     # The file as it is: building a configuration may need code of the checkpoint's own.
@@ -206,12 +201,12 @@ def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedMode
         parameter = next(source.parameters())
         name = source.config._name_or_path or type(source).__name__
         given = {"hf_model": source, "device": parameter.device, "dtype": parameter.dtype}
-        with _one_clear_error(name), nothing_installed(name):
+        with _loading_errors(name), nothing_installed(name):
             reference = reference_of(source, name)
             model = _boot(folder, tokenizer, {**given, **options})
     model.cfg.model_name = name
     _freeze(model)
-    with _one_clear_error(name):
+    with _loading_errors(name):
         check_same_numbers(model, reference, name)
     return model
 
@@ -233,7 +228,7 @@ def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _placeholder_tokenizer() -> Any:
-    """Stands in while a bridge is built: without one, it would make a broken one up or fail."""
+    """A tokenizer for a bridge that would otherwise make a broken one up, or fail."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -248,12 +243,8 @@ def _has_tokenizer(directory: Path) -> bool:
 def locate(source: str) -> str:
     """A directory to load from, or a hub name that the hub has confirmed.
 
-    Args:
-        source: As in `load_model`.
-
     Raises:
-        UnknownModelError: The source is no directory with a model, and the hub has none of that
-            name.
+        UnknownModelError: No directory with a model, and the hub has none of that name.
         HubUnreachableError: A hub name, not cached, and no connection.
     """
     if source == DEMO:

@@ -1,8 +1,8 @@
 """Untrusted models: nothing that a model brings along is run, and nothing is installed for it.
 
-transformers runs code of a model only where it is told to, and torch reads pickled weights without
-what else a pickle may do. TransformerLens installs a package by pip where the processor of a model
-for images or sound lacks it. Here each of these is one error that says what to do.
+transformers runs code of a model only where it is told to, and torch reads weights from a pickle
+without its code. TransformerLens installs a package by pip where the processor of a model for
+images or sound lacks it. Here each of these is one error that says what to do.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ _LOCK = RLock()
 def nothing_installed(source: object) -> Iterator[None]:
     """Within the block, this thread starts no command that installs a package.
 
-    Args:
-        source: Names the model in messages.
-
     Raises:
-        UnsupportedModelError: At the end, if one was to be started. Who asks for it may go on
-            without, so the model is refused here and not there.
+        UnsupportedModelError: At the end, if one was to be started. The library that asks for it
+            may go on without, so the model is refused here and not there.
     """
     original, owner = subprocess.Popen.__init__, get_ident()
     asked_for: list[str] = []
@@ -59,12 +56,7 @@ def _packages(words: Sequence[str]) -> list[str]:
 
 
 def refusal(source: object, error: BaseException) -> UnsupportedModelError | None:
-    """The error for a model that could not be loaded as it would run something; None if not.
-
-    Args:
-        source: Names the model.
-        error: What transformers raised.
-    """
+    """The error for a model that would run code when it is loaded; None for other failures."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, pickle.UnpicklingError):

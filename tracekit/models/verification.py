@@ -32,7 +32,7 @@ _LOCK = RLock()
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What a Hugging Face model computed before it was wrapped."""
+    """Logits that a Hugging Face model computed before it was wrapped."""
 
     tokens: Int[Tensor, "row pos"]
     logits: Float[Tensor, "pos d_vocab"]
@@ -40,19 +40,19 @@ class Reference:
 
 @dataclass
 class LoadingRecord:
-    """What was seen while transformers loaded a model."""
+    """Logits recorded while transformers loaded a model."""
 
     reference: Reference | None = None
-    """None if no model was loaded, or it could not be run by itself."""
+    """None if no model was loaded, or it could not be run alone."""
 
 
 @contextmanager
 def verified_loading(source: object, device: torch.device | None) -> Iterator[LoadingRecord]:
-    """Within the block, loads of this thread are refused if weights lack, and recorded.
+    """Within the block, loads of this thread are recorded, and refused if weights are missing.
 
     Args:
         source: Names the model in messages.
-        device: Where the model will be; None: where it is loaded to.
+        device: Device of the model; None: where it is loaded to.
 
     Raises:
         UnsupportedModelError: Names weights that are missing or have other shapes.
@@ -115,7 +115,7 @@ def _listed(names: list[str]) -> str:
 def reference_of(model: Any, source: object) -> Reference | None:
     """Logits of a Hugging Face model on a few random tokens.
 
-    None, with a warning, if the model cannot be run by itself; None if it has no weights yet.
+    None, with a warning, if the model alone cannot be run; None if it has no weights yet.
     """
     parameter = next(model.parameters())
     if parameter.is_meta:
@@ -156,7 +156,7 @@ def check_same_numbers(model: HookedModel, reference: Reference | None, source: 
     """Refuses a bridge whose logits differ from those of the model that it wraps.
 
     Raises:
-        UnsupportedModelError: They do; the message says by how much.
+        UnsupportedModelError: They differ; the message says by how much.
     """
     if reference is None:
         return
