@@ -168,8 +168,8 @@ class PromptPairs(Sequence[PromptPair]):
     """Shown in tables and figures."""
     skipped: tuple[str, ...] = ()
     """One line per example dropped under `on_mismatch="skip"`."""
-    told_apart: bool = False
-    """Whether spans are told apart, and are thus a part of what the data are."""
+    is_split: bool = False
+    """Whether components are split by span; spans are then a part of the fingerprint."""
     token_texts: Mapping[int, str] = field(default_factory=dict)
     """Text of each token in use, to show; empty where no tokenizer was given."""
 
@@ -275,7 +275,7 @@ class PromptPairs(Sequence[PromptPair]):
                     f"Example {number} ({pair.describe()}) has the spans {', '.join(names)}, and "
                     f"example 0 has {', '.join(common)}. Give every example the same ones."
                 )
-        return replace(self, pairs=tuple(pairs), told_apart=True)
+        return replace(self, pairs=tuple(pairs), is_split=True)
 
     def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
         """The pairs with a span for every position.
@@ -297,7 +297,7 @@ class PromptPairs(Sequence[PromptPair]):
                 )
         spans = {name: (position,) for position, name in enumerate(names)}
         changed = [replace(pair, spans=spans, counterfactual_spans=None) for pair in self]
-        return replace(self, pairs=tuple(changed), told_apart=True)
+        return replace(self, pairs=tuple(changed), is_split=True)
 
     @property
     def span_names(self) -> tuple[str, ...]:
@@ -318,7 +318,7 @@ class PromptPairs(Sequence[PromptPair]):
             digest.update(pair.counterfactual.content())
             if pair.prompt_noise is not None:
                 digest.update(pair.prompt_noise.contiguous().numpy().tobytes())
-            if self.told_apart:
+            if self.is_split:
                 digest.update(repr((pair.spans, pair.counterfactual_spans)).encode())
             if pair.x_set_ids or pair.y_set_ids:
                 digest.update(repr((pair.x_set_ids, pair.y_set_ids)).encode())

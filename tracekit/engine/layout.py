@@ -346,7 +346,7 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
     for number, pair in enumerate(pairs):
         own = set(pair.spans or ())
         is_other = own - implied != set(spans) - implied or own - set(spans)
-        if spans and (is_other or not pairs.told_apart):
+        if spans and (is_other or not pairs.is_split):
             raise PairsError(
                 f"Example {number} ({pair.describe()}) has the spans "
                 f"{', '.join(sorted(own)) or 'of none'}, and the components are of "

@@ -243,7 +243,7 @@ class Setup:
             PairsError: The prompts have no spans, or not all the same ones.
         """
         registry = self.components if isinstance(self.components, ComponentRegistry) else None
-        if self._splits and self.split_by is None and not pairs.told_apart:
+        if self._splits and self.split_by is None and not pairs.is_split:
             raise PairsError(
                 "The registry tells spans of the prompts apart, and the pairs do not. Say "
                 "split_by='span' or split_by='position', as where the registry was made."
