@@ -57,9 +57,6 @@ def load_binding(
     `desideratum` is `value` (one operand changes, x is the old answer, y the new one), `operation`
     (the operation changes, x is the new answer, y the old one, which should stay) or `both`, their
     sum with the given `weights`.
-
-    Raises:
-        ConfigError: An unknown desideratum.
     """
     rows_of = {"value": examples.binding_rows, "operation": examples.operation_rows}
     if desideratum not in (*rows_of, "both"):

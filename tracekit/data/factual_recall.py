@@ -74,11 +74,6 @@ def load(
         leading_space: Whether the attributes begin with a space.
         prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
-
-    Raises:
-        ConfigError: n is below 1.
-        DataNotFoundError: The file is missing.
-        DataFormatError: The file is not a list of such records.
     """
     if n is not None and n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")

@@ -31,11 +31,7 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them.
-
-    Raises:
-        ConfigError: n below 1, or a tokenizer that splits the names.
-    """
+    """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them."""
     if n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
     encode = encoder(tokenizer_of(model))

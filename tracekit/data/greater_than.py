@@ -30,11 +30,7 @@ def load(
     prepend_bos: bool = False,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Makes `n` pairs; `seed` draws nouns and years.
-
-    Raises:
-        ConfigError: n below 1, or a tokenizer that does not write years as two tokens.
-    """
+    """Makes `n` pairs; `seed` draws nouns and years."""
     if n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
     encode = encoder(tokenizer_of(model))

@@ -46,9 +46,6 @@ def load(
 
     They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
     `counterfactual` is `abc` or `flip`.
-
-    Raises:
-        ConfigError: An unknown counterfactual, n below 1, or a tokenizer that splits the names.
     """
     if counterfactual not in ("abc", "flip"):
         raise ConfigError(f"Unknown counterfactual {counterfactual!r} of ioi. Use abc or flip.")

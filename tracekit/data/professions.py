@@ -53,10 +53,6 @@ def load(
     `woman`. A tokenizer that splits an occupation makes prompt and counterfactual differ in length;
     `on_mismatch` decides whether these examples are refused or skipped. `data_dir` holds
     `templates.txt`, `male_occupations.txt` and `female_occupations.txt`.
-
-    Raises:
-        DataNotFoundError: A file is missing.
-        PairsError: An occupation of several tokens, under `on_mismatch="error"`.
     """
     templates = _FILES.lines(data_dir, "templates.txt")
     rows = []

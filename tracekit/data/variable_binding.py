@@ -73,10 +73,6 @@ def load(
         seed: Draws them.
         prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
         on_mismatch: As in `PromptPairs.from_text`.
-
-    Raises:
-        ConfigError: An unknown desideratum, form or split, or no examples.
-        PairsError: The tokenizer begins all answers with the same token.
     """
     for option, value, allowed in (
         ("desideratum", desideratum, ("value", "operation", "both")),
@@ -143,9 +139,6 @@ def _balanced(
     """`count` different rows; the first digits of their answers are equally frequent.
 
     `draw_row` gives a row and the answer whose first digit counts, or None for an unfit question.
-
-    Raises:
-        PairsError: No row of a digit whose two answers the tokenizer begins differently.
     """
     rows: list[dict[str, str]] = []
     seen: set[tuple[str, ...]] = set()

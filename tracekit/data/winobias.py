@@ -63,11 +63,6 @@ def load(
 
     `data_dir` holds `pro_stereotyped_type1.txt.dev` and `.test`. `keep_case` keeps possessive
     pronouns possessive in the prompts.
-
-    Raises:
-        ConfigError: An unknown split.
-        DataNotFoundError: The file is missing.
-        DataFormatError: The file has an odd number of rows.
     """
     if split not in ("dev", "test"):
         raise ConfigError(f"Unknown split {split!r} of winobias. Use 'dev' or 'test'.")

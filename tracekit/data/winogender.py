@@ -63,11 +63,6 @@ def load(
     `data_dir` holds the templates and the occupation statistics. `statistic` is the share of women
     by text counts (`bergsma`) or labour statistics (`bls`). `keep_case` keeps the case of
     possessive and object pronouns in the prompts, as in the published single-head effects.
-
-    Raises:
-        ConfigError: An unknown statistic.
-        DataNotFoundError: A file is missing.
-        DataFormatError: The templates are not pairs of rows that share the text before the pronoun.
     """
     if statistic not in ("bergsma", "bls"):
         raise ConfigError(f"Unknown statistic {statistic!r}. Use 'bergsma' or 'bls'.")
