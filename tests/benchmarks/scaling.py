@@ -1,7 +1,5 @@
 """Cost as work grows: `python -m tests.benchmarks.scaling [--json FILE] [--figure FILE]`.
 
-`--project` calculates instead how long `pareto` would take on many H100s (see `projection.py`).
-
 Time and peak memory of a step of PGB-CT (GPT-2 small's widths, 32 examples, 12 layers, prompts of
 10 tokens) against the number of components, examples, layers, and the length of continuations.
 """
@@ -19,7 +17,6 @@ import torch
 import typer
 from plotly.subplots import make_subplots
 
-from tests.benchmarks import projection
 from tests.benchmarks.figures import stepper
 from tests.benchmarks.setting import Model, medians, peak_bytes
 from tracekit.data.prompts import PromptPairs
@@ -115,12 +112,8 @@ def main(
     repeats: Annotated[int, typer.Option(help="Runs that medians are taken of.")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Where to draw.")] = None,
-    project: Annotated[bool, typer.Option(help="Calculate the time on many H100s.")] = False,
 ) -> None:
     """Measures how cost grows."""
-    if project:
-        projection.main()
-        return
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = []
     for point in points(torch.device(name), repeats):
