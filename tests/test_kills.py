@@ -143,7 +143,7 @@ def test_a_command_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name):
             raise
 
 
-def test_what_is_compared_is_more_than_names(tmp_path):
+def test_comparison_of_outputs_sees_their_content(tmp_path):
     """A digit of a result, a cell of a table and a byte of a figure count; wall times do not."""
     files = {
         "result.json": ('{"effect": 1.5, "seconds": 2}', '{"effect": 1.6, "seconds": 2}'),

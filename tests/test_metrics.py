@@ -126,7 +126,7 @@ def test_a_metric_that_reads_y_where_there_is_none(model):
         tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric=lambda c, i: i.y - c.y)
 
 
-def test_other_mistakes_of_a_metric_reach_the_user(model):
+def test_errors_raised_in_a_metric_reach_the_user(model):
     with pytest.raises(TypeError, match="unsupported operand"):
         tk.Tracer(model, tiny.pairs(3), metric=lambda c, i: i.x + "a")
 

@@ -306,7 +306,7 @@ class TestDownloads:
         assert tk.load_dataset("professions", demo_model).fingerprint == first.fingerprint
         assert len(asked) == 3
 
-    def test_other_bytes_are_refused(self, server, demo_model):
+    def test_download_with_another_sha256_is_refused(self, server, demo_model):
         (server[2] / "templates.txt").write_text("The {} wept because")
         with pytest.raises(
             DataFormatError, match="templates.txt is not the one that tracekit knows .its SHA-256"
@@ -476,7 +476,7 @@ class TestOwnPairs:
         {"prompt": "the baker said that", "counterfactual": "the man said that", "x": " he"},
     )
 
-    def test_both_forms_say_the_same(self, tmp_path, demo_model):
+    def test_paper_and_code_forms_ask_the_same_questions(self, tmp_path, demo_model):
         lines = tmp_path / "mine.jsonl"
         lines.write_text("\n".join(json.dumps({**row, "y": ""}) for row in self.ROWS) + "\n\n")
         table = tmp_path / "mine.csv"

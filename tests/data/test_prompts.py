@@ -260,7 +260,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
     @pytest.mark.parametrize("name", ["pairs.csv", "pairs.jsonl"])
-    def test_other_encodings_are_refused(self, tmp_path, demo_model, encoding, name):
+    def test_csv_in_another_encoding_is_refused(self, tmp_path, demo_model, encoding, name):
         content = "prompt,counterfactual,x\né,è, b\n".encode(encoding)
         with pytest.raises(DataFormatError, match="is not encoded in UTF-8 .* Save it as UTF-8"):
             self.load(tmp_path / name, content, demo_model)
@@ -356,7 +356,7 @@ class TestBoundaries:
             tk.PromptPairs.from_text(rows, gpt2_tokenizer)
         assert len(caught) == 1
 
-    def test_it_can_be_switched_off(self, gpt2_tokenizer):
+    def test_boundary_warning_can_be_switched_off(self, gpt2_tokenizer):
         assert self.warnings_of(gpt2_tokenizer, "It is", "so", warn=False) == []
 
 

@@ -136,7 +136,7 @@ def test_a_model_for_images_has_nothing_installed(directory, commands):
     assert not commands
 
 
-def test_other_commands_are_started(commands):
+def test_commands_that_install_nothing_are_started(commands):
     with nothing_installed("it"), pytest.raises(FileNotFoundError, match="not in this test"):
         subprocess.run(["ldconfig", "-p"], check=False)
     assert len(commands) == 1

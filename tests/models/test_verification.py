@@ -45,7 +45,7 @@ def test_missing_weights_are_named(changed_demo):
     assert "would fill in at random" in str(caught.value)
 
 
-def test_one_missing_bias_is_enough(changed_demo):
+def test_one_missing_bias_is_refused(changed_demo):
     folder = changed_demo(
         lambda name, value: (name, None if name.endswith("h.2.attn.c_proj.bias") else value)
     )
@@ -105,7 +105,7 @@ def test_short_contexts_and_padded_heads_are_no_difference():
     tk.load_model(hf)
 
 
-def test_other_threads_load_as_always(tmp_path):
+def test_verification_leaves_loads_of_other_threads_alone(tmp_path):
     """A load elsewhere is neither recorded nor made lenient."""
     from threading import Thread
 

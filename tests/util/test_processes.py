@@ -125,7 +125,7 @@ class TestDrafts:
         ended.wait()
         return ended.pid
 
-    def test_what_killed_processes_left_goes_with_the_next_write(self, tmp_path):
+    def test_drafts_of_killed_processes_are_removed_by_the_next_write(self, tmp_path):
         machine, ended = socket.gethostname(), self.killed()
         (tmp_path / f".front.ckpt-{machine}-abc-{ended}").write_text("half of it")
         (tmp_path / f".0123-{machine}-{ended}").mkdir()

@@ -73,7 +73,7 @@ def answers_of(job: str, count: int, folder: Path) -> list[dict]:
 class TestAlone:
     """One process needs no others."""
 
-    def test_it_does_everything_itself(self):
+    def test_a_single_rank_does_everything_itself(self):
         ranks = Ranks.joined()
         assert (ranks.rank, ranks.count, ranks.is_first) == (0, 1, True)
         items = torch.arange(7)
@@ -139,7 +139,7 @@ class TestSharing:
                 found, expected = torch.tensor(answer[name]), torch.tensor(alone[name])
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-6)
 
-    def test_they_answer_the_same_again(self, tmp_path):
+    def test_ranks_give_the_same_results_again(self, tmp_path):
         once = answers_of("front", 2, tmp_path)
         assert answers_of("front", 2, tmp_path) == once
 
@@ -159,7 +159,7 @@ class TestRefusals:
             ("few", "2 processes share 1 examples. Start at most as many processes as there are"),
         ],
     )
-    def test_they_are_refused_on_all_ranks(self, job, text, tmp_path):
+    def test_wrong_input_is_refused_on_all_ranks(self, job, text, tmp_path):
         for code, _, messages in ended(started(2, "tests.rank_jobs", job, str(tmp_path / "x"))):
             assert code == 1, messages[-1500:]
             assert re.search(text, " ".join(messages.split())), messages[-1500:]
@@ -261,7 +261,7 @@ class TestEnding:
 class TestCommandLine:
     """`tracekit` under a launcher."""
 
-    def test_one_of_them_prints_and_writes(self, tmp_path):
+    def test_only_the_first_rank_prints_and_writes(self, tmp_path):
         command = ["tracekit", "trace", "--model", "demo", "--dataset", "demo-bias"]
         command += ["--method", "top-k", "--budget", "3"]
         alone = tmp_path / "alone"
