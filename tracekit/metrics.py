@@ -552,10 +552,8 @@ def continuation_log_prob(
 ) -> Float[Tensor, "*batch"]:
     """Log-probability (nats) of continuations from the log-probabilities of their tokens.
 
-    Args:
-        token_log_probs: In nats; entries that are not valid may hold anything finite.
-        valid: Which tokens exist; a continuation without any gets 0.
-        mean: `geometric` or `arithmetic` mean of the token probabilities.
+    `valid` says which tokens exist; other entries may hold anything finite, and a continuation
+    without any token gets 0.
 
     Raises:
         ConfigError: Another mean.

@@ -1,4 +1,7 @@
-"""Options and numbers as users give them, from Python or typed on a command line."""
+"""Options and numbers as users give them, from Python or typed on a command line.
+
+Each check raises a `ConfigError` that names the option.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,6 @@ def check_numbers(options: object) -> None:
     """Refuses options that no search can compute with: NaN, infinity, numbers beyond 1e12.
 
     `options` is a dataclass instance; anything else is passed over.
-
-    Raises:
-        ConfigError: Names the option.
     """
     if not is_dataclass(options) or isinstance(options, type):
         return
@@ -75,22 +75,14 @@ def check_numbers(options: object) -> None:
 
 
 def as_path(name: str, value: Any) -> Path:
-    """A path given as a `Path` or as text; `name` is that of the argument.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """A path given as a `Path` or as text; `name` is that of the argument."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} is {value!r}, which is no path. Give a text or a Path.")
     return Path(value)
 
 
 def check_types(options: Any) -> None:
-    """Refuses fields of a dataclass instance that should be numbers and are not.
-
-    Raises:
-        ConfigError: Names the option.
-    """
+    """Refuses fields of a dataclass instance that should be numbers and are not."""
     hints = _hints_of(type(options))
     for name in (field.name for field in fields(options)):
         value = getattr(options, name)
@@ -104,11 +96,7 @@ def check_types(options: Any) -> None:
 
 
 def check_at_least(options: Any, least: float, *names: str) -> None:
-    """Refuses fields of a dataclass instance below a bound, and not-a-number; None passes.
-
-    Raises:
-        ConfigError: Names the option.
-    """
+    """Refuses fields of a dataclass instance below a bound, and not-a-number; None passes."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:
@@ -116,11 +104,7 @@ def check_at_least(options: Any, least: float, *names: str) -> None:
 
 
 def check_positive(options: Any, *names: str) -> None:
-    """Refuses fields of a dataclass instance that are not above 0; None passes.
-
-    Raises:
-        ConfigError: Names the option.
-    """
+    """Refuses fields of a dataclass instance that are not above 0; None passes."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -128,11 +112,7 @@ def check_positive(options: Any, *names: str) -> None:
 
 
 def check_choice(options: Any, name: str, *allowed: str) -> None:
-    """Refuses a field of a dataclass instance that is not one of the allowed words.
-
-    Raises:
-        ConfigError: Names the option, the given value, and the words.
-    """
+    """Refuses a field of a dataclass instance that is not one of the allowed words."""
     value = getattr(options, name)
     if value not in allowed:
         shown = " or ".join(map(repr, allowed))

@@ -20,11 +20,7 @@ MALE = (
 def one_token(
     encode: Callable[[str, str], list[int]], names: Sequence[str], at_least: int, dataset: str
 ) -> list[str]:
-    """The names that are one token after a space.
-
-    Raises:
-        ConfigError: There are fewer than `at_least`; the message names the data set.
-    """
+    """The names that are one token after a space."""
     ids = {name: tuple(encode("and", f" {name}")) for name in names}
     counts = Counter(ids.values())
     # Names that a vocabulary lacks may all be one and the same unknown token.

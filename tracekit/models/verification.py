@@ -50,9 +50,7 @@ class LoadingRecord:
 def verified_loading(source: object, device: torch.device | None) -> Iterator[LoadingRecord]:
     """Within the block, loads of this thread are recorded, and refused if weights are missing.
 
-    Args:
-        source: Names the model in messages.
-        device: Device of the model; None: where it is loaded to.
+    `device` is that of the model; None: where it is loaded to.
 
     Raises:
         UnsupportedModelError: Names weights that are missing or have other shapes.
