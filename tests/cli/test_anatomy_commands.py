@@ -144,8 +144,8 @@ def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_mode
     [
         {"source": tk.Noise(spans=("subject",), factor=2.5), "source_seed": 7},
         {"source": "noise", "source_seed": 3, "direction": "denoising"},
-        {"source": "mean", "by": "span"},
-        {"by": "position"},
+        {"source": "mean", "split_by": "span"},
+        {"split_by": "position"},
     ],
 )
 def test_sources_are_rebuilt_from_the_run(command, tmp_path, demo_model, options):  # noqa: F811

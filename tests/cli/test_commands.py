@@ -820,7 +820,8 @@ def test_commands_stand_in_the_order_of_use(help_of):
 def test_further_metrics_spans_and_bounds(command, tmp_path):
     code, out, err = command(
         *("trace", "--dataset", "demo-facts", "--limit", "8", "--components", "residual"),
-        *("--by", "span", "--windows", "2", "--also", "kl", "--also", "rank-change"),
+        *("--split-by", "span", "--layer-window", "2"),
+        *("--extra-metric", "kl", "--extra-metric", "rank-change"),
         *("--method", "greedy", "--budget", "2", "--keep-at-most", "5", "--quiet"),
         *("--output", str(tmp_path / "run")),
     )

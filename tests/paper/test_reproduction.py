@@ -20,6 +20,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit import paper
+from tracekit.engine.setup import Setup
 from tracekit.errors import (
     ComparisonError,
     ConfigError,
@@ -57,8 +58,7 @@ def job(**changes):
         **{
             "model": "demo",
             "dataset": "demo-bias",
-            "components": "attention-patterns",
-            "metric": "odds-ratio",
+            "setup": Setup(),
             "method": "top-k",
             "budgets": (2, 0.25),
             "limit": 6,
@@ -120,9 +120,12 @@ class TestPlans:
         assert ours.options == {"refine": False, "epochs": 30}
         assert ours.budgets == (0.025, 0.05, 0.1, 0.15)
         facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
-        assert facts.metric == "probability-ratio"
+        assert facts.setup.metric == "probability-ratio"
         binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
-        assert (binding.components, binding.positions) == ("head-outputs+mlp-blocks", "last")
+        assert (binding.setup.components, binding.setup.positions) == (
+            "head-outputs+mlp-blocks",
+            "last",
+        )
 
     def test_experiments_share_jobs(self):
         setting = Setting(models=[DEMO])
@@ -215,7 +218,7 @@ class TestStore:
             {"budgets": (2,)},
             {"seed": 1},
             {"limit": 5},
-            {"metric": "logit-difference"},
+            {"setup": Setup(metric="logit-difference")},
             {"held_out": 0.5},
             {"options": {}, "dtype": "bfloat16"},
             {"data_options": {}, "relative_layers": (0.5,)},

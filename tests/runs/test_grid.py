@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import tracekit as tk
 from tracekit._util.toml import read_options, write_options
+from tracekit.engine.setup import Setup
 from tracekit.errors import (
     BudgetError,
     ConfigError,
     DataNotFoundError,
+    SourceError,
     UnknownModelError,
     UnknownNameError,
 )
@@ -36,10 +40,9 @@ def test_every_combination_is_a_job_and_models_stay_together():
 
 def test_what_is_not_given_is_what_is_usual_for_the_data():
     bias, binding = Grid(models=["demo"], datasets=["demo-bias", "demo-binding"]).jobs()
-    assert (bias.components, bias.metric, bias.positions) == (
-        *("attention-patterns", "odds-ratio", "prompt"),
-    )
-    assert (binding.components, binding.positions) == ("head-outputs+mlp-blocks", "last")
+    assert bias.setup == Setup(components="attention-patterns", metric="odds-ratio")
+    assert binding.setup.components == "head-outputs+mlp-blocks"
+    assert binding.setup.positions == "last"
     assert (bias.method, bias.budgets) == ("pgb-ct", (0.1,))
 
 
@@ -69,17 +72,15 @@ def test_equal_budgets_in_another_order_are_the_same_run():
     assert first.budgets == (2, 4, 0.5)
 
 
-def test_runs_of_earlier_stores_keep_their_names():
-    """What came later is in the hash of a run only where it is used."""
-    job = Grid(**PLAIN).jobs()[0]
-    assert set(job.spec()) == {
-        *("work", "model", "dtype", "dataset", "data_options", "components", "metric"),
-        *("positions", "relative_layers", "method", "options", "budgets", "limit", "held_out"),
-        *("accuracy_on", "seed"),
+def test_jobs_are_read_back_from_json_and_say_what_is_unusual():
+    shared = {"direction": "denoising", "layers": [1], "source": "noise on last", "positions": [0]}
+    grid = Grid(**PLAIN, setup=shared, extra_metrics=["kl"], seeds=[3], limit=8)
+    (job,) = grid.jobs()
+    assert Job.from_spec(json.loads(json.dumps(job.spec()))) == job
+    assert job.setup.source_seed == job.seed == 3
+    assert job.unusual == {
+        **{"direction": "denoising", "layers": (1,), "source": "noise on last", "limit": 8},
     }
-    changed = Grid(**PLAIN, direction="denoising", extra_metrics=["kl"], layers=[1]).jobs()[0]
-    assert set(changed.spec()) - set(job.spec()) == {"direction", "extra_metrics", "layers"}
-    assert Job.from_spec(changed.spec()) == changed
 
 
 def test_parts_are_every_so_many_th_job_and_together_all():
@@ -130,7 +131,8 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         ({"seeds": [-1]}, ConfigError, "The seed is -1. Give a whole number"),
         ({"limit": 0}, ConfigError, "The limit is 0. Give the number of examples"),
         ({"held_out": 1.0}, ConfigError, "held_out is 1.0. Give a share of the examples"),
-        ({"direction": "noise"}, ConfigError, "The option direction is 'noise'. Input should be"),
+        ({"setup": {"direction": "noise"}}, ConfigError, "Unknown direction 'noise'. Use noising"),
+        ({"setup": {"source": "nought"}}, SourceError, "Unknown source 'nought'. Use one of"),
         ({"objective": "max"}, ConfigError, "The option objective is 'max'. Input should be"),
     ],
 )

@@ -251,8 +251,7 @@ class TestLocks:
         job = Job(
             model="demo",
             dataset="demo-bias",
-            components="attention-patterns",
-            metric="odds-ratio",
+            setup=tk.Setup(),
             method="top-k",
             budgets=(2,),
             limit=6,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.cli.app import app
-from tracekit.cli.options import Output, Quiet, Seed
+from tracekit.cli.options import Given, takes
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -109,18 +109,16 @@ _COLUMNS = ("method", *(f"{budget} heads" for budget in _BUDGETS), "passes", "ti
 
 
 @app.command()
-def demo(
-    output: Output = Path("tracekit-demo"),
-    seed: Seed = 0,
-    quiet: Quiet = False,
-) -> None:
+@takes("output", "seed", "quiet", output=Path("tracekit-demo"))
+def demo(given: Given) -> None:
     """Traces the embedded model: which attention heads act together in recalling facts?
 
     Runs four methods, the Pareto front and a pairwise map, and writes a page, `index.html`, beside
     all results. Takes less than a minute on two processor cores, and no network.
     """
+    output = given["output"]
     check_folder(output)
-    traced = _trace(output, seed, progress_is_shown(quiet))
+    traced = _trace(output, given["seed"], progress_is_shown(given["quiet"]))
     console.print(traced.story, style="bold", highlight=False)
     _print_methods(traced)
     page = _write_page(traced, output)

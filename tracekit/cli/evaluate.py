@@ -9,36 +9,17 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import (
-    OUTPUT,
-    WHAT,
-    Also,
-    ByOption,
-    Components,
-    DataDir,
-    DataOption,
-    DatasetName,
-    Device,
-    DirectionOption,
-    Dtype,
-    Layers,
-    Limit,
-    MaxBatchSize,
-    MeanOfTokens,
-    MetricName,
-    Model,
-    ModelOption,
-    PositionScope,
-    SourceOption,
-    Windows,
-    build_tracer,
-)
+from tracekit.cli.options import OUTPUT, TRACED, WHAT, Given, build_tracer, takes
 from tracekit.cli.output import check_file, print_rows, print_tracer
 from tracekit.cli.parsing import read_masks
 
+_NOT_HERE = ("split", "skip_mismatched", "held_out")
+
 
 @app.command()
+@takes(*(name for name in TRACED if name not in _NOT_HERE))
 def evaluate(
+    given: Given,
     mask: Annotated[
         list[Path],
         typer.Option(
@@ -48,25 +29,6 @@ def evaluate(
             rich_help_panel=WHAT,
         ),
     ],
-    model: Model = "demo",
-    dataset: DatasetName = "demo-bias",
-    data_dir: DataDir = None,
-    data_option: DataOption = None,
-    components: Components = None,
-    metric: MetricName = None,
-    also: Also = None,
-    layers: Layers = None,
-    positions: PositionScope = None,
-    by: ByOption = None,
-    windows: Windows = 1,
-    source: SourceOption = "counterfactual",
-    direction: DirectionOption = "noising",
-    continuation_mean: MeanOfTokens = "geometric",
-    limit: Limit = None,
-    model_option: ModelOption = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    max_batch_size: MaxBatchSize = 64,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -86,28 +48,7 @@ def evaluate(
 
     if output is not None:
         check_file(output)
-    tracer = build_tracer(
-        model=model,
-        dataset=dataset,
-        data_dir=data_dir,
-        data_option=data_option,
-        limit=limit,
-        components=components,
-        metric=metric,
-        also=also,
-        layers=layers,
-        positions=positions,
-        by=by,
-        windows=windows,
-        source=source,
-        direction=direction,
-        continuation_mean=continuation_mean,
-        model_option=model_option,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        quiet=True,
-    )
+    tracer = build_tracer(given, quiet=True)
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     table = Table("mask", "sum", "effect", "95 % interval", *names)

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OUTPUT, DryRun, Quiet, Seed
+from tracekit.cli.options import HOW, LIMITS, OUTPUT, REBUILT, Given, takes
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -20,23 +20,7 @@ from tracekit.cli.output import (
     print_rows,
     write_figures,
 )
-from tracekit.cli.rebuild import (
-    ByOption,
-    DataDir,
-    DataOption,
-    DatasetOfRun,
-    Device,
-    Dtype,
-    HeldOut,
-    Limit,
-    MaxBatchSize,
-    ModelOfRun,
-    ModelOption,
-    Run,
-    SkipMismatched,
-    Split,
-    rebuild_tracer,
-)
+from tracekit.cli.rebuild import DatasetOfRun, ModelOfRun, Run, rebuild_tracer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,12 +32,12 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 
 
 @app.command()
+@takes(*REBUILT, "seed", "dry_run", "quiet")
 def explain(
+    given: Given,
     run: Run,
     model: ModelOfRun = None,
     dataset: DatasetOfRun = None,
-    data_dir: DataDir = None,
-    data_option: DataOption = None,
     max_sets: Annotated[
         int,
         typer.Option(
@@ -87,18 +71,6 @@ def explain(
             "--json", help="Print JSON and nothing else to standard output.", rich_help_panel=OUTPUT
         ),
     ] = False,
-    by: ByOption = None,
-    split: Split = None,
-    skip_mismatched: SkipMismatched = False,
-    limit: Limit = None,
-    held_out: HeldOut = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    max_batch_size: MaxBatchSize = 64,
-    model_option: ModelOption = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
 ) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
     import tracekit as tk
@@ -107,31 +79,15 @@ def explain(
     check_folder(run)
     if output is not None:
         check_folder(output)
-    tracer = rebuild_tracer(
-        result,
-        model=model,
-        dataset=dataset,
-        data_dir=data_dir,
-        data_option=data_option,
-        split=split,
-        skip_mismatched=skip_mismatched,
-        limit=limit,
-        held_out=held_out,
-        by=by,
-        model_option=model_option,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        quiet=quiet,
-    )
-    if dry_run:
+    tracer = rebuild_tracer(result, given, model=model, dataset=dataset, quiet=given["quiet"])
+    if given["dry_run"]:
         estimate = tracer.estimate_explain(result, max_sets=max_sets)
         if as_json:
             typer.echo(json.dumps(asdict(estimate), indent=1))
         else:
             print_estimates([estimate])
         return
-    why = tracer.explain(result, max_sets=max_sets, tolerance=tolerance, seed=seed)
+    why = tracer.explain(result, max_sets=max_sets, tolerance=tolerance, seed=given["seed"])
     why.save(run)
     if as_json:
         typer.echo(json.dumps(_document(why), indent=1))

@@ -1,10 +1,22 @@
-"""Options that commands share, and the tracer that is built from them."""
+"""Options that commands share, each made once, and the tracer that is built from them.
+
+`takes` adds shared options to a command, which gets their values as one mapping:
+
+```python
+@app.command()
+@takes(*TRACED, "seed")
+def evaluate(given: Given, mask: Annotated[list[Path], ...]) -> None:
+    tracer = build_tracer(given)
+```
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -20,28 +32,74 @@ from tracekit.cli.parsing import (
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tracekit.components import ComponentRegistry
+    from tracekit.engine.setup import Setup
     from tracekit.search import Keep
     from tracekit.tracer.tracer import Tracer
 
 _, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
 
-Output = Annotated[
-    Path,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="PATH",
-        help="Folder for figures and results; made if missing.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of every search.", rich_help_panel=HOW)]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.", rich_help_panel=OUTPUT)]
+Given = dict[str, Any]
+"""Values of the shared options of a command, by name."""
 
-# ---- what is traced -------------------------------------------------------------------------
+
+class Shared(NamedTuple):
+    """An option that several commands have."""
+
+    annotation: Any
+    default: Any
+
+
+def shared(
+    default: Any, kind: Any, panel: str, metavar: str, text: str, *flags: str, **more: Any
+) -> Shared:
+    """An option.
+
+    Args:
+        default: Its value where it is not given.
+        kind: Its type.
+        panel: The part of the help that it stands in.
+        metavar: The name of its value in the help; empty for a flag.
+        text: Its help.
+        *flags: Its names, where they are not that of the parameter.
+        **more: Further settings of `typer.Option`.
+    """
+    shown = typer.Option(*flags, metavar=metavar or None, help=text, rich_help_panel=panel, **more)
+    return Shared(Annotated[kind, shown], default)
+
+
+def takes(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds options of `OPTIONS` to a command, whose first parameter gets their values.
+
+    Args:
+        *names: Of the options.
+        **defaults: Defaults that differ from those of `OPTIONS`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        added = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, OPTIONS[name].default),
+                annotation=OPTIONS[name].annotation,
+            )
+            for name in names
+        ]
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            command({name: values.pop(name) for name in names}, **values)
+
+        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
+        return run
+
+    return decorate
+
+
+# ---- the options ----------------------------------------------------------------------------
 
 
 def _read_config(context: Any, path: Path | None) -> Path | None:
@@ -60,34 +118,6 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
 
 _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="TOML file of these options, e.g. limit = 32. What is given here counts more.",
-        callback=_read_config,
-        is_eager=True,
-        rich_help_panel=OUTPUT,
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        help="Print how long it will take, from one timed probe; run and write nothing.",
-        rich_help_panel=LIMITS,
-    ),
-]
-SaveConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--save-config",
-        metavar="PATH",
-        help="File to write all of these options to.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-
 
 def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
     """Writes the options of a command to a file that `--config` reads; None: to none.
@@ -102,257 +132,183 @@ def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
         write_options(path, {n: v for n, v in options.items() if n not in _OF_THE_FILE})
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="`demo`, a directory in Hugging Face layout, or a hub name.",
-        rich_help_panel=WHAT,
-    ),
-]
-ModelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-        "revision=main; may be given several times.",
-        rich_help_panel=MODEL,
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="E.g. cpu or cuda:0.", rich_help_panel=MODEL)
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="auto (as the checkpoint says), float32, bfloat16 or float16.",
-        rich_help_panel=MODEL,
-    ),
-]
-DatasetName = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs.",
-        rich_help_panel=WHAT,
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="Folder with the data set's files. Default: downloaded once.",
-        rich_help_panel=DATA,
-    ),
-]
-DataOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Option of the data set as name=value, e.g. seed=1; may be given several times.",
-        rich_help_panel=DATA,
-    ),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Split of the data set, e.g. test.", rich_help_panel=DATA),
-]
-SkipMismatched = Annotated[
-    bool,
-    typer.Option(
-        "--skip-mismatched",
-        help="Drop examples whose counterfactual has another length.",
-        rich_help_panel=DATA,
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Use only the first N examples.", rich_help_panel=DATA),
-]
-Components = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, "
-        "attention-blocks, queries, keys, values, residual, residual-before, residual-between, "
-        "or several joined by +. Default: what the data set is usually traced with.",
-        rich_help_panel=WHAT,
-    ),
-]
-MetricName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy, kl, "
-        "jensen-shannon, entropy-change, set-logit-difference, set-probability-difference, "
-        "rank-change, first-choice-change. Default: by the data set.",
-        rich_help_panel=WHAT,
-    ),
-]
-Also = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="A further metric that every result is measured by; may be given several times.",
-        rich_help_panel=WHAT,
-    ),
-]
-Layers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="Layers to study, e.g. 0-5,8. Default: all.", rich_help_panel=WHAT
-    ),
-]
-PositionScope = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="prompt, last, all, or prompt positions such as 0,3,-1.",
-        rich_help_panel=WHAT,
-    ),
-]
-ByOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="What is told apart besides: span (named parts of the prompts) or position.",
-        rich_help_panel=WHAT,
-    ),
-]
-Windows = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Consecutive layers in which a component acts at once.",
-        rich_help_panel=WHAT,
-    ),
-]
-SourceOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Where the values come from that are put in: counterfactual, noise, zero, mean, "
-        "mean-positional, resample, or noise on spans, e.g. 'noise on subject'.",
-        rich_help_panel=WHAT,
-    ),
-]
-DirectionOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="noising: counterfactual values into the clean run. denoising: clean values back.",
-        rich_help_panel=WHAT,
-    ),
-]
-MeanOfTokens = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Mean over continuation tokens: geometric or arithmetic.",
-        rich_help_panel=WHAT,
-    ),
-]
 # Named here too: PyTorch is not imported for a page of help.
 _Objective = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
-_OBJECTIVE = typer.Option(
-    metavar="NAME",
-    help="What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median "
-    "or auto; mean effects are reported all the same. auto: the mean, by the search or by single "
-    "effects, whichever holds on the other half.",
-    rich_help_panel=HOW,
-)
-ObjectiveChoice = Annotated[_Objective, _OBJECTIVE]
-FrontObjective = Annotated[_Objective | None, _OBJECTIVE]
-KeepAtMost = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        help="Search only sets whose effect by the kept metric is at most this.",
-        rich_help_panel=HOW,
+_Texts, _Text, _Count = list[str] | None, str | None, int | None
+_SEVERAL = "; may be given several times."
+
+OPTIONS: Mapping[str, Shared] = {
+    # ---- data and model
+    "model": shared(
+        *("demo", str, WHAT, "NAME"), "`demo`, a directory in Hugging Face layout, or a hub name."
     ),
-]
-KeepMetric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The metric that is to stay within it. Default: kl.",
-        rich_help_panel=HOW,
+    "model_option": shared(
+        *(None, _Texts, MODEL, "NAME=VALUE"),
+        "Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
+        f"revision=main{_SEVERAL}",
     ),
-]
-KeepDataset = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
-        rich_help_panel=HOW,
+    "device": shared(None, _Text, MODEL, "NAME", "E.g. cpu or cuda:0."),
+    "dtype": shared(
+        *("auto", str, MODEL, "NAME"),
+        "auto (as the checkpoint says), float32, bfloat16 or float16.",
     ),
-]
-MaxBatchSize = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Examples per pass; bounds memory, changes no result.",
-        rich_help_panel=LIMITS,
+    "dataset": shared(
+        *("demo-bias", str, WHAT, "NAME"),
+        "A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs.",
     ),
-]
-MaxMemory = Annotated[
-    int | None,
-    typer.Option(
+    "data_dir": shared(
+        *(None, Path | None, DATA, "PATH"),
+        "Folder with the data set's files. Default: downloaded once.",
+    ),
+    "data_option": shared(
+        *(None, _Texts, DATA, "NAME=VALUE"),
+        f"Option of the data set as name=value, e.g. seed=1{_SEVERAL}",
+    ),
+    "split": shared(None, _Text, DATA, "NAME", "Split of the data set, e.g. test."),
+    "skip_mismatched": shared(
+        *(False, bool, DATA, ""),
+        "Drop examples whose counterfactual has another length.",
+        "--skip-mismatched",
+    ),
+    "limit": shared(None, _Count, DATA, "N", "Use only the first N examples.", min=1),
+    "held_out": shared(
+        *(None, float | None, DATA, "X"),
+        "Share of the examples that no method sees, e.g. 0.2, to measure on.",
+    ),
+    # ---- the fields of a Setup
+    "components": shared(
+        *(None, _Text, WHAT, "NAME"),
+        "attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, "
+        "attention-blocks, queries, keys, values, residual, residual-before, residual-between, "
+        "or several joined by +. Default: what the data set is usually traced with.",
+    ),
+    "metric": shared(
+        *(None, _Text, WHAT, "NAME"),
+        "odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy, kl, "
+        "jensen-shannon, entropy-change, set-logit-difference, set-probability-difference, "
+        "rank-change, first-choice-change. Default: by the data set.",
+    ),
+    "layers": shared(None, _Text, WHAT, "TEXT", "Layers to study, e.g. 0-5,8. Default: all."),
+    "positions": shared(
+        *(None, _Text, WHAT, "TEXT"), "prompt, last, all, or prompt positions such as 0,3,-1."
+    ),
+    "split_by": shared(
+        *(None, _Text, WHAT, "TEXT"),
+        "What makes components of their own besides: span (named parts of the prompts) or "
+        "position.",
+    ),
+    "layer_window": shared(
+        *(1, int, WHAT, "N"), "Consecutive layers in which a component acts at once.", min=1
+    ),
+    "source": shared(
+        *("counterfactual", str, WHAT, "NAME"),
+        "Where the values come from that are patched in: counterfactual, noise, zero, mean, "
+        "mean-positional, resample, or noise on spans, e.g. 'noise on subject'.",
+    ),
+    "direction": shared(
+        *("noising", str, WHAT, "NAME"),
+        "noising: counterfactual values into the clean run. denoising: clean values back.",
+    ),
+    "continuation_mean": shared(
+        *("geometric", str, WHAT, "NAME"), "Mean over continuation tokens: geometric or arithmetic."
+    ),
+    "extra_metric": shared(
+        *(None, _Texts, WHAT, "NAME"),
+        f"A further metric that every result is measured by{_SEVERAL}",
+    ),
+    # ---- how it is searched
+    "objective": shared(
+        *("mean", _Objective | None, HOW, "NAME"),
+        "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median "
+        "or auto; mean effects are reported all the same. auto: the mean, by the search or by "
+        "single effects, whichever holds on the other half.",
+    ),
+    "keep_at_most": shared(
+        *(None, float | None, HOW, "X"),
+        "Search only sets whose effect by the kept metric is at most this.",
+    ),
+    "keep_metric": shared(
+        *(None, _Text, HOW, "NAME"), "The metric that is to stay within it. Default: kl."
+    ),
+    "keep_dataset": shared(
+        *(None, _Text, HOW, "NAME"),
+        "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
+    ),
+    "seed": shared(0, int, HOW, "N", "Seed of every search."),
+    # ---- limits, workers, output
+    "max_batch_size": shared(
+        *(64, int, LIMITS, "N"), "Examples per pass; bounds memory, changes no result.", min=1
+    ),
+    "max_memory": shared(
+        *(None, _Count, LIMITS, "N"),
+        "MiB that counterfactual activations may take on the device.",
         min=0,
-        metavar="N",
-        help="MiB that counterfactual activations may take on the device.",
-        rich_help_panel=LIMITS,
     ),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Number of runs at a time, each on a CUDA device of its own if there are several. "
+    "dry_run": shared(
+        *(False, bool, LIMITS, ""),
+        "Print how long it will take, from one timed probe; run and write nothing.",
+        "--dry-run",
+    ),
+    "jobs": shared(
+        *(None, _Count, WHERE, "N"),
+        "Number of runs at a time, each on a CUDA device of its own if there are several. "
         "Default: 1, or as many as the executor has workers.",
-        rich_help_panel=WHERE,
+        min=1,
     ),
-]
-Part = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
+    "part": shared(
+        *(None, _Text, WHERE, "TEXT"),
+        "Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
         "For arrays of jobs and several shells.",
-        rich_help_panel=WHERE,
     ),
-]
-ExecutorAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--executor",
-        metavar="TEXT",
-        help="dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
+    "executor": shared(
+        *(None, _Text, WHERE, "TEXT"),
+        "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
         "Default: this machine.",
-        rich_help_panel=WHERE,
     ),
-]
-ExecutorOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu; "
-        "may be given several times.",
-        rich_help_panel=WHERE,
+    "executor_option": shared(
+        *(None, _Texts, WHERE, "NAME=VALUE"),
+        "Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu"
+        f"{_SEVERAL}",
     ),
-]
-HeldOut = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        help="Share of the examples that no method sees, e.g. 0.2, to measure on.",
-        rich_help_panel=DATA,
+    "output": shared(
+        *(Path("run"), Path, OUTPUT, "PATH"),
+        "Folder for figures and results; made if missing.",
+        *("--output", "-o"),
     ),
-]
+    "config": shared(
+        *(None, Path | None, OUTPUT, "PATH"),
+        "TOML file of these options, e.g. limit = 32. What is given here counts more.",
+        callback=_read_config,
+        is_eager=True,
+    ),
+    "save_config_to": shared(
+        *(None, Path | None, OUTPUT, "PATH"),
+        "File to write all of these options to.",
+        "--save-config",
+    ),
+    "quiet": shared(False, bool, OUTPUT, "", "No progress bars.", "--quiet"),
+}
+"""All of them, by parameter; a test holds those of `Setup` against its fields."""
+
+_LOADED = ("model_option", "device", "dtype", "max_batch_size")
+_CHOSEN = ("data_dir", "data_option", "split", "skip_mismatched", "limit", "held_out")
+TRACED = (
+    *("model", "dataset", "components", "metric", "extra_metric", "layers", "positions"),
+    *("split_by", "layer_window", "source", "direction", "continuation_mean"),
+    *(*_CHOSEN, *_LOADED),
+)
+"""Options of every command that traces: data, model and setup."""
+SEARCHED = ("max_memory", "objective", "keep_at_most", "keep_metric", "keep_dataset")
+"""Further options of a command that searches."""
+REBUILT = (*_CHOSEN, "split_by", *_LOADED)
+"""Options of a command on a saved run, beside its model and data set."""
+WORKERS = ("jobs", "part", "executor", "executor_option")
+"""Options of a command that runs jobs."""
+_AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_mean")
+"""Fields of a setup whose options are taken as they are."""
+
+
+# ---- the tracer -----------------------------------------------------------------------------
 
 
 def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
@@ -376,98 +332,78 @@ def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_keep(
-    tracer: Tracer, at_most: float | None, metric: str | None, dataset: str | None
-) -> Keep | None:
-    """What a search is to leave as it is; the arguments are options of a command.
+def build_keep(tracer: Tracer, given: Mapping[str, Any]) -> Keep | None:
+    """The bound that a search stays within; `given` are options of a command.
 
     Raises:
         ConfigError: A data set or a metric without a bound.
     """
     import tracekit as tk
 
-    if at_most is None:
-        for option, given in (("--keep-dataset", dataset), ("--keep-metric", metric)):
-            if given is not None:
-                raise ConfigError(f"{option} needs a bound. Give --keep-at-most, e.g. 0.05.")
+    dataset, metric = given["keep_dataset"], given["keep_metric"]
+    if given["keep_at_most"] is None:
+        for flag, value in (("--keep-dataset", dataset), ("--keep-metric", metric)):
+            if value is not None:
+                raise ConfigError(f"{flag} needs a bound. Give --keep-at-most, e.g. 0.05.")
         return None
     pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Keep(pairs=pairs, metric=metric or "kl", at_most=at_most)
+    return tk.Keep(pairs=pairs, metric=metric or "kl", at_most=given["keep_at_most"])
 
 
 def build_tracer(
-    *,
-    model: str,
-    dataset: str,
-    data_dir: Path | None = None,
-    data_option: list[str] | None = None,
-    split: str | None = None,
-    skip_mismatched: bool = False,
-    limit: int | None = None,
-    components: str | ComponentRegistry | None = None,
-    metric: str | None = None,
-    also: list[str] | None = None,
-    layers: str | None = None,
-    positions: str | Sequence[int] | None = None,
-    by: str | None = None,
-    windows: int = 1,
-    source: str = "counterfactual",
-    source_seed: int | None = None,
-    direction: str = "noising",
-    continuation_mean: str = "geometric",
-    model_option: list[str] | None = None,
-    device: str | None = None,
-    dtype: str = "auto",
-    max_batch_size: int = 64,
-    max_memory: int | None = None,
-    held_out: float | None = None,
-    seed: int = 0,
-    quiet: bool = False,
+    given: Mapping[str, Any], *, setup: Setup | None = None, quiet: bool = False
 ) -> Tracer:
-    """Loads model and data and builds the tracer; the arguments are the options of a command.
+    """Loads model and data and builds the tracer of the options `TRACED` of a command.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
+
+    Args:
+        given: The options.
+        setup: The setup, instead of the one that the options say.
+        quiet: Whether no progress is shown.
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device
     from tracekit.cli.output import join_ranks, print_skipped
     from tracekit.data.registry import describe
-    from tracekit.engine.sources import source_of_name
 
     join_ranks()
-    layer_list = parse_layers(layers)
+    dataset, data_dir, seed = given["dataset"], given["data_dir"], given.get("seed", 0)
+    layers = parse_layers(given.get("layers"))
     check_data(dataset, data_dir=data_dir)
     usual = describe(dataset)
-    data_options: dict[str, Any] = parse_options(data_option or [], [dataset])[dataset]
+    data_options: dict[str, Any] = parse_options(given["data_option"] or [], [dataset])[dataset]
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
-    data_options |= {} if split is None else {"split": split}
-    data_options |= {"on_mismatch": "skip"} if skip_mismatched else {}
+    data_options |= {} if given.get("split") is None else {"split": given["split"]}
+    data_options |= {"on_mismatch": "skip"} if given.get("skip_mismatched") else {}
+    device = given["device"]
     if device in (None, "cuda"):
         device = own_device() or device
-    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
-    pairs = tk.load_dataset(dataset, loaded, **data_options)
+    loading = parse_loading(given["model_option"])
+    model = load(given["model"], device=device, dtype=given["dtype"], **loading)
+    pairs = tk.load_dataset(dataset, model, **data_options)
     print_skipped(pairs)
-    pairs = pairs if limit is None else pairs[:limit]
-    held_out_pairs = None
-    if held_out is not None:
-        pairs, held_out_pairs = pairs.split(1 - held_out, seed=seed)
-    positions = positions or ("prompt" if by else usual.positions)
+    pairs, held_out = pairs[: given["limit"]], None
+    if given.get("held_out") is not None:
+        pairs, held_out = pairs.split(1 - given["held_out"], seed=seed)
+    if setup is None:
+        positions = given["positions"] or ("prompt" if given["split_by"] else usual.positions)
+        setup = tk.Setup(
+            components=given["components"] or usual.components,
+            metric=given["metric"] or usual.metric,
+            layers=layers,
+            positions=parse_positions(positions) if isinstance(positions, str) else positions,
+            source_seed=seed,
+            **{name: given[name] for name in _AS_GIVEN},
+        )
+    memory = given.get("max_memory")
     return tk.Tracer(
-        loaded,
+        model,
         pairs,
-        components=components or usual.components,
-        metric=metric or usual.metric,  # type: ignore[arg-type]
-        layers=layer_list,
-        positions=parse_positions(positions) if isinstance(positions, str) else positions,
-        split_by=by,  # type: ignore[arg-type]
-        layer_window=windows,
-        source=source_of_name(source),
-        direction=direction,  # type: ignore[arg-type]
-        source_seed=seed if source_seed is None else source_seed,
-        continuation_mean=continuation_mean,  # type: ignore[arg-type]
-        max_batch_size=max_batch_size,
-        max_memory=None if max_memory is None else max_memory * 2**20,
+        setup,
+        max_batch_size=given["max_batch_size"],
+        max_memory=None if memory is None else memory * 2**20,
         progress=progress_is_shown(quiet),
-        held_out=held_out_pairs,
-        extra_metrics=also or (),  # type: ignore[arg-type]
+        held_out=held_out,
+        extra_metrics=given.get("extra_metric") or (),
     )

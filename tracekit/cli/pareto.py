@@ -13,40 +13,13 @@ from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
     LIMITS,
-    Also,
-    ByOption,
-    Components,
-    DataDir,
-    DataOption,
-    DatasetName,
-    Device,
-    DirectionOption,
-    DryRun,
-    Dtype,
-    FrontObjective,
-    HeldOut,
-    KeepAtMost,
-    KeepDataset,
-    KeepMetric,
-    Layers,
-    Limit,
-    MaxBatchSize,
-    MaxMemory,
-    MeanOfTokens,
-    MetricName,
-    Model,
-    ModelOption,
-    Output,
-    PositionScope,
-    Quiet,
-    Seed,
-    SkipMismatched,
-    SourceOption,
-    Split,
-    Windows,
+    SEARCHED,
+    TRACED,
+    Given,
     build_keep,
     build_tracer,
     check_data,
+    takes,
 )
 from tracekit.cli.output import (
     check_folder,
@@ -63,14 +36,9 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet", objective=None)
 def pareto(
-    model: Model = "demo",
-    dataset: DatasetName = "demo-bias",
-    data_dir: DataDir = None,
-    data_option: DataOption = None,
-    components: Components = None,
-    metric: MetricName = None,
-    also: Also = None,
+    given: Given,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -108,30 +76,6 @@ def pareto(
             rich_help_panel=HOW,
         ),
     ] = None,
-    layers: Layers = None,
-    positions: PositionScope = None,
-    by: ByOption = None,
-    windows: Windows = 1,
-    source: SourceOption = "counterfactual",
-    direction: DirectionOption = "noising",
-    continuation_mean: MeanOfTokens = "geometric",
-    split: Split = None,
-    skip_mismatched: SkipMismatched = False,
-    limit: Limit = None,
-    held_out: HeldOut = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    max_batch_size: MaxBatchSize = 64,
-    model_option: ModelOption = None,
-    max_memory: MaxMemory = None,
-    objective: FrontObjective = None,
-    keep_at_most: KeepAtMost = None,
-    keep_metric: KeepMetric = None,
-    keep_dataset: KeepDataset = None,
-    output: Output = Path("run"),
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
 ) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
     import warnings
@@ -139,43 +83,18 @@ def pareto(
     from tracekit.errors import SearchStoppedWarning
     from tracekit.search import LocalSearch, make
 
+    output, objective = given["output"], given["objective"]
     check_folder(output)
     limits = {"max_passes": max_passes, "max_seconds": max_seconds, "checkpoint": checkpoint}
     options = parse_options(option or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
-    check_data(keep_dataset)
+    check_data(given["keep_dataset"])
     largest = None if budget is None else parse_budget(budget)
-    tracer = build_tracer(
-        model=model,
-        dataset=dataset,
-        data_dir=data_dir,
-        data_option=data_option,
-        split=split,
-        skip_mismatched=skip_mismatched,
-        limit=limit,
-        components=components,
-        metric=metric,
-        also=also,
-        layers=layers,
-        positions=positions,
-        by=by,
-        windows=windows,
-        source=source,
-        direction=direction,
-        continuation_mean=continuation_mean,
-        model_option=model_option,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        max_memory=max_memory,
-        held_out=held_out,
-        seed=seed,
-        quiet=quiet,
-    )
-    keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
+    tracer = build_tracer(given, quiet=given["quiet"])
+    keep = build_keep(tracer, given)
     print_tracer(tracer)
-    if dry_run:
+    if given["dry_run"]:
         print_estimates(
             [tracer.estimate_pareto(keep=keep, objective=objective, max_budget=largest, **options)]
         )
@@ -184,7 +103,7 @@ def pareto(
         # `_print_front` says it with the name of the option.
         warnings.simplefilter("ignore", SearchStoppedWarning)
         front = tracer.pareto(
-            keep=keep, objective=objective, max_budget=largest, seed=seed, **options
+            keep=keep, objective=objective, max_budget=largest, seed=given["seed"], **options
         )
     if console.quiet:
         return

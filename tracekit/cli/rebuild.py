@@ -1,50 +1,20 @@
-"""The tracer of a saved run, built again: the same model, data, components and metric."""
+"""The tracer of a saved run, built again from its setup: the same model, data and question."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit.cli.options import (
-    WHAT,
-    ByOption,
-    DataDir,
-    DataOption,
-    Device,
-    Dtype,
-    HeldOut,
-    Limit,
-    MaxBatchSize,
-    ModelOption,
-    SkipMismatched,
-    Split,
-    build_tracer,
-)
+from tracekit.cli.options import WHAT, build_tracer
 from tracekit.errors import ComparisonError, DataNotFoundError
 
 if TYPE_CHECKING:
     from tracekit.results import TraceResult
     from tracekit.tracer.tracer import Tracer
 
-__all__ = [
-    "ByOption",
-    "DataDir",
-    "DataOption",
-    "DatasetOfRun",
-    "Device",
-    "Dtype",
-    "HeldOut",
-    "Limit",
-    "MaxBatchSize",
-    "ModelOfRun",
-    "ModelOption",
-    "Run",
-    "SkipMismatched",
-    "Split",
-    "rebuild_tracer",
-]
 _TOLERANCE = 1e-3
 """Share of the mean absolute effect by which a set may differ when it is measured again."""
 
@@ -73,26 +43,23 @@ DatasetOfRun = Annotated[
 
 def rebuild_tracer(
     result: TraceResult,
+    given: dict[str, Any],
     *,
     model: str | None,
     dataset: str | None,
-    data_dir: Path | None,
-    data_option: list[str] | None,
-    split: str | None,
-    skip_mismatched: bool,
-    limit: int | None,
-    held_out: float | None,
-    by: str | None,
-    model_option: list[str] | None,
-    device: str | None,
-    dtype: str,
-    max_batch_size: int,
     quiet: bool,
 ) -> Tracer:
-    """Builds the tracer of a run once more; the arguments are the options of a command.
+    """Builds the tracer of a run once more.
 
     Everything that the run says is taken from it. The set of the run is measured once, and must
     have the effect that the run says.
+
+    Args:
+        result: The run.
+        given: The options `REBUILT` of a command.
+        model: Where the model is, if not where the run says.
+        dataset: The data set, if the run does not name one of tracekit.
+        quiet: Whether no progress is shown.
 
     Raises:
         DataNotFoundError: The run is of data that no data set has the name of.
@@ -105,32 +72,14 @@ def rebuild_tracer(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
         )
-    if limit is None and held_out is None:
-        limit = len(result.per_example)
-    tracer = build_tracer(
-        model=model or result.model,
-        dataset=dataset or result.dataset,
-        data_dir=data_dir,
-        data_option=data_option,
-        split=split,
-        skip_mismatched=skip_mismatched,
-        limit=limit,
-        components=result.registry,
-        metric=result.metric,
-        positions=result.positions,
-        by=by or result.by or ("span" if result.registry.spans else None),
-        source=result.source,
-        source_seed=result.source_seed,
-        direction=result.direction,
-        continuation_mean=result.continuation_mean,
-        model_option=model_option,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        held_out=held_out,
-        seed=result.seed,
-        quiet=quiet,
-    )
+    if given["limit"] is None and given["held_out"] is None:
+        given = {**given, "limit": len(result.per_example)}
+    named = {"model": model or result.model, "dataset": dataset or result.dataset}
+    setup = result.setup.with_registry(result.registry)
+    if given["split_by"] is not None:
+        setup = replace(setup, split_by=given["split_by"])
+    given = {**given, **named, "seed": result.seed}
+    tracer = build_tracer(given, setup=setup, quiet=quiet)
     _check_same(tracer, result)
     return tracer
 

@@ -12,23 +12,7 @@ from rich.text import Text
 
 from tracekit._util.markup import printable
 from tracekit.cli.app import app
-from tracekit.cli.options import (
-    DATA,
-    HOW,
-    OUTPUT,
-    WHAT,
-    Device,
-    Dtype,
-    ExecutorAddress,
-    ExecutorOption,
-    Jobs,
-    MaxBatchSize,
-    ModelOption,
-    Part,
-    Quiet,
-    Seed,
-    check_data,
-)
+from tracekit.cli.options import DATA, HOW, OUTPUT, WHAT, WORKERS, Given, check_data, takes
 from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
 from tracekit.errors import UnknownNameError
@@ -41,7 +25,13 @@ _MOST_ROWS = 16
 
 
 @app.command()
+@takes(
+    *WORKERS,
+    *("model_option", "device", "dtype", "max_batch_size", "seed", "quiet"),
+    dtype="float32",
+)
 def reproduce(
+    given: Given,
     names: Annotated[
         list[str] | None,
         typer.Argument(help="Names of tables and figures, or `all`; --list lists them."),
@@ -93,10 +83,6 @@ def reproduce(
             rich_help_panel=DATA,
         ),
     ] = None,
-    jobs: Jobs = None,
-    part: Part = None,
-    executor: ExecutorAddress = None,
-    executor_option: ExecutorOption = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -114,7 +100,6 @@ def reproduce(
             rich_help_panel=DATA,
         ),
     ] = None,
-    model_option: ModelOption = None,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -131,11 +116,6 @@ def reproduce(
             rich_help_panel=HOW,
         ),
     ] = True,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    max_batch_size: MaxBatchSize = 64,
-    seed: Seed = 0,
-    quiet: Quiet = False,
 ) -> None:
     """Reruns tables and figures of the paper.
 
@@ -147,6 +127,7 @@ def reproduce(
     from tracekit.runs.worker import reasons
     from tracekit.search import METHODS
 
+    part, quiet = given["part"], given["quiet"]
     if list_experiments or not names:
         _print_experiments()
         return
@@ -160,11 +141,11 @@ def reproduce(
         models=[paper.ModelAt.parse(text) for text in model or []],
         datasets=dataset or [],
         methods=method_names,
-        seed=seed,
+        seed=given["seed"],
         limit=limit,
         draws=draws,
         held_out=held_out,
-        dtype=dtype,
+        dtype=given["dtype"],
         data_options=parse_options(data_option or [], [""])[""],
     )
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
@@ -200,12 +181,12 @@ def reproduce(
             setting,
             output,
             data_dir=data_dir,
-            device=device,
-            max_batch_size=max_batch_size,
-            loading=parse_loading(model_option),
-            processes=jobs,
-            executor=executor,
-            executor_options=parse_executor_options(executor_option),
+            device=given["device"],
+            max_batch_size=given["max_batch_size"],
+            loading=parse_loading(given["model_option"]),
+            processes=given["jobs"],
+            executor=given["executor"],
+            executor_options=parse_executor_options(given["executor_option"]),
             part=part,
             on_done=on_done,
         )

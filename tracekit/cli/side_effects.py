@@ -8,31 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, OUTPUT, WHAT, Quiet, Seed
+from tracekit.cli.options import HOW, OUTPUT, REBUILT, WHAT, Given, takes
 from tracekit.cli.output import check_folder, console, write_figures
 from tracekit.cli.parsing import parse_options
-from tracekit.cli.rebuild import (
-    ByOption,
-    DataDir,
-    DataOption,
-    DatasetOfRun,
-    Device,
-    Dtype,
-    HeldOut,
-    Limit,
-    MaxBatchSize,
-    ModelOfRun,
-    ModelOption,
-    Run,
-    SkipMismatched,
-    Split,
-    rebuild_tracer,
-)
+from tracekit.cli.rebuild import DatasetOfRun, ModelOfRun, Run, rebuild_tracer
 from tracekit.errors import ConfigError
 
 
 @app.command("side-effects")
+@takes(*REBUILT, "seed", "quiet")
 def side_effects(
+    given: Given,
     run: Run,
     other: Annotated[
         list[str],
@@ -66,8 +52,6 @@ def side_effects(
     ] = 20,
     model: ModelOfRun = None,
     dataset: DatasetOfRun = None,
-    data_dir: DataDir = None,
-    data_option: DataOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -78,17 +62,6 @@ def side_effects(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    by: ByOption = None,
-    split: Split = None,
-    skip_mismatched: SkipMismatched = False,
-    limit: Limit = None,
-    held_out: HeldOut = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    max_batch_size: MaxBatchSize = 64,
-    model_option: ModelOption = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
 ) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""
     import tracekit as tk
@@ -103,29 +76,13 @@ def side_effects(
     check_folder(run)
     if output is not None:
         check_folder(output)
-    tracer = rebuild_tracer(
-        result,
-        model=model,
-        dataset=dataset,
-        data_dir=data_dir,
-        data_option=data_option,
-        split=split,
-        skip_mismatched=skip_mismatched,
-        limit=limit,
-        held_out=held_out,
-        by=by,
-        model_option=model_option,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        quiet=quiet,
-    )
+    tracer = rebuild_tracer(result, given, model=model, dataset=dataset, quiet=given["quiet"])
     others: dict[str, Any] = {}
     for name, source in named.items():
         pairs = tk.load_dataset(source, tracer.model)
         pairs = pairs if other_limit is None else pairs[:other_limit]
         others[name] = (pairs, metrics[name]) if name in metrics else pairs
-    side = tracer.side_effects(result, others, draws=draws, seed=seed)
+    side = tracer.side_effects(result, others, draws=draws, seed=given["seed"])
     side.save(run)
     console.print(f"{side}", highlight=False, soft_wrap=True)
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)

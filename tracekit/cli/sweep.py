@@ -10,16 +10,7 @@ from rich.table import Table
 
 from tracekit._util.markup import printable
 from tracekit.cli.app import app
-from tracekit.cli.options import (
-    LIMITS,
-    OUTPUT,
-    Device,
-    ExecutorAddress,
-    ExecutorOption,
-    Jobs,
-    Part,
-    Quiet,
-)
+from tracekit.cli.options import LIMITS, OUTPUT, WORKERS, Given, takes
 from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
@@ -33,7 +24,9 @@ _COLUMNS = ("model", "dataset", "kind", "method", "options", "seed", "budget", "
 
 
 @app.command()
+@takes(*WORKERS, "device", "quiet")
 def sweep(
+    given: Given,
     file: Annotated[
         Path,
         typer.Argument(help="A TOML file with models, datasets, methods, budgets and the like."),
@@ -48,11 +41,6 @@ def sweep(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    jobs: Jobs = None,
-    part: Part = None,
-    executor: ExecutorAddress = None,
-    executor_option: ExecutorOption = None,
-    device: Device = None,
     max_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -62,7 +50,6 @@ def sweep(
             rich_help_panel=LIMITS,
         ),
     ] = None,
-    quiet: Quiet = False,
 ) -> None:
     """Runs every method on every data set and model of a file, and writes a table of all runs.
 
@@ -74,19 +61,15 @@ def sweep(
 
     from tracekit import runs
     from tracekit._util.toml import read_options
+    from tracekit.engine.setup import SETUP_OPTIONS
 
     own = inspect.signature(runs.sweep).parameters
-    keys = {*own, *(field.name for field in fields(runs.Grid))}
-    options = read_options(file, keys - {"further", "on_done", "progress", "part"})
-    given: dict[str, Any] = {
-        "output": output,
-        "jobs": jobs,
-        "part": part,
-        "executor": executor,
-        "device": device,
-        "max_batch_size": max_batch_size,
-    }
-    options |= {name: value for name, value in given.items() if value is not None}
+    keys = {*own, *(field.name for field in fields(runs.Grid)), *SETUP_OPTIONS}
+    options = read_options(file, keys - {"further", "on_done", "progress", "part", "setup"})
+    quiet, part = given.pop("quiet"), given["part"]
+    executor_option = given.pop("executor_option")
+    named: dict[str, Any] = {**given, "output": output, "max_batch_size": max_batch_size}
+    options |= {name: value for name, value in named.items() if value is not None}
     if executor_option:
         typed = parse_executor_options(executor_option)
         options["executor_options"] = {**options.get("executor_options", {}), **typed}

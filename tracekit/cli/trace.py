@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,43 +9,14 @@ import typer
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
-    Also,
-    ByOption,
-    Components,
-    Config,
-    DataDir,
-    DataOption,
-    DatasetName,
-    Device,
-    DirectionOption,
-    DryRun,
-    Dtype,
-    HeldOut,
-    KeepAtMost,
-    KeepDataset,
-    KeepMetric,
-    Layers,
-    Limit,
-    MaxBatchSize,
-    MaxMemory,
-    MeanOfTokens,
-    MetricName,
-    Model,
-    ModelOption,
-    ObjectiveChoice,
-    Output,
-    PositionScope,
-    Quiet,
-    SaveConfig,
-    Seed,
-    SkipMismatched,
-    SourceOption,
-    Split,
-    Windows,
+    SEARCHED,
+    TRACED,
+    Given,
     build_keep,
     build_tracer,
     check_data,
     save_config,
+    takes,
 )
 from tracekit.cli.output import (
     check_folder,
@@ -61,14 +31,9 @@ from tracekit.cli.parsing import goal, parse_options
 
 
 @app.command()
+@takes(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet")
 def trace(
-    model: Model = "demo",
-    dataset: DatasetName = "demo-bias",
-    data_dir: DataDir = None,
-    data_option: DataOption = None,
-    components: Components = None,
-    metric: MetricName = None,
-    also: Also = None,
+    given: Given,
     budget: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,36 +66,12 @@ def trace(
             rich_help_panel=HOW,
         ),
     ] = None,
-    layers: Layers = None,
-    positions: PositionScope = None,
-    by: ByOption = None,
-    windows: Windows = 1,
-    source: SourceOption = "counterfactual",
-    direction: DirectionOption = "noising",
-    continuation_mean: MeanOfTokens = "geometric",
-    split: Split = None,
-    skip_mismatched: SkipMismatched = False,
-    limit: Limit = None,
-    held_out: HeldOut = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    max_batch_size: MaxBatchSize = 64,
-    model_option: ModelOption = None,
-    max_memory: MaxMemory = None,
-    objective: ObjectiveChoice = "mean",
-    keep_at_most: KeepAtMost = None,
-    keep_metric: KeepMetric = None,
-    keep_dataset: KeepDataset = None,
-    output: Output = Path("run"),
-    config: Config = None,
-    save_config_to: SaveConfig = None,
-    seed: Seed = 0,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
 ) -> None:
     """Traces any model on any data set, and writes figures and results."""
-    options = dict(locals())
     from tracekit.search import make
+
+    own = {"budget": budget, "target_effect": target_effect, "method": method, "option": option}
+    output, seed, objective = given["output"], given["seed"], given["objective"]
 
     # Before anything slow: checks of everything that needs no model.
     check_folder(output)
@@ -138,39 +79,13 @@ def trace(
     by_method = parse_options(option or [], methods)
     goals = {name: goal(budget, target_effect, by_method[name]) for name in methods}
     searches = {name: make(name, by_method[name]) for name in methods}
-    check_data(keep_dataset)
-    if not dry_run:
-        save_config(save_config_to, options)
-    tracer = build_tracer(
-        model=model,
-        dataset=dataset,
-        data_dir=data_dir,
-        data_option=data_option,
-        split=split,
-        skip_mismatched=skip_mismatched,
-        limit=limit,
-        components=components,
-        metric=metric,
-        also=also,
-        layers=layers,
-        positions=positions,
-        by=by,
-        windows=windows,
-        source=source,
-        direction=direction,
-        continuation_mean=continuation_mean,
-        model_option=model_option,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        max_memory=max_memory,
-        held_out=held_out,
-        seed=seed,
-        quiet=quiet,
-    )
-    keep = build_keep(tracer, keep_at_most, keep_metric, keep_dataset)
+    check_data(given["keep_dataset"])
+    if not given["dry_run"]:
+        save_config(given["save_config_to"], {**given, **own})
+    tracer = build_tracer(given, quiet=given["quiet"])
+    keep = build_keep(tracer, given)
     print_tracer(tracer)
-    if dry_run:
+    if given["dry_run"]:
         print_estimates(
             tracer.estimate(searches[name], keep=keep, objective=objective, **goals[name])
             for name in methods

@@ -9,14 +9,16 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import WHAT, DataDir, Device, Dtype, MaxBatchSize, ModelOption, Quiet
+from tracekit.cli.options import WHAT, Given, takes
 from tracekit.cli.output import console, load, progress_is_shown
 from tracekit.cli.parsing import parse_loading
 from tracekit.errors import ComparisonError
 
 
 @app.command()
+@takes("data_dir", "model_option", "device", "dtype", "max_batch_size", "quiet")
 def validate(
+    given: Given,
     model: Annotated[str, typer.Argument(help="A hub name or a directory.")],
     dataset: Annotated[
         str, typer.Option(metavar="NAME", help="winobias or winogender.", rich_help_panel=WHAT)
@@ -39,12 +41,6 @@ def validate(
             rich_help_panel=WHAT,
         ),
     ] = None,
-    data_dir: DataDir = None,
-    model_option: ModelOption = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    max_batch_size: MaxBatchSize = 64,
-    quiet: Quiet = False,
 ) -> None:
     """Compares every single-head effect with those published for the real GPT-2 family.
 
@@ -60,14 +56,20 @@ def validate(
     else:
         pairs_name = SINGLE_HEAD_TABLES.get(dataset, dataset)
         published = single_heads(table_of or Path(model).name, pairs_name)
-    loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
+    loaded = load(
+        model, device=given["device"], dtype=given["dtype"], **parse_loading(given["model_option"])
+    )
+    data_dir = given["data_dir"]
     options: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     if dataset == "winogender":
         # Unlike those of the paper, the published single-head effects keep the case of pronouns.
         options["keep_case"] = True
     pairs = tk.load_dataset(dataset, loaded, **options)
     tracer = tk.Tracer(
-        loaded, pairs, max_batch_size=max_batch_size, progress=progress_is_shown(quiet)
+        loaded,
+        pairs,
+        max_batch_size=given["max_batch_size"],
+        progress=progress_is_shown(given["quiet"]),
     )
     validation = compare(tracer, published)
     summary = Table(show_header=False, box=None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, shortened
+from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind, KindName
 from tracekit.data.prompts import PromptPairs
@@ -37,16 +37,9 @@ from tracekit.metrics import (
     Direction,
     Metric,
     MetricFunction,
-    MetricName,
 )
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel
-
-if TYPE_CHECKING:
-    MetricChoice = MetricName
-else:
-    # At run time a wrong name has an error of its own, with suggestions.
-    MetricChoice = MetricName | str
 
 SplitBy = Literal["span", "position"]
 """What makes components of their own beside layers and indices."""
@@ -70,6 +63,10 @@ class SetupOptions(TypedDict, total=False):
     continuation_mean: ContinuationMean
 
 
+SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
+"""Their names."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Setup:
     """Which components take which values, and how their effect is measured.
@@ -83,7 +80,7 @@ class Setup:
     components: Components = "attention-patterns"
     """Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a list; a `Kind` of
     one's own; or a registry (with `split_by` again, if it has spans)."""
-    metric: MetricChoice | Metric | MetricFunction = "odds-ratio"
+    metric: str | Metric | MetricFunction = "odds-ratio"
     """Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable of the clean and
     the intervened `ContinuationLogProbs`."""
     layers: Sequence[int] | None = None
@@ -116,13 +113,23 @@ class Setup:
         """Checks what needs neither model nor data.
 
         Raises:
-            ConfigError: An unknown direction or split, or both spans and positions.
-            ComponentError: Options that contradict a registry.
+            ConfigError: An unknown direction, split or mean, or both spans and positions.
+            ComponentError: A window without layers, or options that contradict a registry.
         """
         if self.direction not in get_args(Direction):
             raise ConfigError(f"Unknown direction {self.direction!r}. Use noising or denoising.")
         if self.split_by is not None and self.split_by not in get_args(SplitBy):
             raise ConfigError(f"Unknown split_by={self.split_by!r}. Use 'span' or 'position'.")
+        if self.continuation_mean not in get_args(ContinuationMean):
+            raise ConfigError(
+                f"Unknown continuation_mean {self.continuation_mean!r}. Use geometric or "
+                "arithmetic."
+            )
+        if not is_whole(self.layer_window) or self.layer_window < 1:
+            raise ComponentError(
+                f"layer_window is {shortened(self.layer_window)}. Give a number of layers, at "
+                "least 1."
+            )
         check_seed(self.source_seed)
         if not draws(self.source):
             # So that setups that give the same numbers are equal.
@@ -206,13 +213,15 @@ class Setup:
         `...` stands where a value has no code, as for tensors of one's own; the name of a function
         for a metric of one's own.
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        usual = {each.name: each.default for each in fields(self)}
-        return {
-            name: _CODES.get(name, repr)(value)
-            for name, value in values.items()
-            if name in ("components", "metric") or not _equal(value, usual[name])
-        }
+        always = {"components": self.components, "metric": self.metric}
+        values = {**always, **self.changes}
+        return {name: _CODES.get(name, repr)(value) for name, value in values.items()}
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that are not at their defaults, by name."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, usual) in values.items() if not _equal(value, usual)}
 
     def __repr__(self) -> str:
         """Code that makes the setup, after `import tracekit as tk`."""
@@ -322,7 +331,7 @@ class BoundSetup:
         self,
         pairs: PromptPairs,
         *,
-        metric: MetricChoice | Metric | MetricFunction | None = None,
+        metric: str | Metric | MetricFunction | None = None,
         direction: Direction | None = None,
     ) -> Engine:
         """The engine of pairs, as a user gives them.
@@ -349,9 +358,7 @@ class BoundSetup:
             prepared, resolved = prepared.reversed(), resolved.denoising()
         return Engine(self.model, prepared, self.registry, resolved, self.config)
 
-    def metrics(
-        self, given: Sequence[MetricChoice | Metric | MetricFunction]
-    ) -> tuple[Metric, ...]:
+    def metrics(self, given: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
         """Further metrics, in the direction of the setup.
 
         Raises:

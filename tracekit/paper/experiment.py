@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracekit.data.registry import describe
+from tracekit.engine.setup import Setup
 from tracekit.paper.jobs import DEMO_DATASETS, ModelAt
 from tracekit.paper.models import GPT2_FAMILY, PAPER_MODELS
 from tracekit.paper.published import paper_effects
@@ -164,9 +165,11 @@ def trace_job(
             "dtype": setting.dtype,
             "dataset": dataset,
             "data_options": data_options(setting, model, dataset, changes.pop("data_options", {})),
-            "components": components,
-            "metric": "probability-ratio" if dataset in _RATIO else usual.metric,
-            "positions": usual.positions,
+            "setup": Setup(
+                components=components,
+                metric="probability-ratio" if dataset in _RATIO else usual.metric,
+                positions=usual.positions,  # type: ignore[arg-type]
+            ),
             "method": method,
             "options": {**options, **changes.pop("options", {})},
             "budgets": tuple(budgets),

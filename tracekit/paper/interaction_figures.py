@@ -6,6 +6,7 @@ from typing import Any
 
 from tracekit import figures
 from tracekit.data.registry import describe
+from tracekit.engine.setup import Setup
 from tracekit.paper.effect_tables import HEADS, NEURONS
 from tracekit.paper.experiment import (
     Experiment,
@@ -48,9 +49,11 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
             dtype=setting.dtype,
             dataset=dataset,
             data_options=data_options(setting, model, dataset, {}),
-            components="mlp-blocks" if has_blocks else "attention-patterns",
-            metric=usual.metric,
-            positions=usual.positions,
+            setup=Setup(
+                components="mlp-blocks" if has_blocks else "attention-patterns",
+                metric=usual.metric,
+                positions=usual.positions,  # type: ignore[arg-type]
+            ),
             relative_layers=() if has_blocks else relative_layers,
             limit=setting.limit,
             seed=setting.seed,
@@ -64,17 +67,17 @@ def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
     figures_by_name, tables, rows = {}, {}, []
     for run in runs:
         job, grid = run.job, run.grid
-        case = f"{job.model}-{job.dataset}-{job.components}"
+        case = f"{job.model}-{job.dataset}-{job.setup.components}"
         figures_by_name[f"pairs-{case}"] = grid.heatmap()
         frame = grid.to_frame()
         tables[f"pairs-{case}"] = Table(
-            frame=frame, caption=f"Pairs of {job.components}, largest interaction first."
+            frame=frame, caption=f"Pairs of {job.setup.components}, largest interaction first."
         )
         rows.append(
             {
                 "dataset": job.dataset,
                 "model": job.model,
-                "components": job.components,
+                "components": job.setup.components,
                 "pairs": len(frame),
                 "largest": frame["interaction"].max(),
                 "least": frame["interaction"].min(),
@@ -219,7 +222,7 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
             {
                 "dataset": run.job.dataset,
                 "model": run.job.model,
-                "components": run.job.components,
+                "components": run.job.setup.components,
                 "n_components": len(scores),
                 "positive": (scores > 0).float().mean().item(),
                 "negative": (scores < 0).float().mean().item(),

@@ -21,6 +21,7 @@ from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
+from tracekit.engine.setup import Setup
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TracekitError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
@@ -138,6 +139,20 @@ class TraceResult:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "tracer": None}
+
+    @property
+    def setup(self) -> Setup:
+        """What was traced and how, with metric and source by their names."""
+        return Setup(
+            components=self.registry,
+            metric=self.metric,
+            split_by=self.by,  # type: ignore[arg-type]
+            positions=self.positions,  # type: ignore[arg-type]
+            source=self.source,
+            source_seed=self.source_seed or 0,
+            direction=self.direction,  # type: ignore[arg-type]
+            continuation_mean=self.continuation_mean,  # type: ignore[arg-type]
+        )
 
     @property
     def title(self) -> str:

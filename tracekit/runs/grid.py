@@ -15,7 +15,8 @@ from typing import Any, Literal, get_type_hints
 from tracekit._util.options import check_seed, convert, is_whole, shortened
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
-from tracekit.engine.sources import SourceName
+from tracekit.engine.setup import Setup
+from tracekit.engine.sources import name_of, source_of_name
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -24,7 +25,6 @@ from tracekit.errors import (
     UnknownNameError,
     UnknownOptionError,
 )
-from tracekit.metrics import ContinuationMean, Direction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models.loading import DEMO, locate
 from tracekit.runs.jobs import Job, ModelSource
@@ -56,20 +56,9 @@ class Grid:
     """Only the first so many examples of each data set."""
     held_out: float | None = None
     """Share of the examples that no method sees, on which every set is measured too."""
-    positions: Any = None
-    """`prompt`, `last`, `all` or a list of prompt positions. None: what is usual."""
-    layers: Sequence[int] = ()
-    """Empty: all."""
-    split_by: Literal["span", "position"] | None = None
-    """As in `Tracer`."""
-    layer_window: int = 1
-    """As in `Tracer`."""
-    source: SourceName = "counterfactual"
-    """As in `Tracer`."""
-    direction: Direction = "noising"
-    """As in `Tracer`."""
-    continuation_mean: ContinuationMean = "geometric"
-    """As in `Tracer`."""
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `Setup` that all runs share, e.g. `positions` or `source`. The positions
+    are otherwise what is usual for the data."""
     extra_metrics: Sequence[str] = ()
     """Further metrics by which every set is measured."""
     objective: ObjectiveName = "mean"
@@ -107,6 +96,8 @@ class Grid:
                 kind_of(name)
         for metric in (*self.metrics, *self.extra_metrics):
             resolve_metric(metric)
+        # Workers make a source by its name.
+        source_of_name(name_of(Setup(**self.setup).source))
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"The limit is {self.limit}. Give the number of examples, 1 or more.")
         if self.held_out is not None and not 0 < self.held_out < 1:
@@ -185,22 +176,21 @@ class Grid:
         dataset_name, data_options = _dataset(dataset)
         usual = describe(dataset_name)
         shared = {n: value for n, value in self.data_options.items() if n in usual.options}
-        positions = self.positions or ("prompt" if self.split_by else usual.positions)
         method_name, options = _method(method)
+        setup = {
+            "components": components or usual.components,
+            "metric": metric or usual.metric,
+            "positions": "prompt" if self.setup.get("split_by") else usual.positions,
+            "source_seed": seed,
+            **self.setup,
+            "source": name_of(Setup(**self.setup).source),
+        }
         return Job(
             model=model,
             dtype=self.dtype,
             dataset=dataset_name,
             data_options={**shared, **data_options},
-            components=components or usual.components,
-            metric=metric or usual.metric,
-            positions=positions if isinstance(positions, str) else tuple(positions),
-            layers=tuple(self.layers),
-            split_by=self.split_by,
-            layer_window=self.layer_window,
-            source=self.source,
-            direction=self.direction,
-            continuation_mean=self.continuation_mean,
+            setup=Setup(**setup),
             extra_metrics=tuple(self.extra_metrics),
             method=method_name,
             options=options,

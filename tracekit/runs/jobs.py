@@ -7,11 +7,12 @@ which device runs them; it changes no number. Plans that need the same run hold 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.registry import describe
+from tracekit.engine.setup import Setup
 from tracekit.models.loading import DEMO
 
 
@@ -26,19 +27,22 @@ class Job:
     dtype: str = "float32"
     dataset: str
     data_options: Mapping[str, Any] = field(default_factory=dict)
-    components: str
-    metric: str
-    positions: str | tuple[int, ...] = "prompt"
+    setup: Setup
+    """What is traced and how, with all values by their names."""
     relative_layers: tuple[float, ...] = ()
-    """Layers to study, each as layer / number of layers, in [0, 1). Empty: all."""
+    """Layers to study, each as layer / number of layers, in [0, 1). Empty: those of the setup."""
     method: str = ""
     """Of a search."""
     variant: str = ""
     """Name of the method in figures, if it runs with options of its own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
+    objective: str = "mean"
+    """As in `Tracer.run`."""
     budgets: tuple[int | float, ...] = ()
     """Counts (int) or shares (float). Empty: the method decides its own size."""
+    extra_metrics: tuple[str, ...] = ()
+    """As in `Tracer`."""
     limit: int | None = None
     """Only the first so many examples. None: all."""
     held_out: float | None = None
@@ -47,48 +51,34 @@ class Job:
     """Further examples on which accuracy under the intervention is measured: name -> options of
     the data set."""
     seed: int = 0
-    layers: tuple[int, ...] = ()
-    """Layers to study, by number, from the end if negative. Empty: all, or `relative_layers`."""
-    split_by: str | None = None
-    layer_window: int = 1
-    source: str = "counterfactual"
-    direction: str = "noising"
-    continuation_mean: str = "geometric"
-    extra_metrics: tuple[str, ...] = ()
-    """As in `Tracer`, like the five before."""
-    objective: str = "mean"
-    """As in `Tracer.run`."""
 
     def spec(self) -> dict[str, Any]:
         """Every field that decides the numbers, as JSON-ready values."""
-        spec = asdict(self)
+        spec = {each.name: getattr(self, each.name) for each in fields(self)}
         del spec["variant"]
-        # Left out at their defaults: runs of before these fields existed keep their hashes.
-        return {n: value for n, value in spec.items() if n not in _LATER or value != _LATER[n]}
+        return {**spec, "setup": self.setup.spec()}
 
     @property
-    def setting(self) -> dict[str, Any]:
-        """Options of the data, and what of model and tracer is not as usual."""
-        usual = {
-            each.name: each.default
-            for each in fields(self)
-            if each.name in (*_LATER, "dtype", "limit", "held_out", "relative_layers")
-        }
-        names = [name for name in usual if name not in ("extra_metrics", "objective")]
-        unusual = {n: getattr(self, n) for n in names if getattr(self, n) != usual[n]}
-        return {**self.data_options, **unusual}
+    def unusual(self) -> dict[str, Any]:
+        """Options of the data, and what of model and setup is not at its default."""
+        own = ("dtype", "limit", "held_out", "relative_layers")
+        usual = {each.name: each.default for each in fields(self) if each.name in own}
+        of_job = {n: getattr(self, n) for n in own if getattr(self, n) != usual[n]}
+        shown = ("components", "metric", "positions", "source_seed")
+        of_setup = {n: v for n, v in self.setup.changes.items() if n not in shown}
+        return {**self.data_options, **of_setup, **of_job}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Job:
         """The job of a spec that was read from JSON.
 
         Raises:
-            TypeError: It has other fields.
+            TypeError, KeyError, ValueError: It has other fields.
         """
         values: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in spec.items()
         }
-        return cls(**values)
+        return cls(**{**values, "setup": Setup.from_spec(spec["setup"])})
 
     @property
     def label(self) -> str:
@@ -103,24 +93,6 @@ class Job:
     def holding_out(self, share: float) -> Job:
         """The same job with a share of the examples held out."""
         return replace(self, held_out=share)
-
-
-_LATER = {
-    each.name: each.default
-    for each in fields(Job)
-    if each.name
-    in (
-        "layers",
-        "split_by",
-        "layer_window",
-        "source",
-        "direction",
-        "continuation_mean",
-        "extra_metrics",
-        "objective",
-    )
-}
-"""Fields of jobs that came after the first stores, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
 from tracekit._util.options import as_path, convert, is_whole
+from tracekit.engine.setup import SETUP_OPTIONS
 from tracekit.errors import (
     ConfigError,
     NoResultError,
@@ -27,7 +28,7 @@ from tracekit.results.result import TraceResult
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import Grid, part_of
-from tracekit.runs.jobs import RunEnvironment
+from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
 
@@ -55,7 +56,7 @@ class Runs(Sequence[Run]):
         """The runs whose jobs have these values.
 
         Args:
-            **fields: Fields of `Job`, e.g. `model="gpt2", method="top-k"`.
+            **fields: Fields of `Job` or of its setup, e.g. `model="gpt2", metric="kl"`.
 
         Raises:
             AttributeError: Jobs have no such field.
@@ -64,7 +65,7 @@ class Runs(Sequence[Run]):
             tuple(
                 run
                 for run in self.runs
-                if all(getattr(run.job, name) == value for name, value in fields.items())
+                if all(_field(run.job, name) == value for name, value in fields.items())
             )
         )
 
@@ -191,7 +192,7 @@ def sweep(
         progress: Whether to show a progress bar.
         on_done: Called with each run or failure, in this process.
         **further: The other fields of `Grid`, e.g. `components`, `metrics`, `seeds`, `limit`,
-            `held_out`, `source`.
+            `held_out`; and fields of `Setup` that all runs share, e.g. `source`.
 
     Returns:
         The runs of this sweep, and its failures.
@@ -209,7 +210,10 @@ def sweep(
     """
     if jobs is not None and (not is_whole(jobs) or jobs < 1):
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
-    grid = Grid(models=models, datasets=datasets, methods=methods, budgets=budgets, **further)
+    setup = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
+    grid = Grid(
+        models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further
+    )
     planned = part_of(grid.jobs(), part)
     if executor is None:
         grid.check_models()
@@ -309,9 +313,14 @@ def _at_part(part: str | None) -> str:
     return "" if part is None else f", or part {part} of it"
 
 
+def _field(job: Job, name: str) -> Any:
+    return getattr(job if hasattr(job, name) else job.setup, name)
+
+
 def _order(run: Run) -> tuple[Any, ...]:
     job = run.job
-    return job.model, job.dataset, job.components, job.metric, job.method, job.seed, run.folder.name
+    asked = job.setup.components, job.setup.metric
+    return job.model, job.dataset, *map(str, asked), job.method, job.seed, run.folder.name
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -324,10 +333,10 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
         yield {
             "model": job.model,
             "dataset": job.dataset,
-            "kind": job.components,
-            "metric": job.metric,
-            "positions": str(job.positions),
-            "setting": _named(job.setting),
+            "kind": job.setup.components,
+            "metric": job.setup.metric,
+            "positions": str(job.setup.positions),
+            "setting": _named(job.unusual),
             "method": job.method,
             "options": _named(job.options),
             "objective": job.objective,

@@ -81,7 +81,7 @@ class Worker:
         self._root = root
         self._model: tuple[tuple[str, str], HookedModel, str] | None = None
         self._pairs: dict[str, PromptPairs] = {}
-        self._tracer: tuple[tuple[str, ...], Tracer] | None = None
+        self._tracer: tuple[tuple[Any, ...], Tracer] | None = None
 
     def forget(self) -> None:
         """Lets go of the model and all that was made for it."""
@@ -163,34 +163,13 @@ class Worker:
         selection_pairs, held_out_pairs = pairs, None
         if job.held_out is not None:
             selection_pairs, held_out_pairs = pairs.split(1 - job.held_out, seed=job.seed)
-        key = (
-            *(job.model, job.dtype, job.components, job.metric, str(job.positions)),
-            *(str(job.relative_layers), str(job.layers), selection_pairs.fingerprint),
-            *(
-                str(job.split_by),
-                str(job.layer_window),
-                job.source,
-                job.direction,
-                job.continuation_mean,
-            ),
-            *job.extra_metrics,
-            # Only these draw.
-            str(job.seed) if job.source in ("noise", "resample") else "",
-        )
+        setup = replace(job.setup, layers=_layers(job, int(model.cfg.n_layers)))
+        key = (job.model, job.dtype, setup, job.extra_metrics, selection_pairs.fingerprint)
         if self._tracer is None or self._tracer[0] != key:
             tracer = Tracer(
                 model,
                 selection_pairs,
-                job.components,
-                job.metric,  # type: ignore[arg-type]
-                layers=_layers(job, int(model.cfg.n_layers)),
-                positions=job.positions,  # type: ignore[arg-type]
-                split_by=job.split_by,  # type: ignore[arg-type]
-                layer_window=job.layer_window,
-                source=job.source,  # type: ignore[arg-type]
-                direction=job.direction,  # type: ignore[arg-type]
-                source_seed=job.seed,
-                continuation_mean=job.continuation_mean,  # type: ignore[arg-type]
+                setup,
                 max_batch_size=self._environment.max_batch_size,
                 progress=self._environment.progress,
                 held_out=held_out_pairs,
@@ -209,7 +188,7 @@ class Worker:
                 self._load_pairs(job, tracer.model, options),
                 tracer.registry,
                 "accuracy",
-                positions=tracer.engine.config.positions,
+                positions=tracer.setup.positions,
                 max_batch_size=self._environment.max_batch_size,
             ).engine
             clean[name] = _share(engine.clean.y_is_argmax)
@@ -233,12 +212,11 @@ def _one_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _layers(job: Job, n_layers: int) -> list[int] | None:
+def _layers(job: Job, n_layers: int) -> tuple[int, ...] | None:
     """The layers that a job studies; None: all."""
     # The tolerance keeps 2/3 of 12 at 8.
-    layers = {int(position * n_layers + 1e-9) for position in job.relative_layers}
-    layers |= set(job.layers)
-    return sorted(layers) or None
+    relative = {int(position * n_layers + 1e-9) for position in job.relative_layers}
+    return tuple(sorted(relative)) or job.setup.layers  # type: ignore[return-value]
 
 
 def _share(is_true: torch.Tensor | None) -> float:

@@ -34,7 +34,7 @@ from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine, EngineConfig
-from tracekit.engine.setup import Components, MetricChoice, Setup, SetupOptions
+from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.engine.sources import name_of
 from tracekit.errors import (
     ConfigError,
@@ -44,7 +44,7 @@ from tracekit.errors import (
     PairsError,
     SearchStoppedWarning,
 )
-from tracekit.metrics import Direction, Effects, Metric, MetricFunction
+from tracekit.metrics import Direction, Effects, Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.faithfulness import Faithfulness, Ranking, faithfulness_of
 from tracekit.results.interactions import (
@@ -77,9 +77,11 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     MethodChoice = MethodName
+    MetricChoice = MetricName
 else:
     # At run time a wrong name has an error of its own, with suggestions.
     MethodChoice = MethodName | str
+    MetricChoice = MetricName | str
 
 
 @dataclass(frozen=True)
@@ -545,7 +547,7 @@ class Tracer:
                 f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
             )
         pairs = self._given if keep.pairs is None else keep.pairs
-        return self._bound.engine(pairs, metric=keep.metric)  # type: ignore[arg-type]
+        return self._bound.engine(pairs, metric=keep.metric)
 
     # ---- measuring ------------------------------------------------------------------------
 
