@@ -96,10 +96,10 @@ def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
     [
         {"components": "head-outputs+mlp-blocks", "positions": "last"},
         {"components": "mlp-outputs", "layers": [1], "indices": [3, 5, 7]},
-        {"components": "attention-patterns", "windows": 2, "source": "zero"},
+        {"components": "attention-patterns", "layer_window": 2, "source": "zero"},
         {"components": "head-outputs", "direction": "denoising", "metric": "logit-difference"},
         {"components": "residual", "split_by": "position"},
-        {"components": "head-outputs", "source": "mean", "also": ["kl"]},
+        {"components": "head-outputs", "source": "mean", "extra_metrics": ["kl"]},
         {"components": "head-outputs", "source": tk.Noise(factor=2.5), "source_seed": 7},
     ],
 )

@@ -79,7 +79,8 @@ def test_jobs_are_read_back_from_json_and_say_what_is_unusual():
     assert Job.from_spec(json.loads(json.dumps(job.spec()))) == job
     assert job.setup.source_seed == job.seed == 3
     assert job.unusual == {
-        **{"direction": "denoising", "layers": (1,), "source": "noise on last", "limit": 8},
+        **{"direction": "denoising", "layers": (1,), "source": "noise on last"},
+        **{"dtype": "auto", "limit": 8},
     }
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.cli.app import app
-from tracekit.cli.options import Given, takes
+from tracekit.cli.options import OPTIONS, Given, takes
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -109,7 +109,7 @@ _COLUMNS = ("method", *(f"{budget} heads" for budget in _BUDGETS), "passes", "ti
 
 
 @app.command()
-@takes("output", "seed", "quiet", output=Path("tracekit-demo"))
+@takes("seed", "quiet", output=OPTIONS["output"]._replace(default=Path("tracekit-demo")))
 def demo(given: Given) -> None:
     """Traces the embedded model: which attention heads act together in recalling facts?
 

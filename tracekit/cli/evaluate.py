@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import OUTPUT, TRACED, WHAT, Given, build_tracer, takes
+from tracekit.cli.options import (
+    OUTPUT,
+    REQUIRED,
+    SEVERAL,
+    TRACED,
+    WHAT,
+    Given,
+    build_tracer,
+    option,
+    takes,
+)
 from tracekit.cli.output import check_file, print_rows, print_tracer
 from tracekit.cli.parsing import read_masks
 
@@ -17,35 +26,27 @@ _NOT_HERE = ("split", "skip_mismatched", "held_out")
 
 
 @app.command()
-@takes(*(name for name in TRACED if name not in _NOT_HERE))
-def evaluate(
-    given: Given,
-    mask: Annotated[
-        list[Path],
-        typer.Option(
-            metavar="PATH",
-            help="A JSON file with one entry in [0, 1] per component, or with a list of such "
-            "masks, or the folder of a run; may be given several times.",
-            rich_help_panel=WHAT,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="CSV file for the effect on every example.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-) -> None:
+@takes(
+    *(name for name in TRACED if name not in _NOT_HERE),
+    mask=option(
+        *(REQUIRED, list[Path], WHAT, "PATH"),
+        "A JSON file with one entry in [0, 1] per component, or with a list of such masks, or the "
+        f"folder of a run{SEVERAL}",
+    ),
+    output=option(
+        *(None, Path | None, OUTPUT, "PATH"),
+        "CSV file for the effect on every example.",
+        *("--output", "-o"),
+    ),
+)
+def evaluate(given: Given) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
     import pandas as pd
 
     from tracekit._util.files import write_csv
     from tracekit.results import effect_interval
 
+    output = given["output"]
     if output is not None:
         check_file(output)
     tracer = build_tracer(given, quiet=True)
@@ -53,7 +54,7 @@ def evaluate(
     names = [further.name for further in tracer.extra_metrics]
     table = Table("mask", "sum", "effect", "95 % interval", *names)
     rows = []
-    named_masks = [named_mask for path in mask for named_mask in read_masks(path)]
+    named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
         # A result is taken by its components: as many entries of others mean something else.
         effects: Any = tracer.evaluate(entries, per_example=True)

@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OUTPUT, REBUILT, Given, takes
+from tracekit.cli.options import HOW, LIMITS, OUTPUT, REBUILT, Given, option, takes
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -20,7 +20,7 @@ from tracekit.cli.output import (
     print_rows,
     write_figures,
 )
-from tracekit.cli.rebuild import DatasetOfRun, ModelOfRun, Run, rebuild_tracer
+from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,54 +32,37 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 
 
 @app.command()
-@takes(*REBUILT, "seed", "dry_run", "quiet")
-def explain(
-    given: Given,
-    run: Run,
-    model: ModelOfRun = None,
-    dataset: DatasetOfRun = None,
-    max_sets: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Subsets to measure at most for the values of more than 12 components.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 2000,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            help="Share of the effect that may be lost without redundant components.",
-            rich_help_panel=HOW,
-        ),
-    ] = 0.02,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="Folder for tables (CSV) and figures; made if missing.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print JSON and nothing else to standard output.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-) -> None:
+@takes(
+    *(*REBUILT, "seed", "dry_run", "quiet"),
+    **OF_RUN,
+    max_sets=option(
+        *(2000, int, LIMITS, "N"),
+        "Subsets to measure at most for the values of more than 12 components.",
+        min=1,
+    ),
+    tolerance=option(
+        *(0.02, float, HOW, "X"),
+        "Share of the effect that may be lost without redundant components.",
+    ),
+    output=option(
+        *(None, Path | None, OUTPUT, "PATH"),
+        "Folder for tables (CSV) and figures; made if missing.",
+        *("--output", "-o"),
+    ),
+    as_json=option(
+        *(False, bool, OUTPUT, ""), "Print JSON and nothing else to standard output.", "--json"
+    ),
+)
+def explain(given: Given, run: Run) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
     import tracekit as tk
 
+    output, max_sets, as_json = given["output"], given["max_sets"], given["as_json"]
     result = tk.TraceResult.load(run)
     check_folder(run)
     if output is not None:
         check_folder(output)
-    tracer = rebuild_tracer(result, given, model=model, dataset=dataset, quiet=given["quiet"])
+    tracer = rebuild_tracer(result, given)
     if given["dry_run"]:
         estimate = tracer.estimate_explain(result, max_sets=max_sets)
         if as_json:
@@ -87,7 +70,9 @@ def explain(
         else:
             print_estimates([estimate])
         return
-    why = tracer.explain(result, max_sets=max_sets, tolerance=tolerance, seed=given["seed"])
+    why = tracer.explain(
+        result, max_sets=max_sets, tolerance=given["tolerance"], seed=given["seed"]
+    )
     why.save(run)
     if as_json:
         typer.echo(json.dumps(_document(why), indent=1))

@@ -1,11 +1,11 @@
 """Options that commands share, each made once, and the tracer that is built from them.
 
-`takes` adds shared options to a command, which gets their values as one mapping:
+`takes` adds options to a command, which gets their values as one mapping:
 
 ```python
 @app.command()
-@takes(*TRACED, "seed")
-def evaluate(given: Given, mask: Annotated[list[Path], ...]) -> None:
+@takes(*TRACED, "quiet", draws=option(20, int, HOW, "N", "Random sets to compare with.", min=0))
+def compare(given: Given, run: Annotated[Path, typer.Argument()]) -> None:
     tracer = build_tracer(given)
 ```
 """
@@ -39,23 +39,48 @@ if TYPE_CHECKING:
 _, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
 
 Given = dict[str, Any]
-"""Values of the shared options of a command, by name."""
+"""Values of the options of a command, by name."""
 
 
-class Shared(NamedTuple):
-    """An option that several commands have."""
+REQUIRED = inspect.Parameter.empty
+"""Default of an option that must be given."""
 
-    annotation: Any
+
+class Option(NamedTuple):
+    """An option of commands."""
+
     default: Any
+    kind: Any
+    panel: str
+    metavar: str
+    text: str
+    flags: tuple[str, ...]
+    more: Mapping[str, Any]
+
+    def saying(self, text: str, **changes: Any) -> Option:
+        """The same option with another help text, and another default if one is given."""
+        return self._replace(text=text, **changes)
+
+    @property
+    def annotation(self) -> Any:
+        """Its type, as typer reads it."""
+        shown = typer.Option(
+            *self.flags,
+            metavar=self.metavar or None,
+            help=self.text,
+            rich_help_panel=self.panel,
+            **self.more,
+        )
+        return Annotated[self.kind, shown]
 
 
-def shared(
+def option(
     default: Any, kind: Any, panel: str, metavar: str, text: str, *flags: str, **more: Any
-) -> Shared:
+) -> Option:
     """An option.
 
     Args:
-        default: Its value where it is not given.
+        default: Its value where it is not given, or `REQUIRED`.
         kind: Its type.
         panel: The part of the help that it stands in.
         metavar: The name of its value in the help; empty for a flag.
@@ -63,37 +88,33 @@ def shared(
         *flags: Its names, where they are not that of the parameter.
         **more: Further settings of `typer.Option`.
     """
-    shown = typer.Option(*flags, metavar=metavar or None, help=text, rich_help_panel=panel, **more)
-    return Shared(Annotated[kind, shown], default)
+    return Option(default, kind, panel, metavar, text, flags, more)
 
 
-def takes(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds options of `OPTIONS` to a command, whose first parameter gets their values.
+def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds options to a command, whose first parameter gets their values.
 
     Args:
-        *names: Of the options.
-        **defaults: Defaults that differ from those of `OPTIONS`.
+        *names: Of shared options, in `OPTIONS`.
+        **own: Further options, or other ones in place of shared ones.
     """
+    options = {**own, **{name: own.get(name, OPTIONS[name]) for name in names}}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        added = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=defaults.get(name, OPTIONS[name].default),
-                annotation=OPTIONS[name].annotation,
-            )
-            for name in names
+        arguments = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [each.replace(kind=keyword) for each in arguments]
+        parameters += [
+            inspect.Parameter(name, keyword, default=each.default, annotation=each.annotation)
+            for name, each in options.items()
         ]
 
         @wraps(command)
         def run(**values: Any) -> None:
-            command({name: values.pop(name) for name in names}, **values)
+            command({name: values.pop(name) for name in options}, **values)
 
-        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
         return run
 
     return decorate
@@ -134,159 +155,159 @@ def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
 
 # Named here too: PyTorch is not imported for a page of help.
 _Objective = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
-_Texts, _Text, _Count = list[str] | None, str | None, int | None
-_SEVERAL = "; may be given several times."
+TEXTS, TEXT, COUNT = list[str] | None, str | None, int | None
+SEVERAL = "; may be given several times."
 
-OPTIONS: Mapping[str, Shared] = {
+OPTIONS: Mapping[str, Option] = {
     # ---- data and model
-    "model": shared(
+    "model": option(
         *("demo", str, WHAT, "NAME"), "`demo`, a directory in Hugging Face layout, or a hub name."
     ),
-    "model_option": shared(
-        *(None, _Texts, MODEL, "NAME=VALUE"),
+    "model_option": option(
+        *(None, TEXTS, MODEL, "NAME=VALUE"),
         "Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-        f"revision=main{_SEVERAL}",
+        f"revision=main{SEVERAL}",
     ),
-    "device": shared(None, _Text, MODEL, "NAME", "E.g. cpu or cuda:0."),
-    "dtype": shared(
+    "device": option(None, TEXT, MODEL, "NAME", "E.g. cpu or cuda:0."),
+    "dtype": option(
         *("auto", str, MODEL, "NAME"),
         "auto (as the checkpoint says), float32, bfloat16 or float16.",
     ),
-    "dataset": shared(
+    "dataset": option(
         *("demo-bias", str, WHAT, "NAME"),
         "A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs.",
     ),
-    "data_dir": shared(
+    "data_dir": option(
         *(None, Path | None, DATA, "PATH"),
         "Folder with the data set's files. Default: downloaded once.",
     ),
-    "data_option": shared(
-        *(None, _Texts, DATA, "NAME=VALUE"),
-        f"Option of the data set as name=value, e.g. seed=1{_SEVERAL}",
+    "data_option": option(
+        *(None, TEXTS, DATA, "NAME=VALUE"),
+        f"Option of the data set as name=value, e.g. seed=1{SEVERAL}",
     ),
-    "split": shared(None, _Text, DATA, "NAME", "Split of the data set, e.g. test."),
-    "skip_mismatched": shared(
+    "split": option(None, TEXT, DATA, "NAME", "Split of the data set, e.g. test."),
+    "skip_mismatched": option(
         *(False, bool, DATA, ""),
         "Drop examples whose counterfactual has another length.",
         "--skip-mismatched",
     ),
-    "limit": shared(None, _Count, DATA, "N", "Use only the first N examples.", min=1),
-    "held_out": shared(
+    "limit": option(None, COUNT, DATA, "N", "Use only the first N examples.", min=1),
+    "held_out": option(
         *(None, float | None, DATA, "X"),
         "Share of the examples that no method sees, e.g. 0.2, to measure on.",
     ),
     # ---- the fields of a Setup
-    "components": shared(
-        *(None, _Text, WHAT, "NAME"),
+    "components": option(
+        *(None, TEXT, WHAT, "NAME"),
         "attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, "
         "attention-blocks, queries, keys, values, residual, residual-before, residual-between, "
         "or several joined by +. Default: what the data set is usually traced with.",
     ),
-    "metric": shared(
-        *(None, _Text, WHAT, "NAME"),
+    "metric": option(
+        *(None, TEXT, WHAT, "NAME"),
         "odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy, kl, "
         "jensen-shannon, entropy-change, set-logit-difference, set-probability-difference, "
         "rank-change, first-choice-change. Default: by the data set.",
     ),
-    "layers": shared(None, _Text, WHAT, "TEXT", "Layers to study, e.g. 0-5,8. Default: all."),
-    "positions": shared(
-        *(None, _Text, WHAT, "TEXT"), "prompt, last, all, or prompt positions such as 0,3,-1."
+    "layers": option(None, TEXT, WHAT, "TEXT", "Layers to study, e.g. 0-5,8. Default: all."),
+    "positions": option(
+        *(None, TEXT, WHAT, "TEXT"), "prompt, last, all, or prompt positions such as 0,3,-1."
     ),
-    "split_by": shared(
-        *(None, _Text, WHAT, "TEXT"),
+    "split_by": option(
+        *(None, TEXT, WHAT, "TEXT"),
         "What makes components of their own besides: span (named parts of the prompts) or "
         "position.",
     ),
-    "layer_window": shared(
+    "layer_window": option(
         *(1, int, WHAT, "N"), "Consecutive layers in which a component acts at once.", min=1
     ),
-    "source": shared(
+    "source": option(
         *("counterfactual", str, WHAT, "NAME"),
         "Where the values come from that are patched in: counterfactual, noise, zero, mean, "
         "mean-positional, resample, or noise on spans, e.g. 'noise on subject'.",
     ),
-    "direction": shared(
+    "direction": option(
         *("noising", str, WHAT, "NAME"),
         "noising: counterfactual values into the clean run. denoising: clean values back.",
     ),
-    "continuation_mean": shared(
+    "continuation_mean": option(
         *("geometric", str, WHAT, "NAME"), "Mean over continuation tokens: geometric or arithmetic."
     ),
-    "extra_metric": shared(
-        *(None, _Texts, WHAT, "NAME"),
-        f"A further metric that every result is measured by{_SEVERAL}",
+    "extra_metric": option(
+        *(None, TEXTS, WHAT, "NAME"),
+        f"A further metric that every result is measured by{SEVERAL}",
     ),
     # ---- how it is searched
-    "objective": shared(
+    "objective": option(
         *("mean", _Objective | None, HOW, "NAME"),
         "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median "
         "or auto; mean effects are reported all the same. auto: the mean, by the search or by "
         "single effects, whichever holds on the other half.",
     ),
-    "keep_at_most": shared(
+    "keep_at_most": option(
         *(None, float | None, HOW, "X"),
         "Search only sets whose effect by the kept metric is at most this.",
     ),
-    "keep_metric": shared(
-        *(None, _Text, HOW, "NAME"), "The metric that is to stay within it. Default: kl."
+    "keep_metric": option(
+        *(None, TEXT, HOW, "NAME"), "The metric that is to stay within it. Default: kl."
     ),
-    "keep_dataset": shared(
-        *(None, _Text, HOW, "NAME"),
+    "keep_dataset": option(
+        *(None, TEXT, HOW, "NAME"),
         "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
     ),
-    "seed": shared(0, int, HOW, "N", "Seed of every search."),
+    "seed": option(0, int, HOW, "N", "Seed of every search."),
     # ---- limits, workers, output
-    "max_batch_size": shared(
+    "max_batch_size": option(
         *(64, int, LIMITS, "N"), "Examples per pass; bounds memory, changes no result.", min=1
     ),
-    "max_memory": shared(
-        *(None, _Count, LIMITS, "N"),
+    "max_memory": option(
+        *(None, COUNT, LIMITS, "N"),
         "MiB that counterfactual activations may take on the device.",
         min=0,
     ),
-    "dry_run": shared(
+    "dry_run": option(
         *(False, bool, LIMITS, ""),
         "Print how long it will take, from one timed probe; run and write nothing.",
         "--dry-run",
     ),
-    "jobs": shared(
-        *(None, _Count, WHERE, "N"),
+    "jobs": option(
+        *(None, COUNT, WHERE, "N"),
         "Number of runs at a time, each on a CUDA device of its own if there are several. "
         "Default: 1, or as many as the executor has workers.",
         min=1,
     ),
-    "part": shared(
-        *(None, _Text, WHERE, "TEXT"),
+    "part": option(
+        *(None, TEXT, WHERE, "TEXT"),
         "Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
         "For arrays of jobs and several shells.",
     ),
-    "executor": shared(
-        *(None, _Text, WHERE, "TEXT"),
+    "executor": option(
+        *(None, TEXT, WHERE, "TEXT"),
         "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
         "Default: this machine.",
     ),
-    "executor_option": shared(
-        *(None, _Texts, WHERE, "NAME=VALUE"),
+    "executor_option": option(
+        *(None, TEXTS, WHERE, "NAME=VALUE"),
         "Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu"
-        f"{_SEVERAL}",
+        f"{SEVERAL}",
     ),
-    "output": shared(
+    "output": option(
         *(Path("run"), Path, OUTPUT, "PATH"),
         "Folder for figures and results; made if missing.",
         *("--output", "-o"),
     ),
-    "config": shared(
+    "config": option(
         *(None, Path | None, OUTPUT, "PATH"),
         "TOML file of these options, e.g. limit = 32. What is given here counts more.",
         callback=_read_config,
         is_eager=True,
     ),
-    "save_config_to": shared(
+    "save_config_to": option(
         *(None, Path | None, OUTPUT, "PATH"),
         "File to write all of these options to.",
         "--save-config",
     ),
-    "quiet": shared(False, bool, OUTPUT, "", "No progress bars.", "--quiet"),
+    "quiet": option(False, bool, OUTPUT, "", "No progress bars.", "--quiet"),
 }
 """All of them, by parameter; a test holds those of `Setup` against its fields."""
 

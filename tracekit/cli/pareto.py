@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
+    COUNT,
     HOW,
     LIMITS,
+    OPTIONS,
     SEARCHED,
+    SEVERAL,
+    TEXT,
+    TEXTS,
     TRACED,
     Given,
     build_keep,
     build_tracer,
     check_data,
+    option,
     takes,
 )
 from tracekit.cli.output import (
@@ -36,47 +41,25 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet", objective=None)
-def pareto(
-    given: Given,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Largest size: a count (6) or a share (0.2). Default: all.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    max_passes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Passes over the data at most.", rich_help_panel=LIMITS
-        ),
-    ] = None,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Wall time at most; the best so far is kept.", rich_help_panel=LIMITS
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="File to keep measurements in, and to go on from.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Option of the local search as name=value, e.g. soft_steps=40; may be given "
-            "several times.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-) -> None:
+@takes(
+    *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
+    objective=OPTIONS["objective"]._replace(default=None),
+    budget=option(
+        *(None, TEXT, HOW, "SIZE"), "Largest size: a count (6) or a share (0.2). Default: all."
+    ),
+    max_passes=option(None, COUNT, LIMITS, "N", "Passes over the data at most.", min=1),
+    max_seconds=option(
+        *(None, float | None, LIMITS, "X"), "Wall time at most; the best so far is kept."
+    ),
+    checkpoint=option(
+        *(None, Path | None, LIMITS, "PATH"), "File to keep measurements in, and to go on from."
+    ),
+    option=option(
+        *(None, TEXTS, HOW, "NAME=VALUE"),
+        f"Option of the local search as name=value{SEVERAL}",
+    ),
+)
+def pareto(given: Given) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
     import warnings
 
@@ -85,12 +68,12 @@ def pareto(
 
     output, objective = given["output"], given["objective"]
     check_folder(output)
-    limits = {"max_passes": max_passes, "max_seconds": max_seconds, "checkpoint": checkpoint}
-    options = parse_options(option or [], [LocalSearch.name])[LocalSearch.name]
+    limits = {name: given[name] for name in ("max_passes", "max_seconds", "checkpoint")}
+    options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
     check_data(given["keep_dataset"])
-    largest = None if budget is None else parse_budget(budget)
+    largest = None if given["budget"] is None else parse_budget(given["budget"])
     tracer = build_tracer(given, quiet=given["quiet"])
     keep = build_keep(tracer, given)
     print_tracer(tracer)

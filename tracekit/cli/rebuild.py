@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit.cli.options import WHAT, build_tracer
+from tracekit.cli.options import OPTIONS, TEXT, build_tracer
 from tracekit.errors import ComparisonError, DataNotFoundError
 
 if TYPE_CHECKING:
@@ -19,36 +19,22 @@ _TOLERANCE = 1e-3
 """Share of the mean absolute effect by which a set may differ when it is measured again."""
 
 Run = Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
-ModelOfRun = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="The model of the run: `demo`, a directory in Hugging Face layout, or a hub name. "
+OF_RUN = {
+    "model": OPTIONS["model"].saying(
+        "The model of the run: `demo`, a directory in Hugging Face layout, or a hub name. "
         "Default: the name that the run has.",
-        rich_help_panel=WHAT,
+        **{"default": None, "kind": TEXT},
     ),
-]
-DatasetOfRun = Annotated[
-    str | None,
-    typer.Option(
-        "--dataset",
-        metavar="NAME",
-        help="The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: the "
-        "name that the run has.",
-        rich_help_panel=WHAT,
+    "dataset": OPTIONS["dataset"].saying(
+        "The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: the name "
+        "that the run has.",
+        **{"default": None, "kind": TEXT},
     ),
-]
+}
+"""Options of a command on a saved run, where they differ from those that trace."""
 
 
-def rebuild_tracer(
-    result: TraceResult,
-    given: dict[str, Any],
-    *,
-    model: str | None,
-    dataset: str | None,
-    quiet: bool,
-) -> Tracer:
+def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     """Builds the tracer of a run once more.
 
     Everything that the run says is taken from it. The set of the run is measured once, and must
@@ -56,10 +42,7 @@ def rebuild_tracer(
 
     Args:
         result: The run.
-        given: The options `REBUILT` of a command.
-        model: Where the model is, if not where the run says.
-        dataset: The data set, if the run does not name one of tracekit.
-        quiet: Whether no progress is shown.
+        given: The options `REBUILT` and `OF_RUN` of a command.
 
     Raises:
         DataNotFoundError: The run is of data that no data set has the name of.
@@ -67,19 +50,19 @@ def rebuild_tracer(
     """
     from tracekit.data.registry import DATASETS
 
-    if dataset is None and result.dataset not in DATASETS:
+    if given["dataset"] is None and result.dataset not in DATASETS:
         raise DataNotFoundError(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
         )
     if given["limit"] is None and given["held_out"] is None:
         given = {**given, "limit": len(result.per_example)}
-    named = {"model": model or result.model, "dataset": dataset or result.dataset}
+    named = {name: given[name] or getattr(result, name) for name in ("model", "dataset")}
     setup = result.setup.with_registry(result.registry)
     if given["split_by"] is not None:
         setup = replace(setup, split_by=given["split_by"])
     given = {**given, **named, "seed": result.seed}
-    tracer = build_tracer(given, setup=setup, quiet=quiet)
+    tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
     _check_same(tracer, result)
     return tracer
 

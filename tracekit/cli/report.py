@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekit.cli.app import app
-from tracekit.cli.options import OUTPUT
+from tracekit.cli.options import OPTIONS, Given, takes
 from tracekit.cli.output import check_file, console
 
 if TYPE_CHECKING:
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes(
+    output=OPTIONS["output"].saying("The HTML file that is written.", default=Path("report.html"))
+)
 def report(
+    given: Given,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -24,20 +28,11 @@ def report(
             "and .json files of interaction grids."
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="The HTML file that is written.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = Path("report.html"),
 ) -> None:
     """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""
     import tracekit as tk
 
+    output = given["output"]
     check_file(output)
     results = [result for path in runs for result in _read(path)]
     page = tk.report(results, output)

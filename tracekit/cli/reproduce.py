@@ -12,7 +12,21 @@ from rich.text import Text
 
 from tracekit._util.markup import printable
 from tracekit.cli.app import app
-from tracekit.cli.options import DATA, HOW, OUTPUT, WHAT, WORKERS, Given, check_data, takes
+from tracekit.cli.options import (
+    COUNT,
+    HOW,
+    OPTIONS,
+    OUTPUT,
+    SEVERAL,
+    TEXT,
+    TEXTS,
+    WHAT,
+    WORKERS,
+    Given,
+    check_data,
+    option,
+    takes,
+)
 from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
 from tracekit.errors import UnknownNameError
@@ -26,9 +40,38 @@ _MOST_ROWS = 16
 
 @app.command()
 @takes(
-    *WORKERS,
-    *("model_option", "device", "dtype", "max_batch_size", "seed", "quiet"),
-    dtype="float32",
+    *(*WORKERS, "model_option", "device", "max_batch_size", "seed", "quiet"),
+    list_experiments=option(False, bool, OUTPUT, "", "List what there is.", "--list"),
+    model=option(
+        *(None, TEXTS, WHAT, "NAME"),
+        "`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; may be given "
+        "several times. Default: those of the paper.",
+    ),
+    dataset=option(
+        *(None, TEXTS, WHAT, "NAME"),
+        "May be given several times. Default: those of the paper; with the embedded model the ones "
+        "that stand in for them.",
+    ),
+    methods=option(
+        *(None, TEXT, HOW, "NAME"), "Methods, joined by commas. Default: those of the paper."
+    ),
+    draws=option(
+        *(None, COUNT, HOW, "N"),
+        "Random sets per budget. Default: 1000, 100 with `demo`.",
+        min=1,
+    ),
+    held_out=option(
+        *(True, bool, HOW, ""), "Also run the tables' methods without a fifth of the examples."
+    ),
+    output=OPTIONS["output"].saying(
+        "Folder; runs in it are not repeated.", default=Path("reproduction")
+    ),
+    data_dir=OPTIONS["data_dir"].saying("Folder with data files, or with a folder per data set."),
+    limit=OPTIONS["limit"].saying("Use only the first N examples of each data set."),
+    data_option=OPTIONS["data_option"].saying(
+        f"Option of the data sets that have it, as name=value{SEVERAL}"
+    ),
+    dtype=OPTIONS["dtype"]._replace(default="float32"),
 )
 def reproduce(
     given: Given,
@@ -36,86 +79,6 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="Names of tables and figures, or `all`; --list lists them."),
     ] = None,
-    list_experiments: Annotated[
-        bool, typer.Option("--list", help="List what there is.", rich_help_panel=OUTPUT)
-    ] = False,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; "
-            "may be given several times. Default: those of the paper.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="May be given several times. Default: those of the paper; with the embedded "
-            "model the ones that stand in for them.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Methods, joined by commas. Default: those of the paper.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="Folder; runs in it are not repeated.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = Path("reproduction"),
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Folder with data files, or with a folder per data set.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Use only the first N examples of each data set.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    data_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Option of the data sets that have it, as name=value; may be given several times.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    draws: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Random sets per budget. Default: 1000, 100 with `demo`.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    held_out: Annotated[
-        bool,
-        typer.Option(
-            help="Also run the tables' methods without a fifth of the examples.",
-            rich_help_panel=HOW,
-        ),
-    ] = True,
 ) -> None:
     """Reruns tables and figures of the paper.
 
@@ -127,8 +90,9 @@ def reproduce(
     from tracekit.runs.worker import reasons
     from tracekit.search import METHODS
 
-    part, quiet = given["part"], given["quiet"]
-    if list_experiments or not names:
+    part, quiet, output = given["part"], given["quiet"], given["output"]
+    model, dataset, methods = given["model"], given["dataset"], given["methods"]
+    if given["list_experiments"] or not names:
         _print_experiments()
         return
     method_names = [name.strip() for name in methods.split(",")] if methods else []
@@ -136,17 +100,17 @@ def reproduce(
         if name not in METHODS:
             raise UnknownNameError("method", name, METHODS)
     check_folder(output)
-    check_data(*dataset or [], data_dir=data_dir)
+    check_data(*dataset or [], data_dir=given["data_dir"])
     setting = paper.Setting(
         models=[paper.ModelAt.parse(text) for text in model or []],
         datasets=dataset or [],
         methods=method_names,
         seed=given["seed"],
-        limit=limit,
-        draws=draws,
-        held_out=held_out,
+        limit=given["limit"],
+        draws=given["draws"],
+        held_out=given["held_out"],
         dtype=given["dtype"],
-        data_options=parse_options(data_option or [], [""])[""],
+        data_options=parse_options(given["data_option"] or [], [""])[""],
     )
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     progress = Progress(
@@ -180,7 +144,7 @@ def reproduce(
             names,
             setting,
             output,
-            data_dir=data_dir,
+            data_dir=given["data_dir"],
             device=given["device"],
             max_batch_size=given["max_batch_size"],
             loading=parse_loading(given["model_option"]),

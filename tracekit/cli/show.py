@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import OUTPUT
+from tracekit.cli.options import OUTPUT, Given, option, takes
 from tracekit.cli.output import console, print_table
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ _MOST_LABELS = 40
 
 
 @app.command()
+@takes(
+    all_components=option(
+        *(False, bool, OUTPUT, ""), "List every selected component, however many.", "--all"
+    )
+)
 def show(
+    given: Given,
     run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")],
-    all_components: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="List every selected component, however many.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
 ) -> None:
     """Prints a saved run, or all runs below a folder."""
     import tracekit as tk
@@ -36,7 +36,7 @@ def show(
     results = [tk.TraceResult.load(folder) for folder in folders]
     print_table(results)
     if len(results) == 1:
-        _print_details(results[0], all_components)
+        _print_details(results[0], given["all_components"])
 
 
 def _print_details(result: TraceResult, all_components: bool) -> None:
@@ -49,7 +49,7 @@ def _print_details(result: TraceResult, all_components: bool) -> None:
         ("positions", result.positions),
         ("source", f"{result.source}, {result.direction}"),
         ("seed", result.seed),
-        ("options", ", ".join(f"{option}={value}" for option, value in options.items())),
+        ("options", ", ".join(f"{name}={value}" for name, value in options.items())),
         ("versions", ", ".join(f"{package} {v}" for package, v in result.versions.items())),
     ):
         table.add_row(name, str(value))

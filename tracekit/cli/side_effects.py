@@ -3,72 +3,58 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, OUTPUT, REBUILT, WHAT, Given, takes
+from tracekit.cli.options import (
+    COUNT,
+    HOW,
+    OUTPUT,
+    REBUILT,
+    REQUIRED,
+    SEVERAL,
+    TEXTS,
+    WHAT,
+    Given,
+    option,
+    takes,
+)
 from tracekit.cli.output import check_folder, console, write_figures
 from tracekit.cli.parsing import parse_options
-from tracekit.cli.rebuild import DatasetOfRun, ModelOfRun, Run, rebuild_tracer
+from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 from tracekit.errors import ConfigError
 
 
 @app.command("side-effects")
-@takes(*REBUILT, "seed", "quiet")
-def side_effects(
-    given: Given,
-    run: Run,
-    other: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl); may be given several "
-            "times.",
-            rich_help_panel=WHAT,
-        ),
-    ],
-    other_metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    other_limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Use only the first N examples of each other data.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    draws: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Random sets to compare with.", rich_help_panel=HOW),
-    ] = 20,
-    model: ModelOfRun = None,
-    dataset: DatasetOfRun = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="Folder for the table and the figure.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-) -> None:
+@takes(
+    *(*REBUILT, "seed", "quiet"),
+    **OF_RUN,
+    other=option(
+        *(REQUIRED, list[str], WHAT, "NAME=VALUE"),
+        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}",
+    ),
+    other_metric=option(
+        *(None, TEXTS, HOW, "NAME=VALUE"),
+        "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run.",
+    ),
+    other_limit=option(
+        *(None, COUNT, HOW, "N"), "Use only the first N examples of each other data.", min=1
+    ),
+    draws=option(20, int, HOW, "N", "Random sets to compare with.", min=0),
+    output=option(
+        *(None, Path | None, OUTPUT, "PATH"),
+        "Folder for the table and the figure.",
+        *("--output", "-o"),
+    ),
+)
+def side_effects(given: Given, run: Run) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""
     import tracekit as tk
     from tracekit._util.files import write_csv
 
-    named = _named("--other", other)
-    metrics = _named("--other-metric", other_metric or [])
+    output, limit = given["output"], given["other_limit"]
+    named = _named("--other", given["other"])
+    metrics = _named("--other-metric", given["other_metric"] or [])
     unknown = [name for name in metrics if name not in named]
     if unknown:
         raise ConfigError(f"--other-metric names {unknown[0]!r}, which no --other is called.")
@@ -76,13 +62,13 @@ def side_effects(
     check_folder(run)
     if output is not None:
         check_folder(output)
-    tracer = rebuild_tracer(result, given, model=model, dataset=dataset, quiet=given["quiet"])
+    tracer = rebuild_tracer(result, given)
     others: dict[str, Any] = {}
     for name, source in named.items():
         pairs = tk.load_dataset(source, tracer.model)
-        pairs = pairs if other_limit is None else pairs[:other_limit]
+        pairs = pairs[:limit]
         others[name] = (pairs, metrics[name]) if name in metrics else pairs
-    side = tracer.side_effects(result, others, draws=draws, seed=given["seed"])
+    side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
     console.print(f"{side}", highlight=False, soft_wrap=True)
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)

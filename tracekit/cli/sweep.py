@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tracekit._util.markup import printable
 from tracekit.cli.app import app
-from tracekit.cli.options import LIMITS, OUTPUT, WORKERS, Given, takes
+from tracekit.cli.options import COUNT, OPTIONS, OUTPUT, WORKERS, Given, option, takes
 from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
@@ -24,32 +24,21 @@ _COLUMNS = ("model", "dataset", "kind", "method", "options", "seed", "budget", "
 
 
 @app.command()
-@takes(*WORKERS, "device", "quiet")
+@takes(
+    *(*WORKERS, "device", "quiet"),
+    output=option(
+        *(None, Path | None, OUTPUT, "PATH"),
+        "Folder; runs in it are not repeated. Default: the file's.",
+        *("--output", "-o"),
+    ),
+    max_batch_size=OPTIONS["max_batch_size"]._replace(default=None, kind=COUNT),
+)
 def sweep(
     given: Given,
     file: Annotated[
         Path,
         typer.Argument(help="A TOML file with models, datasets, methods, budgets and the like."),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="Folder; runs in it are not repeated. Default: the file's.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Examples per pass; bounds memory, changes no result.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
 ) -> None:
     """Runs every method on every data set and model of a file, and writes a table of all runs.
 
@@ -68,8 +57,7 @@ def sweep(
     options = read_options(file, keys - {"further", "on_done", "progress", "part", "setup"})
     quiet, part = given.pop("quiet"), given["part"]
     executor_option = given.pop("executor_option")
-    named: dict[str, Any] = {**given, "output": output, "max_batch_size": max_batch_size}
-    options |= {name: value for name, value in named.items() if value is not None}
+    options |= {name: value for name, value in given.items() if value is not None}
     if executor_option:
         typed = parse_executor_options(executor_option)
         options["executor_options"] = {**options.get("executor_options", {}), **typed}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
     SEARCHED,
+    SEVERAL,
+    TEXTS,
     TRACED,
     Given,
     build_keep,
     build_tracer,
     check_data,
+    option,
     save_config,
     takes,
 )
@@ -31,57 +30,39 @@ from tracekit.cli.parsing import goal, parse_options
 
 
 @app.command()
-@takes(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet")
-def trace(
-    given: Given,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIZE",
-            help="A count (6) or a share (0.2); may be given several times.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    target_effect: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Instead of a budget: the effect to reach.", rich_help_panel=HOW
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="pgb-ct, local-search, dcm, top-k, shrunken-top-k, greedy, random, exhaustive, "
-            "mask-ig, attribution; may be given several times. Default: pgb-ct.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200; "
-            "may be given several times.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-) -> None:
+@takes(
+    *(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
+    budget=option(None, TEXTS, HOW, "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
+    target_effect=option(
+        *(None, float | None, HOW, "X"), "Instead of a budget: the effect to reach."
+    ),
+    method=option(
+        *(None, TEXTS, HOW, "NAME"),
+        "pgb-ct, local-search, dcm, top-k, shrunken-top-k, greedy, random, exhaustive, mask-ig, "
+        "attribution; may be given several times. Default: pgb-ct.",
+    ),
+    option=option(
+        *(None, TEXTS, HOW, "NAME=VALUE"),
+        f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}",
+    ),
+)
+def trace(given: Given) -> None:
     """Traces any model on any data set, and writes figures and results."""
     from tracekit.search import make
 
-    own = {"budget": budget, "target_effect": target_effect, "method": method, "option": option}
     output, seed, objective = given["output"], given["seed"], given["objective"]
 
     # Before anything slow: checks of everything that needs no model.
     check_folder(output)
-    methods = method or ["pgb-ct"]
-    by_method = parse_options(option or [], methods)
-    goals = {name: goal(budget, target_effect, by_method[name]) for name in methods}
+    methods = given["method"] or ["pgb-ct"]
+    by_method = parse_options(given["option"] or [], methods)
+    goals = {
+        name: goal(given["budget"], given["target_effect"], by_method[name]) for name in methods
+    }
     searches = {name: make(name, by_method[name]) for name in methods}
     check_data(given["keep_dataset"])
     if not given["dry_run"]:
-        save_config(given["save_config_to"], {**given, **own})
+        save_config(given["save_config_to"], given)
     tracer = build_tracer(given, quiet=given["quiet"])
     keep = build_keep(tracer, given)
     print_tracer(tracer)

@@ -9,38 +9,29 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import WHAT, Given, takes
+from tracekit.cli.options import OPTIONS, TEXT, WHAT, Given, option, takes
 from tracekit.cli.output import console, load, progress_is_shown
 from tracekit.cli.parsing import parse_loading
 from tracekit.errors import ComparisonError
 
 
 @app.command()
-@takes("data_dir", "model_option", "device", "dtype", "max_batch_size", "quiet")
+@takes(
+    *("data_dir", "model_option", "device", "dtype", "max_batch_size", "quiet"),
+    dataset=OPTIONS["dataset"].saying("winobias or winogender.", default="winogender"),
+    table_of=option(
+        *(None, TEXT, WHAT, "NAME"),
+        "Model to compare with: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl. Default: its "
+        "name.",
+        "--as",
+    ),
+    table=option(
+        *(None, Path | None, WHAT, "PATH"),
+        "A table of your own (JSON), instead of the published one.",
+    ),
+)
 def validate(
-    given: Given,
-    model: Annotated[str, typer.Argument(help="A hub name or a directory.")],
-    dataset: Annotated[
-        str, typer.Option(metavar="NAME", help="winobias or winogender.", rich_help_panel=WHAT)
-    ] = "winogender",
-    table_of: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="NAME",
-            help="Model to compare with: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl. "
-            "Default: its name.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    table: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="A table of your own (JSON), instead of the published one.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
+    given: Given, model: Annotated[str, typer.Argument(help="A hub name or a directory.")]
 ) -> None:
     """Compares every single-head effect with those published for the real GPT-2 family.
 
@@ -51,8 +42,9 @@ def validate(
     from tracekit.paper.published import read_single_heads, single_heads
     from tracekit.paper.validation import validate as compare
 
-    if table is not None:
-        published = read_single_heads(table)
+    dataset, table_of = given["dataset"], given["table_of"]
+    if given["table"] is not None:
+        published = read_single_heads(given["table"])
     else:
         pairs_name = SINGLE_HEAD_TABLES.get(dataset, dataset)
         published = single_heads(table_of or Path(model).name, pairs_name)

@@ -182,7 +182,8 @@ class Setup:
         if kinds is None:
             setup = self.with_registry(registry)
             kinds, layers = _selection_of(registry) or (registry, None)
-        metric, source = resolve_metric(self.metric).name, name_of(self.source)
+        metric = self.metric if isinstance(self.metric, str) else resolve_metric(self.metric).name
+        source = name_of(self.source)
         return replace(setup, components=kinds, layers=layers, metric=metric, source=source)
 
     def with_registry(self, registry: ComponentRegistry) -> Setup:

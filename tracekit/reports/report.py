@@ -13,12 +13,10 @@ import plotly.graph_objects as go
 
 from tracekit.anatomy import Explanation, SideEffects
 from tracekit.anatomy.tables import member_table, side_effects_table
-from tracekit.components import ComponentRegistry
-from tracekit.components.kinds import KINDS
 from tracekit.data.display import shown_pair
 from tracekit.data.registry import DATASETS
-from tracekit.engine.sources import source_of_name
-from tracekit.errors import ComparisonError, NoResultError, SourceError
+from tracekit.engine.setup import Setup
+from tracekit.errors import ComparisonError, NoResultError
 from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
 from tracekit.figures.curves import curve, pareto_curve
 from tracekit.figures.heatmap import comparison_heatmap, front_heatmap
@@ -156,15 +154,16 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
 def _setting(result: TraceResult) -> pd.DataFrame:
     import pandas as pd
 
+    setup = result.setup
     rows = [
         ("model", result.model),
         ("data", f"{result.dataset}, {len(result.per_example)} examples"),
         ("fingerprint of the data", result.dataset_fingerprint),
         ("components", result.registry.describe()),
-        ("metric", f"{result.metric}: {result.axis_label}"),
-        ("continuations", f"{result.continuation_mean} mean of token probabilities"),
-        ("positions", result.positions),
-        ("source", f"{result.source}, {result.direction}"),
+        ("metric", f"{setup.metric}: {result.axis_label}"),
+        ("continuations", f"{setup.continuation_mean} mean of token probabilities"),
+        ("positions", setup.positions),
+        ("source", f"{setup.source}, {setup.direction}"),
         ("effect of all components", f"{result.full_effect:.4g}"),
         *((f"version of {package}", number) for package, number in result.versions.items()),
     ]
@@ -308,7 +307,14 @@ def _code(group: _Group) -> str:
         lines.append(f"# The runs are of {n} examples. If they were chosen otherwise, choose so.")
     else:
         lines.append(f"pairs = tk.load_pairs(...)  # the {n} examples of {first.dataset!r}")
-    lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", *_options(first), ")"]
+    setup = first.setup.named(first.registry)
+    lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
+    for name, code in setup.code().items():
+        lines.append(f"        {name}={code},{_note_on_field(name, setup)}")
+    lines.append("    ),")
+    if first.also_metrics:
+        lines.append(f"    extra_metrics={list(first.also_metrics)!r},")
+    lines.append(")")
     lines.append(f"assert tracer.pairs.fingerprint == {first.dataset_fingerprint!r}")
     of_fronts = {id(result) for front in group.fronts for result in front}
     by_run: dict[tuple[Any, ...], list[TraceResult]] = {}
@@ -323,49 +329,12 @@ def _code(group: _Group) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options(result: TraceResult) -> list[str]:
-    """Arguments of the tracer, a line each, but for those with their defaults."""
-    registry = result.registry
-    options: dict[str, str] = {"components": _components(registry), "metric": repr(result.metric)}
-    notes = {"metric": "" if result.metric in METRICS else "  # your function"}
-    if registry.spans:
-        options["by"] = repr(result.by or "span")
-    elif result.positions != "prompt":
-        options["positions"] = repr(result.positions)
-    if result.source != "counterfactual":
-        options["source"], notes["source"] = _source(result.source)
-    if result.source_seed:
-        options["source_seed"] = repr(result.source_seed)
-    if result.direction != "noising":
-        options["direction"] = repr(result.direction)
-    if result.continuation_mean != "geometric":
-        options["continuation_mean"] = repr(result.continuation_mean)
-    if result.also_metrics:
-        options["also"] = repr(list(result.also_metrics))
-    return [f"    {name}={value},{notes.get(name, '')}" for name, value in options.items()]
-
-
-def _source(name: str) -> tuple[str, str]:
-    """Code that makes a source, and what the name of the source leaves out."""
-    try:
-        source = source_of_name(name)
-    except SourceError:
-        return "...", f"  # {name}"
-    return (repr(source) if isinstance(source, str) else f"tk.{source!r}"), ""
-
-
-def _components(registry: ComponentRegistry) -> str:
-    """Code that makes a registry."""
-    kinds = "+".join(registry.kinds)
-    is_whole = all(site.complete and not site.acts_in for site in registry.sites)
-    by_kind = [
-        [site.layer for site in registry.sites if site.kind.name == kind] for kind in registry.kinds
-    ]
-    is_named = all(kind in KINDS for kind in registry.kinds)
-    if is_whole and is_named and not registry.spans and by_kind == by_kind[:1] * len(by_kind):
-        layers = by_kind[0]
-        return f"{kinds!r},\n    layers={layers}"
-    return f"tk.ComponentRegistry.from_spec({registry.spec()!r})"
+def _note_on_field(name: str, setup: Setup) -> str:
+    """A comment where the code of a field takes something of the reader's."""
+    if name == "metric" and setup.metric not in METRICS:
+        return "  # your function"
+    is_open = name == "source" and setup.code()["source"] == "..."
+    return f"  # {setup.source!r}" if is_open else ""
 
 
 def _run(results: Sequence[TraceResult]) -> str:
