@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 import tracekit as tk
-from tests.cli.test_commands import command  # noqa: F401
 from tracekit import figures
 
 QUICK = ("--quiet",)
@@ -42,7 +41,7 @@ def folder(result, tmp_path):
     return result.save(tmp_path / "run")
 
 
-def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypatch):  # noqa: F811
+def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     code, out, err = command("explain", folder, "--output", "out", "--dry-run", *QUICK)
@@ -55,7 +54,7 @@ def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypat
     assert json.loads(out)["passes"] == 79
 
 
-def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):  # noqa: F811
+def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):
     options = ("--tolerance", 0.5, "--output", tmp_path / "out", *QUICK)
     code, out, err = command("explain", folder, *options)
     assert code == 0, err
@@ -73,7 +72,7 @@ def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_pa
     assert findings["members"] == result.labels
 
 
-def test_json_is_all_that_is_printed(command, tracer, result, folder):  # noqa: F811
+def test_json_is_all_that_is_printed(command, tracer, result, folder):
     code, out, err = command("explain", folder, "--json", *QUICK)
     assert code == 0, err
     document = json.loads(out)
@@ -87,7 +86,7 @@ def test_json_is_all_that_is_printed(command, tracer, result, folder):  # noqa: 
     assert "NaN" not in out
 
 
-def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_model):  # noqa: F811
+def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_model):
     bias = tk.load_dataset("demo-bias", demo_model)[:6]
     rows = [pair.texts for pair in bias]
     path = tmp_path / "mine.jsonl"
@@ -108,7 +107,7 @@ def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_m
     assert (tmp_path / "out" / "side_effects.html").exists()
 
 
-def test_reports_have_what_was_saved_beside_a_run(command, tracer, result, folder, tmp_path):  # noqa: F811
+def test_reports_have_what_was_saved_beside_a_run(command, tracer, result, folder, tmp_path):
     why = tracer.explain(result)
     why.save(folder)
     tracer.side_effects(result, {"kl": (tracer.pairs, "kl")}, draws=3).save(folder)
@@ -125,7 +124,7 @@ def test_reports_have_what_was_saved_beside_a_run(command, tracer, result, folde
     assert "is of another run than the one beside it. Measure it again, or delete its expl" in err
 
 
-def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_model):  # noqa: F811
+def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_model):
     facts, held_out = tk.load_dataset("demo-facts", demo_model)[:10].split(0.8, seed=4)
     tracer = tk.Tracer(
         demo_model, facts, "head-outputs", "probability-drop", positions="last", held_out=held_out
@@ -148,7 +147,7 @@ def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_mode
         {"split_by": "position"},
     ],
 )
-def test_sources_are_rebuilt_from_the_run(command, tmp_path, demo_model, options):  # noqa: F811
+def test_sources_are_rebuilt_from_the_run(command, tmp_path, demo_model, options):
     facts = tk.load_dataset("demo-facts", demo_model)
     length = len(facts[0].prompt_ids)
     n = next(n for n, pair in enumerate(facts) if len(pair.prompt_ids) != length)
@@ -159,7 +158,7 @@ def test_sources_are_rebuilt_from_the_run(command, tmp_path, demo_model, options
     assert tk.Explanation.load(run).source == tracer.source
 
 
-def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):  # noqa: F811
+def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):
     facts = tk.load_dataset("demo-facts", demo_model)
     source = tk.Mean(pairs=facts[8:])
     tracer = tk.Tracer(demo_model, facts[:8], "head-outputs", "probability-drop", source=source)
@@ -171,7 +170,7 @@ def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):  # n
 
 
 def test_runs_that_cannot_be_measured_again(
-    command,  # noqa: F811
+    command,
     folder,
     tmp_path,
 ):
@@ -189,7 +188,7 @@ def test_runs_that_cannot_be_measured_again(
     assert not (tmp_path / "shifted" / "explanation.json").exists()
 
 
-def test_names_of_other_data(command, folder):  # noqa: F811
+def test_names_of_other_data(command, folder):
     arguments = ("side-effects", folder, "--other", "a=demo-bias")
     code, _, err = command(*arguments, "--other-metric", "b=kl")
     assert code == 1

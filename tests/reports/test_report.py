@@ -7,12 +7,14 @@ import re
 from dataclasses import replace
 from html import unescape
 
+import pandas as pd
 import pytest
 
 import tracekit as tk
 from tests import tiny
-from tests.cli.test_commands import command  # noqa: F401
+from tests.cli.conftest import command  # noqa: F401
 from tracekit.errors import NoResultError
+from tracekit.reports.page import Section, write_page
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +211,21 @@ def test_reports_say_why_a_set_acts_together(tracer, runs, tmp_path):
     assert f"<td>{row['selectivity']:.4g} ({low:.3g} to {high:.3g})</td>" in text
     assert text.count("Plotly.newPlot(") == 2 + 3 + 1
     assert body(tk.report(why, tmp_path / "alone.html")).count("Plotly.newPlot(") == 3
+
+
+def test_pages_escape_every_text(tmp_path):
+    bad = '<script>alert(1)</script> & "quotes"'
+    sections = [
+        Section(
+            heading=bad,
+            lead=bad,
+            paragraphs=[bad],
+            table=pd.DataFrame({bad: [bad]}),
+            note=bad,
+            code=bad,
+        )
+    ]
+    text = write_page(tmp_path / "deep" / "page.html", bad, sections).read_text(encoding="utf-8")
+    after = text[text.rindex("</script></head>") :]
+    assert "<script>alert" not in after
+    assert after.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;") == 8

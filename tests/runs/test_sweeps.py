@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tracekit as tk
-from tests.cli.test_commands import command  # noqa: F401
+from tests.cli.conftest import command  # noqa: F401
 from tracekit.errors import (
     ConfigError,
     NoResultError,

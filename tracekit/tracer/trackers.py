@@ -1,4 +1,4 @@
-"""Watching runs: records for any callable, and ready trackers for Weights & Biases and MLflow.
+"""Watching runs: records for any callable, and a ready tracker for Weights & Biases.
 
 `observe=` of `Tracer.run` and `Tracer.pareto` takes a callable of a `RunRecord`. It is called when
 the run starts, at every step of the search, with every result, and at the end. A tracker that
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from tracekit.results.result import TraceResult
 
 RecordKind = Literal["start", "step", "result", "end"]
-_LONGEST = 500
-"""Characters that MLflow keeps of a parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,21 +125,13 @@ def _values_of(result: TraceResult) -> dict[str, float]:
     return {**values, **result.also}
 
 
-def _package(name: str, extra: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"The tracker needs {error.name}, which is not installed. "
-            f"Run pip install 'tracekit[{extra}]'."
-        ) from error
-
-
 class WandB:
     """Sends every run to Weights & Biases, as a run of its own.
 
     ```python
-    to_wandb = tk.tracer.trackers.WandB(project="heads", mode="offline")
+    from tracekit.tracer import trackers
+
+    to_wandb = trackers.WandB(project="heads", mode="offline")
     tracer.run("pgb-ct", budget=6, observe=to_wandb)
     ```
 
@@ -160,7 +149,13 @@ class WandB:
         Raises:
             MissingExtraError: wandb is not installed.
         """
-        self._wandb = _package("wandb", "wandb")
+        try:
+            self._wandb = import_module("wandb")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                f"The tracker needs {error.name}, which is not installed. "
+                "Run pip install 'tracekit[wandb]'."
+            ) from error
         self._options = {"project": project, "reinit": "create_new", **options}
         self._run: Any = None
 
@@ -181,74 +176,8 @@ class WandB:
             run.finish()
 
 
-class MLflow:
-    """Keeps every run in MLflow, as a run of its own.
-
-    ```python
-    tracker = tk.tracer.trackers.MLflow("heads", tracking_uri="sqlite:///mlflow.db")
-    tracer.run("pgb-ct", budget=6, observe=tracker)
-    ```
-
-    The setting is in the parameters; steps are the metrics `search.size` and `search.effect`,
-    results the metrics `result....` with the number of components as the step, and the selected
-    components are tags.
-    """
-
-    def __init__(
-        self, experiment: str = "tracekit", *, tracking_uri: str | Path | None = None
-    ) -> None:
-        """Keeps nothing yet.
-
-        Args:
-            experiment: Name of the experiment; made if there is none.
-            tracking_uri: Where runs are kept. None: where MLflow is set up to.
-
-        Raises:
-            MissingExtraError: mlflow is not installed.
-        """
-        tracking = _package("mlflow.tracking", "mlflow")
-        uri = None if tracking_uri is None else str(tracking_uri)
-        self._client: Any = tracking.MlflowClient(uri)
-        self._experiment = experiment
-        self._run = ""
-
-    def __call__(self, record: RunRecord, /) -> None:
-        """Keeps a record."""
-        if record.kind == "start":
-            self._begin(record)
-        elif record.kind == "step":
-            self._log(_under("search", record.values, "."), record.step)
-        elif record.kind == "result" and record.result is not None:
-            size = record.result.n_selected
-            self._log(_under("result", record.values, "."), size)
-            labels = ", ".join(record.result.labels)
-            self._client.set_tag(self._run, f"components.{size}", labels)
-        elif record.kind == "end":
-            status = "FINISHED" if record.stopped in _IN_ORDER else "FAILED"
-            self._client.set_tag(self._run, "stopped", record.stopped or "")
-            self._client.set_terminated(self._run, status)
-
-    def _begin(self, record: RunRecord) -> None:
-        experiment = self._client.get_experiment_by_name(self._experiment)
-        identity = (
-            self._client.create_experiment(self._experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
-        self._run = self._client.create_run(identity).info.run_id
-        for name, value in record.setting.items():
-            self._client.log_param(self._run, name, str(value)[:_LONGEST])
-
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._run, name, value, step=step)
+def _under(name: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}/{key}": value for key, value in values.items()}
 
 
-_IN_ORDER = (None, "max_passes", "max_seconds")
-
-
-def _under(name: str, values: Mapping[str, float], separator: str = "/") -> dict[str, float]:
-    return {f"{name}{separator}{key}": value for key, value in values.items()}
-
-
-__all__ = ["MLflow", "Observed", "Observer", "RecordKind", "RunRecord", "WandB"]
+__all__ = ["Observed", "Observer", "RecordKind", "RunRecord", "WandB"]

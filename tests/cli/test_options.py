@@ -1,0 +1,38 @@
+"""Shared options: one for each field of a setup, and help that names all that there is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+
+from tracekit.cli.options import OPTIONS, TRACED
+from tracekit.components.kinds import KINDS
+from tracekit.engine.setup import Setup
+from tracekit.engine.sources import SourceName
+from tracekit.metrics import METRICS
+from tracekit.search.objectives import ObjectiveName
+
+
+def test_every_field_of_a_setup_is_an_option_of_commands_that_trace():
+    # `--seed` draws the values of sources too; single components are named in Python.
+    names = {each.name for each in fields(Setup)} - {"indices", "source_seed"}
+    assert names <= {*TRACED}
+    for each in fields(Setup):
+        if each.name in ("split_by", "layer_window", "source", "direction", "continuation_mean"):
+            assert OPTIONS[each.name].default == each.default
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("components", KINDS),
+        ("metric", METRICS),
+        ("source", get_args(SourceName)),
+        ("objective", get_args(ObjectiveName)),
+    ],
+)
+def test_help_names_all_that_there_is(option, names):
+    words = OPTIONS[option].text.replace(",", " ").replace(".", " ").replace(";", " ").split()
+    assert {*names} <= {*words}
