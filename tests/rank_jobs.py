@@ -18,7 +18,7 @@ import torch.distributed as dist
 import tracekit as tk
 from tests import tiny
 from tracekit._util.ranks import Ranks, join_launched
-from tracekit.engine import component_sets
+from tracekit.engine import set_effects
 
 N = 30
 
@@ -53,7 +53,9 @@ def searches(**options) -> dict[str, object]:
     answers["grid"] = grid.interaction.tolist()
     distance = tracer(metric="kl")
     answers["distance"] = distance.run("top-k", budget=2).per_example.tolist()
-    kept = traced.run("top-k", budget=2, keep=tk.Keep(metric="logit-difference", at_most=5.0))
+    kept = traced.run(
+        "top-k", budget=2, constraint=tk.Constraint(metric="logit-difference", at_most=5.0)
+    )
     answers["kept"] = list(tiny.members_of(kept))
     return answers
 
@@ -62,13 +64,13 @@ def sets_of_few_examples() -> dict[str, object]:
     """Effects of all pairs of heads on six examples, and how many sets this process measured."""
     engine = tk.Tracer(model(), tiny.pairs(6, seed=5)).engine
     measured: list[int] = []
-    build = component_sets.build_prefix_tree
+    build = set_effects.build_prefix_tree
 
     def counted(sets, *rest):
         measured.append(len(sets))
         return build(sets, *rest)
 
-    component_sets.build_prefix_tree = counted
+    set_effects.build_prefix_tree = counted
     pairs = list(combinations(range(12), 2))
     effects = engine.set_effects(pairs).tolist()
     part = engine.set_effects(pairs, examples=torch.tensor([4, 1])).tolist()

@@ -117,7 +117,7 @@ def test_a_metric_that_reads_what_was_not_asked_for(function, field, model):
     with pytest.raises(MetricError, match=re.escape(text)):
         tracer.evaluate(torch.ones(12), metrics=[function])
     with pytest.raises(MetricError, match=re.escape(text)):
-        tracer.run("top-k", budget=1, keep=tk.Keep(metric=function, at_most=1.0))
+        tracer.run("top-k", budget=1, constraint=tk.Constraint(metric=function, at_most=1.0))
 
 
 def test_a_metric_that_reads_y_where_there_is_none(model):

@@ -71,10 +71,10 @@ if TYPE_CHECKING:
     from tracekit.search import DCM as DCM
     from tracekit.search import PGBCT as PGBCT
     from tracekit.search import Attribution as Attribution
+    from tracekit.search import Constraint as Constraint
     from tracekit.search import Exhaustive as Exhaustive
     from tracekit.search import Goal as Goal
     from tracekit.search import Greedy as Greedy
-    from tracekit.search import Keep as Keep
     from tracekit.search import LocalSearch as LocalSearch
     from tracekit.search import MaskIG as MaskIG
     from tracekit.search import Random as Random
@@ -127,7 +127,7 @@ _NAMES = {
         "Exhaustive",
         "Goal",
         "Greedy",
-        "Keep",
+        "Constraint",
         "LocalSearch",
         "MaskIG",
         "PGBCT",

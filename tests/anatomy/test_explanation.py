@@ -47,13 +47,18 @@ class Planted(Engine):
 
     n_examples = 6
     pairs = tiny.pairs(6)
-    metric = tk.metrics.METRICS["odds-ratio"]
+    metric = None
     registry = heads(3)
     cost = Cost()
     clean = tk.ContinuationLogProbs(x=torch.full((6,), -1.0), y=torch.full((6,), -2.0))
 
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, value, metric=tk.metrics.METRICS["odds-ratio"]):
+        # An engine refuses new attributes.
+        vars(self).update(value=value, metric=metric)
+
+    @property
+    def data(self):
+        return self
 
     def set_effects(self, sets, label="effects"):
         values = torch.tensor([float(self.value(frozenset(members))) for members in sets])
@@ -155,9 +160,7 @@ def saturating(members):
 
 
 def with_metric(value, metric):
-    engine = Weighted(value)
-    engine.metric = tk.metrics.METRICS[metric]
-    return engine
+    return Weighted(value, tk.metrics.METRICS[metric])
 
 
 def test_an_additive_model_takes_the_noise_out_of_drawn_orders():
@@ -185,7 +188,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 
     game = SetGame(with_metric(value, "probability-drop"), range(8))
     exact = exact_values(game).per_example.mean(1)
-    curves = ExampleCurves.of(game.engine)
+    curves = ExampleCurves.of(game.engine.data)
     drawn = []
     for seed in range(12):
         orders = _with_reverses(8, 7, torch.Generator().manual_seed(seed))
@@ -199,9 +202,9 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 @pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "probability-ratio"])
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_curves_are_inverted_and_weighted(metric, direction):
-    engine = with_metric(saturating, metric)
-    engine.metric = engine.metric if direction == "noising" else engine.metric.denoising()
-    curves = ExampleCurves.of(engine)
+    named = tk.metrics.METRICS[metric]
+    engine = Weighted(saturating, named if direction == "noising" else named.denoising())
+    curves = ExampleCurves.of(engine.data)
     quantity = torch.linspace(-4, 4, 9, dtype=torch.float64).repeat(6, 1)
     effects = curves.effects(quantity)
     assert torch.allclose(curves.quantity(effects), quantity, atol=1e-4)

@@ -252,7 +252,7 @@ def bare_pass(engine) -> Callable[[], object]:
                     return leaves[0]
 
                 first = [("blocks.0.attn.hook_pattern", hook)]
-                scores = engine.forward_pass.log_probs(batch, first)
+                scores = engine.data.forward_pass.log_probs(batch, first)
                 torch.autograd.grad(scores.x.sum() + scores.y.sum(), leaves)
 
     return run

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import tracekit as tk
 from tracekit.data.prompts import GaussianNoise, PromptPairs
-from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.engine import Engine
 from tracekit.metrics import resolve
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

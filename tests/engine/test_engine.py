@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.effects import log_probs
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import (
     ConfigError,
@@ -95,7 +96,7 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     pairs = tiny.pairs(4, seed=1)
     engine = tiny.engine(any_model, pairs, kinds, positions=positions)
     mask = random_mask(engine.n_components)
-    found = engine.log_probs(mask)
+    found = log_probs(engine.data, mask)
     expected = reference_scores(any_model, pairs, kinds, mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
@@ -106,7 +107,7 @@ def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     engine = tiny.engine(any_model, pairs, "mlp-outputs")
     mask = random_mask(engine.n_components)
     expected = reference_scores(any_model, pairs, "mlp-outputs", mask, "prompt")
-    torch.testing.assert_close(engine.log_probs(mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs(engine.data, mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
 
 
 LIMIT = 6
@@ -154,7 +155,7 @@ def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
         max_batch_size=64,
     )
     mask = random_mask(engine.n_components)
-    found = engine.log_probs(mask)
+    found = log_probs(engine.data, mask)
     expected = reference_scores(long_rope_model, pairs, "attention-patterns", mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
@@ -348,10 +349,10 @@ def test_what_does_not_change_is_computed_once(model, pairs, monkeypatch):
 def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):
     engine = tiny.engine(model, pairs)
     widths = []
-    batch = engine.batches[0]
+    batch = engine.data.batches[0]
     hook = ("unembed.hook_out", lambda value, hook: widths.append(value.shape[:2].numel()))
     with torch.no_grad():
-        engine.forward_pass.log_probs(batch, [hook])
+        engine.data.forward_pass.log_probs(batch, [hook])
     assert widths == [len(batch.readout_positions[0])]
     assert widths[0] < batch.sequences.tokens.numel()
 
@@ -362,7 +363,7 @@ def test_a_metric_that_is_not_finite_names_the_example(model, pairs):
         return torch.where(torch.arange(8, device=effects.device) == 5, torch.nan, effects)
 
     engine = tiny.engine(model, pairs, metric=broken)
-    number = int(engine.batches[0].examples[5])
+    number = int(engine.data.batches[0].examples[5])
     prompt = pairs[number].describe()
     with pytest.raises(NonFiniteMetricError) as caught:
         engine.effects(torch.zeros(12))

@@ -13,6 +13,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.plain import MODULES, Plain
+from tracekit.engine.effects import log_probs
 from tracekit.engine.sources import name_of, source_of_name
 from tracekit.errors import ConfigError, PairsError, SourceError
 from tracekit.search import METHODS
@@ -463,10 +464,10 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
         slope = (tracer.evaluate(nudged) - tracer.evaluate(base)) / (nudged - base)[index].item()
         assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.05, abs=2e-3)
     linear, restored = tracer.engine.metric.linearization, tracer.engine.metric
-    log_probs = tracer.engine.log_probs(base)
-    values = linear.to_effect(tracer.engine.clean, linear.to_linear(log_probs))
+    restored_log_probs = log_probs(tracer.engine.data, base)
+    values = linear.to_effect(tracer.engine.clean, linear.to_linear(restored_log_probs))
     torch.testing.assert_close(
-        values, restored(tracer.engine.clean, log_probs), rtol=1e-4, atol=1e-5
+        values, restored(tracer.engine.clean, restored_log_probs), rtol=1e-4, atol=1e-5
     )
 
 
@@ -521,8 +522,8 @@ def test_equal_prompts_with_other_noise_share_nothing(model, direction):
 class TestMeaning:
     def test_attention_patterns_stay_distributions_under_means(self, any_model, even_pairs):
         tracer = tk.Tracer(any_model, even_pairs, "attention-patterns", source="mean")
-        batch = tracer.engine.batches[0]
-        for pattern in tracer.engine.counterfactual_cache.activations_for(batch).values():
+        batch = tracer.engine.data.batches[0]
+        for pattern in tracer.engine.data.counterfactual_cache.activations_for(batch).values():
             assert (pattern >= 0).all()
             torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
             assert torch.equal(pattern, pattern.tril())
@@ -615,11 +616,11 @@ class TestMeaning:
         monkeypatch.setattr(
             model, "run_with_hooks", lambda *a, **k: calls.append(a) or original(*a, **k)
         )
-        n_batches = len(tracer.engine.batches)
+        n_batches = len(tracer.engine.data.batches)
         for n_masks in (1, 2, 3):
             tracer.engine.effects(torch.full((12,), n_masks / 3))
             assert len(calls) == (1 + n_masks) * n_batches  # The clean run, and each mask.
-        assert tracer.engine.counterfactual_cache.storage is None
+        assert tracer.engine.data.counterfactual_cache.storage is None
 
     def test_the_seed_draws(self, model, even_pairs):
         def chosen(source, seed):

@@ -11,6 +11,9 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.effects import log_probs
+from tracekit.engine.gradients import stream_changes
+from tracekit.explore import exploration
 
 pytest.importorskip("anywidget")
 pytest.importorskip("playwright")
@@ -223,7 +226,7 @@ def test_everything_by_keyboard_and_for_screen_readers(chromium, heads):
             await page.get_by_text(f"predicted gain on example {order[-2]}").wait_for()
             members = view.widget.exploration.members
             rows = {}
-            for batch in heads.engine.predict_changes_by_batch(members):
+            for batch in stream_changes(heads.engine.data, members):
                 rows |= dict(zip(batch.examples.tolist(), batch.gains, strict=True))
             largest = rows[order[-2]].abs().max().item()
             legend = await page.locator(".tk-legend").inner_text()
@@ -244,8 +247,9 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
             number = 3
             await view.page.locator(f"[id$=example{number}]").hover(force=True)
             detail = view.page.locator(".tk-detail")
-            after = tracer.engine.log_probs(
-                tk.components.masks.from_indices(view.widget.exploration.members, 32)
+            after = log_probs(
+                tracer.engine.data,
+                tk.components.masks.from_indices(view.widget.exploration.members, 32),
             )
             clean = tracer.engine.clean
             shown_number = int(re.search(r"Example (\d+)", await detail.inner_text())[1])
@@ -284,14 +288,14 @@ def test_the_slider_moves_along_the_front(chromium, heads, front):
 def test_the_latest_click_wins_and_an_effect_is_never_of_another_set(chromium, heads, monkeypatch):
     """Seven quick clicks: what was begun for the first ones is left, batch by batch."""
     seen = []
-    stream = type(heads.engine).effects_by_batch
+    stream = exploration.stream_effects
 
-    def counted(engine, mask):
-        for batch in stream(engine, mask):
+    def counted(data, mask):
+        for batch in stream(data, mask):
             seen.append(tuple(mask.nonzero()[:, 0].tolist()))
             yield batch
 
-    monkeypatch.setattr(type(heads.engine), "effects_by_batch", counted)
+    monkeypatch.setattr(exploration, "stream_effects", counted)
 
     async def scenario():
         async with chromium.shown(lambda: heads.explore([head(3, 0)])) as view:

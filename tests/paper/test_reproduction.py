@@ -20,6 +20,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit import paper
+from tracekit.engine.effects import log_probs
 from tracekit.engine.setup import Setup
 from tracekit.errors import (
     ComparisonError,
@@ -518,7 +519,7 @@ class TestReports:
         tracer = tk.Tracer(
             demo_model, pairs, "head-outputs+mlp-blocks", "accuracy", positions="last"
         )
-        chosen = tracer.engine.log_probs(mask).y_is_argmax
+        chosen = log_probs(tracer.engine.data, mask).y_is_argmax
         assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
         assert row["without"] == tracer.engine.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures

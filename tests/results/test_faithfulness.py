@@ -237,9 +237,9 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
 
 
 def test_searches_within_bounds_rank_nothing(tracer, tmp_path):
-    keep = tk.Keep(metric="kl", at_most=1e3)
+    keep = tk.Constraint(metric="kl", at_most=1e3)
     for options, text in (
-        ({"keep": keep}, "within bounds"),
+        ({"constraint": keep}, "within bounds"),
         ({"objective": "median"}, "by median"),
     ):
         result = tracer.run("top-k", budget=2, **options)

@@ -375,9 +375,9 @@ def test_nor_does_the_refinement_of_pgb_ct():
     ("options", "error", "text"),
     [
         (
-            {"budget": 2, "keep": tk.Keep(at_most=0.1, metric="logit-difference")},
+            {"budget": 2, "constraint": tk.Constraint(at_most=0.1, metric="logit-difference")},
             ConfigError,
-            "objective='auto' chooses between sets that need not stay within the bound of keep.",
+            "objective='auto' chooses between sets that need not stay within a constraint.",
         ),
         (
             {"target_effect": 0.1},

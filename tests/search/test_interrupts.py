@@ -8,7 +8,7 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.engine import Engine
+from tracekit.engine.prepared import PreparedData
 from tracekit.errors import SearchStoppedWarning
 
 METHODS = {
@@ -33,15 +33,15 @@ def interrupted_after(monkeypatch):
     """Ctrl-C, once, in the middle of the n-th pass of a batch."""
 
     def arrange(passes):
-        batch_effects, count = Engine.batch_effects, [0]
+        log_probs, count = PreparedData.log_probs, [0]
 
         def counted(self, *args, **options):
             count[0] += 1
             if count[0] == passes + 1:
                 raise KeyboardInterrupt
-            return batch_effects(self, *args, **options)
+            return log_probs(self, *args, **options)
 
-        monkeypatch.setattr(Engine, "batch_effects", counted)
+        monkeypatch.setattr(PreparedData, "log_probs", counted)
 
     return arrange
 
@@ -63,8 +63,8 @@ def test_the_best_so_far_is_kept(tracer, interrupted_after, monkeypatch, method)
 @pytest.mark.parametrize("method", ["greedy", "random", "exhaustive"])
 def test_by_an_objective_and_within_a_bound_too(tracer, interrupted_after, monkeypatch, method):
     by_kl = tk.Tracer(tracer.model, tracer.pairs, layers=[0, 1], metric="kl")
-    keep = tk.Keep(metric="kl", at_most=0.3 * by_kl.full_effect)
-    for options in ({"objective": "log-odds"}, {"keep": keep}):
+    keep = tk.Constraint(metric="kl", at_most=0.3 * by_kl.full_effect)
+    for options in ({"objective": "log-odds"}, {"constraint": keep}):
         result = None
         for passes in range(4, 60, 4):  # As soon as a set within the bound was measured.
             interrupted_after(passes)
@@ -75,7 +75,7 @@ def test_by_an_objective_and_within_a_bound_too(tracer, interrupted_after, monke
                 break
         assert (result.stopped, result.n_selected <= 3) == ("interrupted", True)
         assert tracer.evaluate(result) == pytest.approx(result.effect, rel=1e-4, abs=1e-6)
-        if "keep" in options:
+        if "constraint" in options:
             assert abs(result.kept["effect"]) <= keep.at_most
         else:
             assert result.objective == "log-odds"

@@ -24,12 +24,12 @@ from tracekit.search.objectives import (
     LowerBound,
     ObjectiveName,
     Quantile,
-    ScoringEngine,
     TrimmedMean,
     describe,
     log_odds_of,
     resolve_objective,
 )
+from tracekit.search.targets import slopes_of_scores, target_of
 
 OBJECTIVES = ["log-odds", "trimmed-mean", "lower-bound", "median"]
 METHODS = (
@@ -44,7 +44,7 @@ def tracer(model):
 
 
 def scoring(tracer, objective):
-    return ScoringEngine(tracer.engine, resolve_objective(objective))
+    return target_of(tracer.engine, resolve_objective(objective))
 
 
 def by_hand(objective, effects):
@@ -133,18 +133,18 @@ def test_another_objective_selects_another_set(model):
 
 @pytest.mark.parametrize("objective", ["trimmed-mean", "lower-bound", "median"])
 def test_slopes_of_weighted_scores_are_those_of_small_changes(tracer, objective):
-    engine = ScoringEngine(tracer.engine, resolve_objective(objective))
-    n = engine.n_examples
+    chosen = resolve_objective(objective)
+    n = tracer.engine.n_examples
     effects, weights = (
         torch.rand(n, generator=torch.Generator().manual_seed(2)),
         torch.arange(1, n + 1),
     )
-    scores, slopes = engine._scored(effects, lambda scores: weights / n)
+    scores, slopes = slopes_of_scores(chosen, effects, lambda scores: weights / n)
 
     def total(values):
-        return (engine._objective.scores(values.double()) * weights / n).sum().item()
+        return (chosen.scores(values.double()) * weights / n).sum().item()
 
-    assert torch.equal(scores, engine._objective.scores(effects))
+    assert torch.equal(scores, chosen.scores(effects))
     for number in range(n):
         step = torch.zeros(n, dtype=torch.float64)
         step[number] = 1e-5
@@ -170,8 +170,8 @@ def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
 def test_it_goes_with_what_is_kept(model, tracer):
     neutral = tiny.pairs(7, seed=8)
     kept = tk.Tracer(model, neutral, "head-outputs", "kl")
-    keep = tk.Keep(pairs=neutral, at_most=0.5 * kept.full_effect)
-    result = tracer.run("exhaustive", budget=2, objective="log-odds", keep=keep)
+    keep = tk.Constraint(pairs=neutral, at_most=0.5 * kept.full_effect)
+    result = tracer.run("exhaustive", budget=2, objective="log-odds", constraint=keep)
     sets = [each for k in (1, 2) for each in combinations(range(12), k)]
     scores = scoring(tracer, "log-odds").set_effects(sets).mean(1).tolist()
     changes = kept.engine.set_effects(sets).mean(1).tolist()

@@ -11,10 +11,9 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import NonFiniteMetricError, SearchStoppedWarning
 from tracekit.search.carriers import few_carriers
-from tracekit.search.keeping import Keep, KeepingEngine
 from tracekit.search.local import measurements
 from tracekit.search.local.measurements import Limits, MeasurementCache
-from tracekit.search.objectives import ScoringEngine, resolve_objective
+from tracekit.search.objectives import resolve_objective
 from tracekit.search.racing import (
     FEWEST_EXAMPLES,
     Heat,
@@ -23,6 +22,7 @@ from tracekit.search.racing import (
     raced_effects,
     still_in,
 )
+from tracekit.search.targets import ConstrainedTarget, target_of
 
 N = 128
 
@@ -92,8 +92,10 @@ class TestPortions:
     def test_a_single_round_where_nothing_can_be_raced(self, model, raced):
         few = tiny.engine(model, tiny.pairs(FEWEST_EXAMPLES - 1))
         engine = raced.engine
-        objective = ScoringEngine(engine, resolve_objective("trimmed-mean"))
-        keeping = KeepingEngine(engine, engine, Keep(metric="logit-difference", at_most=1.0))
+        objective = target_of(engine, resolve_objective("trimmed-mean"))
+        keeping = ConstrainedTarget(
+            engine, engine, Constraint(metric="logit-difference", at_most=1.0)
+        )
         for whole in (
             Portions.make(few, 0),
             Portions.make(engine, 0, race=False),
@@ -103,7 +105,7 @@ class TestPortions:
             assert whole.is_whole
             assert whole.of_gradient(5) is None
         odds = tk.Tracer(model, raced.pairs, metric="odds-ratio").engine
-        assert not Portions.make(ScoringEngine(odds, resolve_objective("log-odds")), 0).is_whole
+        assert not Portions.make(target_of(odds, resolve_objective("log-odds")), 0).is_whole
 
 
 class TestDropping:
@@ -168,7 +170,7 @@ class TestMeasuring:
         names = ("trimmed-mean", "log-odds")
         for name in names:
             odds = tk.Tracer(model, raced.pairs, metric="odds-ratio").engine
-            engine = ScoringEngine(odds, resolve_objective(name))
+            engine = target_of(odds, resolve_objective(name))
             own = engine.with_pairs(raced.pairs.subset(examples.tolist()))
             part = engine.set_effects([(1, 4)], examples=examples)
             torch.testing.assert_close(part, own.set_effects([(1, 4)]), rtol=1e-4, atol=1e-6)

@@ -80,10 +80,12 @@ class TestPasses:
 
     @pytest.mark.parametrize("method", ["top-k", "mask-ig"])
     def test_hold_with_something_to_keep(self, tracer, method):
-        keep = tk.Keep(pairs=tiny.pairs(6, seed=9), at_most=5.0)
+        keep = tk.Constraint(pairs=tiny.pairs(6, seed=9), at_most=5.0)
         options = {**DETERMINISTIC, **BOUNDED}[method]
-        estimate = tracer.estimate(method, budget=3, keep=keep, **options)
-        assert passes_of(tracer.run(method, budget=3, keep=keep, **options)) <= estimate.passes
+        estimate = tracer.estimate(method, budget=3, constraint=keep, **options)
+        assert (
+            passes_of(tracer.run(method, budget=3, constraint=keep, **options)) <= estimate.passes
+        )
 
     @pytest.mark.parametrize("statistics", [False, True])
     def test_of_a_front_hold_with_its_statistics(self, tracer, statistics):
@@ -96,10 +98,10 @@ class TestPasses:
         # What is left is less than a gradient takes, which is two passes.
         assert 38 * len(tracer.pairs) < counted.done <= estimate.example_passes
 
-    @pytest.mark.parametrize("asked", ["mean", "median", "auto", "keep"])
+    @pytest.mark.parametrize("asked", ["mean", "median", "auto", "constraint"])
     def test_of_a_front_are_a_bound_however_it_is_asked(self, tracer, asked):
-        keep = tk.Keep(pairs=tiny.pairs(6, seed=9), at_most=5.0)
-        question = {"keep": keep} if asked == "keep" else {"objective": asked}
+        keep = tk.Constraint(pairs=tiny.pairs(6, seed=9), at_most=5.0)
+        question = {"constraint": keep} if asked == "constraint" else {"objective": asked}
         options = {"max_budget": 3, "max_passes": 40, **question}
         _ = tracer.full_effect
         estimate = tracer.estimate_pareto(**options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -58,10 +58,6 @@ class Progress:
         self._bar, self._passes, self._n_examples = bar, passes, n_examples
         self.done = 0.0
         """Passes over the data so far."""
-        self.best: dict[int, tuple[float, tuple[int, ...], Any]] = {}
-        """Of every size, the best set that was measured on all examples: its mean effect, the set,
-        and its effects. That is what is left of a search that is interrupted."""
-        self._watched: object = None
 
     def advance(self, n_examples: float) -> None:
         """Reports examples that were run, forward and backward alike."""
@@ -70,25 +66,6 @@ class Progress:
             # An estimate that was too low leaves a full bar, not one beyond its end.
             shown = self.done if self._passes is None else min(self.done, self._passes)
             self._bar.update(shown - self._bar.n)
-
-    def watch(self, engine: object) -> None:
-        """Keeps the best sets that this engine measures, and no other one."""
-        self._watched, self.best = engine, {}
-
-    def keep(self, engine: object, sets: Sequence[tuple[int, ...]], effects: Any) -> None:
-        """Reports what an engine measured on all examples.
-
-        Args:
-            engine: The engine.
-            sets: Sets of flat indices.
-            effects: Effects on every example, a row for each set.
-        """
-        if engine is not self._watched:
-            return
-        for members, row in zip(sets, effects, strict=True):
-            mean, size = float(row.mean()), len(members)
-            if size and (size not in self.best or mean > self.best[size][0]):
-                self.best[size] = (mean, members, row.clone())
 
     def note(self, **values: float) -> None:
         """Reports what a step reached, e.g. `size=4, effect=0.31`."""

@@ -33,7 +33,7 @@ from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from tracekit.engine.setup import Setup
-    from tracekit.search import Keep
+    from tracekit.search import Constraint
     from tracekit.tracer.tracer import Tracer
 
 _, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
@@ -353,7 +353,7 @@ def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_keep(tracer: Tracer, given: Mapping[str, Any]) -> Keep | None:
+def build_keep(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
     """The bound that a search stays within; `given` are options of a command.
 
     Raises:
@@ -368,7 +368,7 @@ def build_keep(tracer: Tracer, given: Mapping[str, Any]) -> Keep | None:
                 raise ConfigError(f"{flag} needs a bound. Give --keep-at-most, e.g. 0.05.")
         return None
     pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Keep(pairs=pairs, metric=metric or "kl", at_most=given["keep_at_most"])
+    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["keep_at_most"])
 
 
 def build_tracer(

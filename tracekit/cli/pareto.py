@@ -75,18 +75,26 @@ def pareto(given: Given) -> None:
     check_data(given["keep_dataset"])
     largest = None if given["budget"] is None else parse_budget(given["budget"])
     tracer = build_tracer(given, quiet=given["quiet"])
-    keep = build_keep(tracer, given)
+    constraint = build_keep(tracer, given)
     print_tracer(tracer)
     if given["dry_run"]:
         print_estimates(
-            [tracer.estimate_pareto(keep=keep, objective=objective, max_budget=largest, **options)]
+            [
+                tracer.estimate_pareto(
+                    constraint=constraint, objective=objective, max_budget=largest, **options
+                )
+            ]
         )
         return
     with warnings.catch_warnings():
         # `_print_front` says it with the name of the option.
         warnings.simplefilter("ignore", SearchStoppedWarning)
         front = tracer.pareto(
-            keep=keep, objective=objective, max_budget=largest, seed=given["seed"], **options
+            constraint=constraint,
+            objective=objective,
+            max_budget=largest,
+            seed=given["seed"],
+            **options,
         )
     if console.quiet:
         return

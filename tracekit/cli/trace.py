@@ -64,18 +64,20 @@ def trace(given: Given) -> None:
     if not given["dry_run"]:
         save_config(given["save_config_to"], given)
     tracer = build_tracer(given, quiet=given["quiet"])
-    keep = build_keep(tracer, given)
+    constraint = build_keep(tracer, given)
     print_tracer(tracer)
     if given["dry_run"]:
         print_estimates(
-            tracer.estimate(searches[name], keep=keep, objective=objective, **goals[name])
+            tracer.estimate(
+                searches[name], constraint=constraint, objective=objective, **goals[name]
+            )
             for name in methods
         )
         return
     for name in methods:
         try:
             result = tracer.run(
-                searches[name], seed=seed, keep=keep, objective=objective, **goals[name]
+                searches[name], seed=seed, constraint=constraint, objective=objective, **goals[name]
             )
         except KeyboardInterrupt:
             # Of earlier methods there are results, of this one there are none.

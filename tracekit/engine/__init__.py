@@ -6,24 +6,28 @@ What is computed when, and shared between what:
 2. once per data set: rows and sources (`layout.py`), the clean log-probabilities, and the
    counterfactual activations at the hook points and positions in use (`counterfactual_cache.py`);
 3. once for many sets of components: the layers below the first in which they differ
-   (`prefix_tree.py`, run by `component_sets.py`), so that a candidate costs only the layers above
+   (`prefix_tree.py`, run by `set_effects.py`), so that a candidate costs only the layers above
    its own;
 4. per mask: a forward pass over the rows (`forward.py`) with the mixed activations (`patching.py`),
    logits only where a token is scored (`batch.py`); and, for a gradient, a backward pass to the
    mask. Parameters are frozen.
 
+`prepared.py` holds what is made once. `effects.py`, `set_effects.py` and `gradients.py` are
+functions on it, and `engine.py` is their face; `gradients.py` also predicts what changing a set
+would bring.
 `setup.py` has the whole question as one value. `sources.py` gives the pairs of a data set other
 counterfactuals: zeros, means, other examples.
-`look_ahead.py` predicts what changing a set would bring; `packing.py` puts x and y of an example
-into one row; `block_skipping.py` starts and stops passes in the middle of the model. `checks.py`
-proves that hooks act on a model, before its numbers are trusted.
+`packing.py` puts x and y of an example into one row; `block_skipping.py` starts and stops passes in
+the middle of the model. `checks.py` proves that hooks act on a model, before its numbers are
+trusted.
 """
 
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.engine import Engine
 from tracekit.engine.patching import MaskedPatch
+from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import Mean, Noise
 

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Site
+from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import HookPointError, IdentityCheckError
@@ -85,7 +86,7 @@ def check_engine(engine: Engine) -> None:
             "be 0. The model or the metric is not deterministic, or a hook is attached to it; "
             "reset its hooks and check the metric."
         )
-    moved = probe.log_probs(torch.ones(probe.n_components))
+    moved = log_probs(probe.data, torch.ones(probe.n_components))
     same = torch.equal(moved.x, probe.clean.x)
     if probe.clean.y is not None and moved.y is not None:
         same = same and torch.equal(moved.y, probe.clean.y)
@@ -104,7 +105,7 @@ def check_unchanged(engine: Engine) -> None:
     Raises:
         IdentityCheckError: It does not: its weights changed, or a hook was attached.
     """
-    effect = engine.empty_mask_effect()
+    effect = empty_mask_effect(engine.data)
     if effect != 0:
         raise IdentityCheckError(
             f"The empty mask now has an effect of {effect:g} on {model_name(engine.model)}: its "

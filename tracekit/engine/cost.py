@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from tracekit._util import progress as _progress
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -21,10 +23,39 @@ class Cost:
     def __sub__(self, other: Cost) -> Cost:
         return Cost(_exact(self.forward - other.forward), _exact(self.backward - other.backward))
 
+    def __mul__(self, factor: float) -> Cost:
+        return Cost(_exact(self.forward * factor), _exact(self.backward * factor))
+
     @property
     def forward_equivalents(self) -> float:
         """Forward and backward together; with frozen weights a backward costs one forward."""
         return self.forward + self.backward
+
+
+@dataclass
+class Account:
+    """Work on a data set so far."""
+
+    n_forward: int = 0
+    """Examples that were run under a mask; whole numbers, as sums of shares would round."""
+    n_backward: int = 0
+    """Examples of which a gradient was taken."""
+
+    def count(self, n_examples: int, *, backward: bool = False, reported: int = 0) -> None:
+        """Counts examples that were run, here and on the progress bar.
+
+        Args:
+            n_examples: How many, by all ranks.
+            backward: Whether a gradient was taken of each, too.
+            reported: How many the progress bar was told of already.
+        """
+        self.n_forward += n_examples
+        self.n_backward += n_examples if backward else 0
+        _progress.current().advance((2 * n_examples if backward else n_examples) - reported)
+
+    def cost(self, n_examples: int) -> Cost:
+        """The work in passes over a data set of so many examples."""
+        return Cost(self.n_forward / n_examples, self.n_backward / n_examples)
 
 
 def _exact(passes: float) -> float:

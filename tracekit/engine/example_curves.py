@@ -1,24 +1,21 @@
 """The curve of every example from the quantity that is about linear in the mask to the effect.
 
 For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Shapley values
-build an additive model of sets on it (`anatomy/additive_model.py`), and local search tells by it
-how much one example can make of the mean (`search/local/single_examples.py`).
+build an additive model of sets on it (`anatomy/additive_model.py`), and shrinkage moves examples
+along it (`search/shrinkage.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit.engine.prepared import PreparedData
 from tracekit.metrics import ContinuationLogProbs, Linearization
-
-if TYPE_CHECKING:
-    from tracekit.engine.engine import Engine
 
 _HALVINGS = 60
 _WIDEST = 30.0
@@ -36,14 +33,14 @@ class ExampleCurves:
     """What the effect of each example is multiplied with."""
 
     @classmethod
-    def of(cls, engine: Engine) -> ExampleCurves | None:
-        """Those of the metric of an engine; None where it has no linearization."""
-        if engine.metric.linearization is None:
+    def of(cls, data: PreparedData) -> ExampleCurves | None:
+        """Those of the metric of a data set; None where it has no linearization."""
+        if data.metric.linearization is None:
             return None
-        clean = _mapped(engine.clean, lambda values: values.cpu())
-        weights = engine.pairs.weights
-        weights = torch.ones(engine.n_examples) if weights is None else weights
-        return cls(engine.metric.linearization, clean, weights.double().cpu())
+        clean = _mapped(data.clean, lambda values: values.cpu())
+        weights = data.pairs.weights
+        weights = torch.ones(data.n_examples) if weights is None else weights
+        return cls(data.metric.linearization, clean, weights.double().cpu())
 
     def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
         """Those of some examples."""

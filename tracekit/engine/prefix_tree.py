@@ -12,7 +12,7 @@ is carried on once to the block at which they part (children).
                            child:  ... carried to block 2
                              leaves: {L2H0}, ...              run block 2
 
-Pure bookkeeping; `component_sets.py` runs it.
+Pure bookkeeping; `set_effects.py` runs it.
 """
 
 from __future__ import annotations

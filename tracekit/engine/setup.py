@@ -18,8 +18,9 @@ from tracekit.components.kinds import KINDS, Kind, KindName
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
 from tracekit.engine import checks
-from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.engine import Engine
 from tracekit.engine.layout import Positions
+from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.sources import (
     Mean,
     Noise,

@@ -24,7 +24,9 @@ from tracekit._util.options import is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine import checks
+from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
+from tracekit.engine.gradients import stream_changes
 from tracekit.errors import ComponentError, TracekitError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
@@ -319,10 +321,10 @@ class Exploration:
         n = engine.n_examples
         effects, x = torch.zeros(2, n)
         y: Tensor | None = torch.zeros(n)
-        n_batches, n_seen, total = len(engine.batches), 0, 0.0
+        n_batches, n_seen, total = len(engine.data.batches), 0, 0.0
         mask = from_indices(members, self.n_components)
         seconds = 0.0
-        for number, batch in enumerate(engine.effects_by_batch(mask), start=1):
+        for number, batch in enumerate(stream_effects(engine.data, mask), start=1):
             effects[batch.examples], x[batch.examples] = batch.effects, batch.x
             if batch.y is None:
                 y = None
@@ -334,7 +336,7 @@ class Exploration:
             if number < n_batches:
                 yield Progress(members, number, n_batches, total / n_seen)
             start = time.perf_counter()
-        engine.check_finite(effects)
+        engine.data.check_finite(effects)
         if n_batches > 1:
             # Others may have used the model between two batches.
             checks.check_unchanged(engine)
@@ -362,7 +364,7 @@ class Exploration:
         else:
             per_example = torch.zeros(engine.n_examples, self.n_components)
             n_done = 0
-            for batch in engine.predict_changes_by_batch(members):
+            for batch in stream_changes(engine.data, members):
                 per_example[batch.examples] = batch.gains.float()
                 n_done += len(batch.examples)
                 if n_done < engine.n_examples:

@@ -378,7 +378,7 @@ def _search_options(result: TraceResult) -> list[str]:
     if result.objective in get_args(ObjectiveName) and result.objective != "mean":
         arguments.append(f"objective={result.objective!r}")
     if result.kept is not None:
-        arguments.append(f"keep={_keep(result, result.kept)}")
+        arguments.append(f"constraint={_keep(result, result.kept)}")
     options = {name: value for name, value in result.config.items() if value is not None}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
 
@@ -390,7 +390,7 @@ def _keep(result: TraceResult, kept: Mapping[str, Any]) -> str:
         name = kept["dataset"]
         pairs = f"tk.load_dataset({name!r}, model)" if name in DATASETS else "..."
         arguments.insert(0, f"pairs={pairs}")
-    return f"tk.Keep({', '.join(arguments)})"
+    return f"tk.Constraint({', '.join(arguments)})"
 
 
 def _note_on_run(result: TraceResult) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.metrics import Metric
 from tracekit.results.intervals import effect_interval
@@ -34,11 +35,11 @@ def metric_table(
     """
     import pandas as pd
 
-    effects = engine.effects_by(mask, metrics)
+    effects = metric_effects(engine.data, mask, metrics)
     if per_example:
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
-    full_effects = engine.effects_by(torch.ones_like(mask), metrics)
+    full_effects = metric_effects(engine.data, torch.ones_like(mask), metrics)
     weights = engine.pairs.weights
     columns = {n: effect_row(v, full_effects[n], weights) for n, v in effects.items()}
     return pd.DataFrame(columns)

@@ -29,6 +29,7 @@ from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.cross_fit import CrossFit
 from tracekit.search.local.from_all import most_passes, sets_from_all
 from tracekit.search.local.plan import log_spaced_sizes
+from tracekit.search.targets import Target
 
 _AT_MOST = 12
 """Sizes at which statistics are taken."""
@@ -81,7 +82,7 @@ def measure_statistics(
     sets: Mapping[int, ComponentSet],
     seed: int,
     *,
-    maximised: Engine,
+    maximised: Target,
     fit: CrossFit | None,
     names: Sequence[str],
 ) -> tuple[SizeStatistics, ...]:
@@ -138,7 +139,7 @@ def _held_out(
 
 
 def _from_all(
-    engine: Engine, maximised: Engine, sets: Mapping[int, ComponentSet]
+    engine: Engine, maximised: Target, sets: Mapping[int, ComponentSet]
 ) -> list[dict[str, Any]]:
     """What a walk from all components downwards finds at each size."""
     others = sets_from_all(maximised, list(sets))

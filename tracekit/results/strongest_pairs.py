@@ -186,7 +186,7 @@ def strongest_pairs(
             raise ConfigError(f"{name} is {shortened(value)}. Give a whole number from 1 on.")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator)
-    is_split = engine.n_examples >= _LEAST_SPLIT and engine.examples_are_independent
+    is_split = engine.n_examples >= _LEAST_SPLIT
     middle = len(order) // 2
     # Whoever chooses pairs by some examples cannot test them by the same ones.
     proposing = order[:middle].sort().values if is_split else None
@@ -268,7 +268,7 @@ def _proposals(
 ) -> list[_Proposal]:
     """Pairs by the size of their predicted interaction, the largest first.
 
-    The look-ahead predicts in two ways (see `engine/look_ahead.py`); both have their turn.
+    The look-ahead predicts in two ways (see `engine/gradients.py`); both have their turn.
     """
     base = engine.predict_changes(given, examples=examples)
     of_base = [base.gains, base.gradient]

@@ -17,6 +17,7 @@ import torch
 from tracekit._util.files import locked
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
+from tracekit.engine.effects import log_probs
 from tracekit.errors import (
     HubUnreachableError,
     TracekitError,
@@ -193,7 +194,7 @@ class Worker:
             ).engine
             clean[name] = _share(engine.clean.y_is_argmax)
             accuracies[name] = [
-                _share(engine.log_probs(result.binary_mask).y_is_argmax) for result in curve
+                _share(log_probs(engine.data, result.binary_mask).y_is_argmax) for result in curve
             ]
         return {"accuracies": accuracies, "clean_accuracies": clean} if accuracies else {}
 

@@ -21,10 +21,10 @@ from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
 from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.baselines.topk import TopK
-from tracekit.search.keeping import Keep
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
+from tracekit.search.targets import Constraint
 
 MethodName = Literal[
     "pgb-ct",
@@ -61,10 +61,10 @@ __all__ = [
     "METHODS",
     "PGBCT",
     "Attribution",
+    "Constraint",
     "Exhaustive",
     "Goal",
     "Greedy",
-    "Keep",
     "LocalSearch",
     "MaskIG",
     "MethodName",

@@ -14,7 +14,6 @@ from torch import Tensor
 from tracekit._util.options import is_whole
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.errors import (
     BudgetError,
     NonFiniteMetricError,
@@ -22,6 +21,7 @@ from tracekit.errors import (
     TargetNotReachedError,
 )
 from tracekit.metrics import Effects, Metric
+from tracekit.search.targets import Target
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
@@ -122,7 +122,7 @@ class Selection:
     """What cut the search short: `max_passes`, `max_seconds` or `interrupted`."""
 
     @classmethod
-    def measured(cls, engine: Engine, indices: Sequence[int], **fields: Any) -> Selection:
+    def measured(cls, engine: Target, indices: Sequence[int], **fields: Any) -> Selection:
         """Measures a set of flat indices.
 
         Args:
@@ -168,7 +168,7 @@ class Search(Protocol):
     name: ClassVar[str]
     """What users write, e.g. `top-k`."""
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal: one set per budget, ascending, or one for a target."""
         ...
 

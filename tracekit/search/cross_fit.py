@@ -28,6 +28,7 @@ from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.plan import log_spaced_sizes
+from tracekit.search.targets import Target
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
@@ -126,7 +127,7 @@ def cross_fit(
     sizes: Sequence[int],
     seed: int,
     *,
-    searched: Engine | None = None,
+    searched: Target | None = None,
     on_all: Float[Tensor, "search size example"] | None = None,
 ) -> CrossFit:
     """Selects on each half of the examples and measures on the other.
@@ -136,8 +137,7 @@ def cross_fit(
         searches: What selects.
         sizes: Largest numbers of components, ascending.
         seed: Draws the halves; the seed of the searches.
-        searched: The engine that is searched, where that is another one (see `objectives.py` and
-            `keeping.py`).
+        searched: The engine that is searched, where that is another one (see `targets.py`).
         on_all: Effects of the sets that the searches select on all examples; needed to choose.
 
     Raises:

@@ -1,8 +1,7 @@
 """Objectives: what a search maximises over the examples, where that is not the mean effect.
 
 The mean of an unbounded effect may be that of a few examples, and a set that was chosen for them
-does little on fresh ones. A search is then given an engine that has scores in place of effects.
-Their mean over the examples is the objective:
+does little on fresh ones. Hence the objectives:
 
     mean            the effects themselves (the paper)
     log-odds        the change of the quantity that changes about linearly with the mask, such as
@@ -11,29 +10,22 @@ Their mean over the examples is the objective:
     lower-bound     the mean less standard errors of the mean
     median          half of the examples have at least this effect; `Quantile` for other shares
     auto            the mean, by the search or by single effects alone: whichever holds better on
-                    examples that had no part in the selection (see `search/cross_fit.py`)
+                    examples that had no part in the selection (see `search/auto.py`)
 
 Results report effects of the metric, whatever was maximised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.options import shortened
-from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, from_indices
-from tracekit.data.prompts import PromptPairs
-from tracekit.engine.engine import Engine, GradientWeight
-from tracekit.engine.look_ahead import FirstOrderPrediction, predict_changes
-from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
@@ -112,12 +104,10 @@ class LogOdds:
 
     title: ClassVar[str] = "log-odds"
 
-    def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
-        """As given: the metric itself is another one."""
-        return effects
 
-
-Objective = LogOdds | TrimmedMean | LowerBound | Quantile
+ExampleScores = TrimmedMean | LowerBound | Quantile
+"""Objectives that make scores of effects, example by example."""
+Objective = LogOdds | ExampleScores
 _BY_NAME: dict[str, Objective | None] = {
     "mean": None,
     "log-odds": LogOdds(),
@@ -151,135 +141,6 @@ def describe(objective: Objective | None) -> str:
     named = next((name for name, each in _BY_NAME.items() if each == objective), None)
     settings = ", ".join(f"{name} {value:g}" for name, value in vars(objective).items())
     return named or f"{objective.title}, {settings}"
-
-
-class ScoringEngine(Engine):
-    """What a search is given in place of an engine: scores, whose mean is the objective.
-
-    It shares all that the traced engine has computed, and has accounts of its own.
-    """
-
-    _traced: Engine
-    _objective: Objective
-
-    def __init__(self, traced: Engine, objective: Objective) -> None:
-        """Shares everything with an engine but effects and what follows from them.
-
-        Args:
-            traced: Gives the effects.
-            objective: Makes scores of them.
-
-        Raises:
-            ConfigError: The metric has no log-odds.
-        """
-        metric = traced.metric
-        if isinstance(objective, LogOdds):
-            metric = log_odds_of(metric)
-        vars(self).update(vars(traced))
-        vars(self).pop("full_effects", None)
-        # A name of its own, for checkpoints. Scores may be below the bound of effects.
-        name = f"{traced.metric.name}, {describe(objective)}"
-        vars(self).update(
-            _metric=replace(metric, name=name, lower_bound=None),
-            _traced=traced,
-            _objective=objective,
-            _n_forward=0,
-            _n_backward=0,
-        )
-
-    def with_pairs(self, pairs: PromptPairs) -> Engine:
-        """An engine on other pairs with the same objective."""
-        return ScoringEngine(self._traced.with_pairs(pairs), self._objective)
-
-    def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
-        """Scores of masks; see `Engine.effects`."""
-        return self._objective.scores(super().effects(mask))
-
-    def report_measured(
-        self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]
-    ) -> None:
-        """Says what scores were measured; see `Engine.report_measured`."""
-        super().report_measured(sets, self._objective.scores(effects))
-
-    @property
-    def examples_are_independent(self) -> bool:
-        """Whether the score of an example is the same whatever other examples there are."""
-        return isinstance(self._objective, LogOdds)
-
-    def scores_of(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
-        """Scores of sets with these effects."""
-        return self._objective.scores(effects)
-
-    def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: Int[Tensor, " some"] | None = None,
-    ) -> Float[Tensor, "set example"]:
-        """Scores of sets; see `Engine.set_effects`.
-
-        Of a part of the examples, the objective is that of the part.
-        """
-        return self._objective.scores(super().set_effects(sets, label, examples=examples))
-
-    def gradient(
-        self,
-        mask: Mask,
-        example_weights: GradientWeight,
-        examples: Int[Tensor, " some"] | None = None,
-        *,
-        precision: Precision = "float32",
-    ) -> tuple[Effects, Mask]:
-        """Scores, and the gradient of their weighted sum; see `Engine.gradient`.
-
-        Of a part of the examples, the objective is that of the part.
-        """
-        if isinstance(self._objective, LogOdds):
-            return super().gradient(mask, example_weights, examples, precision=precision)
-        # The score of an example depends on all others, and these come a few at a time: so one
-        # pass for the scores, and one for the gradient.
-        numbers = torch.arange(self.n_examples) if examples is None else examples
-        scores, slopes = self._scored(self.effects_of(numbers, mask), example_weights)
-        weights = torch.zeros(self.n_examples, device=self.device)
-        weights[numbers.to(self.device)] = slopes.to(self.device)
-        batches = iter(self.batches_of(numbers))
-        _, gradient = super().gradient(
-            mask, lambda effects: weights[next(batches).examples], numbers, precision=precision
-        )
-        return scores.to(mask.device), gradient
-
-    def examples_of_gradient(self, n_examples: int, *, is_soft: bool) -> int:
-        """Examples that are run for a gradient; see `Engine.examples_of_gradient`."""
-        own = super().examples_of_gradient(n_examples, is_soft=is_soft)
-        return own if isinstance(self._objective, LogOdds) else own + n_examples
-
-    def _scored(self, effects: Effects, example_weights: GradientWeight) -> tuple[Effects, Effects]:
-        """Scores, and what an effect weighs in their weighted sum."""
-        with torch.enable_grad():
-            leaf = effects.detach().requires_grad_(True)
-            scores = self._objective.scores(leaf)
-            weights = example_weights(scores.detach())
-            (slopes,) = torch.autograd.grad((scores * weights).sum(), leaf)
-        return scores.detach(), slopes
-
-    def predict_changes(
-        self,
-        members: ComponentSet,
-        *,
-        examples: Int[Tensor, " some"] | None = None,
-    ) -> FirstOrderPrediction:
-        """What changing a component would bring; see `Engine.predict_changes`.
-
-        Of a part of the examples, the objective is that of the part.
-        """
-        if isinstance(self._objective, LogOdds):
-            return super().predict_changes(members, examples=examples)
-        mask = from_indices(members, self.n_components).float()
-        numbers = torch.arange(self.n_examples) if examples is None else examples
-        _, slopes = self._scored(self.effects_of(numbers, mask).cpu(), torch.ones_like)
-        weights = torch.zeros(self.n_examples).index_put((numbers,), slopes)
-        return predict_changes(self, members, example_weights=weights, examples=examples)
 
 
 def log_odds_of(metric: Metric) -> Metric:

@@ -8,7 +8,6 @@ from math import inf
 from tracekit._util import progress as _progress
 from tracekit.components.masks import Mask, ranking
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.search.base import (
     Goal,
     Planned,
@@ -18,12 +17,13 @@ from tracekit.search.base import (
     smallest_size,
     tries_of_sizes,
 )
+from tracekit.search.targets import Target
 
 _SCANNED = 512
 """Up to this many components every prefix is measured if no doubled size reaches a target."""
 
 
-def best_prefixes(engine: Engine, goal: Goal, component_scores: Mask) -> list[Selection]:
+def best_prefixes(engine: Target, goal: Goal, component_scores: Mask) -> list[Selection]:
     """Answers a goal with the first components of a ranking.
 
     Raises:
@@ -83,7 +83,7 @@ def most_prefixes(n_components: int) -> int:
 
 
 def smallest_prefix(
-    engine: Engine, order: Sequence[int], target: float, *, largest_seen: float = -inf
+    engine: Target, order: Sequence[int], target: float, *, largest_seen: float = -inf
 ) -> Selection:
     """The smallest prefix of a ranking whose mean effect reaches a target.
 

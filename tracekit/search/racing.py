@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
+from tracekit.search.targets import Target
 
 _FIRST = 32
 """Examples of the first part."""
@@ -50,7 +51,7 @@ class Portions:
     """Whether gradients may leave out examples that carry little of the effect."""
 
     @classmethod
-    def make(cls, engine: Engine, seed: int, *, race: bool = True) -> Portions:
+    def make(cls, engine: Target, seed: int, *, race: bool = True) -> Portions:
         """Rounds that double what is seen; a single one where nothing can be raced.
 
         Args:
@@ -61,17 +62,17 @@ class Portions:
         n = engine.n_examples
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
         stops = [n]
-        if race and n >= FEWEST_EXAMPLES and engine.examples_are_independent:
+        if race and n >= FEWEST_EXAMPLES and isinstance(engine, Engine):
             # A last round of a few more examples would save little.
             doubled = (_FIRST * 2**k for k in range(n.bit_length()))
             stops = [*(stop for stop in doubled if stop <= 0.75 * n), n]
-        return cls(order, tuple(stops), may_skip=race and engine.examples_are_independent)
+        return cls(order, tuple(stops), may_skip=race and isinstance(engine, Engine))
 
     @classmethod
-    def whole(cls, engine: Engine) -> Portions:
+    def whole(cls, engine: Target) -> Portions:
         """A single round of all examples."""
         order = torch.arange(engine.n_examples)
-        return cls(order, (engine.n_examples,), may_skip=engine.examples_are_independent)
+        return cls(order, (engine.n_examples,), may_skip=isinstance(engine, Engine))
 
     @property
     def is_whole(self) -> bool:
@@ -146,7 +147,7 @@ def still_in(
 
 
 def raced_effects(
-    engine: Engine,
+    engine: Target,
     sets: Sequence[ComponentSet],
     portions: Portions,
     label: str,

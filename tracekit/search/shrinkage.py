@@ -25,6 +25,7 @@ from torch import Tensor
 from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
+from tracekit.search.targets import Target
 
 _FEWEST = 3
 """Components from which on they tell something of each other."""
@@ -34,7 +35,7 @@ _WIDEST = 30.0
 """How far the quantity may be taken to move, in nats."""
 
 
-def shrunken_effects(engine: Engine, effects: Float[Tensor, "component example"]) -> Mask:
+def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]) -> Mask:
     """Mean effects of single components, shrunken to what all have in common.
 
     Args:
@@ -43,11 +44,11 @@ def shrunken_effects(engine: Engine, effects: Float[Tensor, "component example"]
 
     Returns:
         Shrunken mean effects. They are the mean effects where that of an example hangs on the other
-        examples: with `keep`, and with objectives other than `mean` and `log-odds`.
+        examples: with a constraint, and with objectives other than `mean` and `log-odds`.
     """
-    if not engine.examples_are_independent:
+    if not isinstance(engine, Engine):
         return effects.mean(1)
-    curves, weights = ExampleCurves.of(engine), _weights(engine)
+    curves, weights = ExampleCurves.of(engine.data), _weights(engine)
     if curves is None:
         return shrunken_means(effects / weights, weights).float()
     start = curves.linearization.to_linear(curves.clean).double()
@@ -56,15 +57,15 @@ def shrunken_effects(engine: Engine, effects: Float[Tensor, "component example"]
     return _effects_of_shrunken(curves, changes, weights)
 
 
-def shrunken_effects_by_slopes(engine: Engine, slopes: Float[Tensor, "component example"]) -> Mask:
+def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component example"]) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
     Args:
         engine: The data set, with its metric.
         slopes: What each component changes of the quantity of the metric's linearization on each
-            example, to first order (see `Engine.expand`).
+            example, to first order (see `engine.gradients.expand`).
     """
-    curves, weights = ExampleCurves.of(engine), _weights(engine)
+    curves, weights = ExampleCurves.of(engine.data), _weights(engine)
     if curves is None:
         # Those of the effect, times the weight of the example.
         return shrunken_means(slopes / weights, weights).float()
@@ -120,7 +121,7 @@ def _weighted_means(
     return torch.cat([part.to(weights.dtype) @ weights for part in parts]) / len(weights)
 
 
-def _weights(engine: Engine) -> Float[Tensor, " example"]:
+def _weights(engine: Target) -> Float[Tensor, " example"]:
     """What each example counts for; 1 on average."""
     weights = engine.pairs.weights
     return torch.ones(engine.n_examples).double() if weights is None else weights.double()

@@ -18,10 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress as _progress
+from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
+from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
+from tracekit.engine.set_effects import Recorder
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import draws
 from tracekit.errors import (
@@ -30,7 +33,7 @@ from tracekit.errors import (
     NothingFoundError,
     SearchStoppedWarning,
 )
-from tracekit.metrics import Metric
+from tracekit.metrics import Effects, Metric
 from tracekit.models import model_name
 from tracekit.results.mib import model_sizes
 from tracekit.results.pareto_front import ParetoFront
@@ -47,18 +50,50 @@ from tracekit.search.cross_fit import (
     only_first_raises,
     sizes_alone,
 )
-from tracekit.search.keeping import Keep, KeepingEngine, measured_history, nothing_kept
 from tracekit.search.objectives import (
     Objective,
     ObjectiveName,
-    ScoringEngine,
     describe,
     resolve_objective,
+)
+from tracekit.search.targets import (
+    ConstrainedTarget,
+    Constraint,
+    Target,
+    measured_history,
+    nothing_within,
+    target_of,
 )
 from tracekit.tracer import diagnostics
 from tracekit.tracer.estimate import Question, most_passes
 
 _T = TypeVar("_T")
+
+
+class Measured(NamedTuple):
+    """A set that was measured on all examples."""
+
+    mean: float
+    members: ComponentSet
+    effects: Effects
+
+
+class BestMeasured:
+    """Of every size, the best set that a target has measured so far.
+
+    That is what is left of a search that is interrupted.
+    """
+
+    def __init__(self) -> None:
+        """Knows none yet."""
+        self.by_size: dict[int, Measured] = {}
+
+    def record(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+        """Takes note of sets and their effects, a row for each."""
+        for members, row in zip(sets, effects, strict=True):
+            mean, size = float(row.mean()), len(members)
+            if size and (size not in self.by_size or mean > self.by_size[size].mean):
+                self.by_size[size] = Measured(mean, members, row.clone())
 
 
 class Spent(NamedTuple):
@@ -83,7 +118,7 @@ class Traced:
     tracer: Any
     """A weak reference to the tracer, for results."""
 
-    def accounted(self, engine: Engine, work: Callable[[], _T]) -> tuple[_T, Spent]:
+    def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Spent]:
         """Searches an engine on an unchanged model, and says what that took."""
         _ = self.engine.full_effects  # Shared by all methods, so it counts for none.
         checks.check_unchanged(self.engine)
@@ -178,7 +213,7 @@ class Traced:
     def _also_per_example(self, mask: Tensor) -> Tensor | None:
         if not self.also:
             return None
-        return torch.stack(list(self.engine.effects_by(mask, self.also).values()))
+        return torch.stack(list(metric_effects(self.engine.data, mask, self.also).values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +225,7 @@ class SearchRun:
     goal: Goal
     objective: ObjectiveName | Objective
     """What is maximised, or `auto`."""
-    keeping: tuple[Keep, Engine] | None
+    keeping: tuple[Constraint, Engine] | None
     """What is to stay as it is, and the engine that measures it."""
     seed: int
 
@@ -200,8 +235,8 @@ class SearchRun:
             return
         if self.keeping is not None:
             raise ConfigError(
-                "objective='auto' chooses between sets that need not stay within the bound of "
-                "keep. Leave one of them out, or use another objective."
+                "objective='auto' chooses between sets that need not stay within a constraint. "
+                "Leave one of them out, or use another objective."
             )
         if self.traced.engine.n_examples < FEWEST_EXAMPLES:
             raise ConfigError(
@@ -224,19 +259,13 @@ class SearchRun:
     def _rival(self) -> Search:
         return RANKED_ALONE
 
-    def searched(self) -> Engine:
-        """The engine that the search is given."""
-        engine, objective = self.traced.engine, self._maximised
-        if objective is not None:
-            engine = ScoringEngine(engine, objective)
-        if self.keeping is None:
-            return engine
-        keep, measures = self.keeping
-        return KeepingEngine(engine, measures, keep)
+    def target(self, record: Recorder | None = None) -> Target:
+        """What the search is given."""
+        return target_of(self.traced.engine, self._maximised, self.keeping, record)
 
-    def _kept(self, engine: Engine, mask: Tensor) -> Mapping[str, Any] | None:
+    def _kept(self, engine: Target, mask: Tensor) -> Mapping[str, Any] | None:
         """What a set does to what is kept; None if nothing is, or if it leaves the bound."""
-        if not isinstance(engine, KeepingEngine):
+        if not isinstance(engine, ConstrainedTarget):
             return None
         kept = engine.report(mask.nonzero()[:, 0].tolist())
         return kept if abs(kept["effect"]) <= kept["at_most"] else None
@@ -305,27 +334,27 @@ class SearchRun:
 
     def _results(self) -> list[TraceResult]:
         goal, search, seed = self.goal, self.search, self.seed
-        engine, to_search = self.searched(), goal
+        best = BestMeasured()
+        engine, to_search = self.target(best.record), goal
         if self.keeping is not None and getattr(search, "records_every_size", False):
             # Its sets grow until they leave the bounds.
             to_search = goal.with_smaller_sizes()
-        progress, before, start = _progress.current(), engine.cost, time.perf_counter()
-        progress.watch(engine)
+        before, start = engine.cost, time.perf_counter()
         try:
             selections, spent = self.traced.accounted(
                 engine, lambda: search.search(engine, to_search, seed)
             )
         except KeyboardInterrupt:
-            selections = self._best_so_far(progress)
+            selections = self._best_so_far(best.by_size)
             spent = Spent(engine.cost - before, time.perf_counter() - start)
         if self.keeping is not None and goal.budgets:
             selections = [best_within(selections, budget) for budget in goal.budgets]
         results = []
         for selection in selections:
             kept = self._kept(engine, selection.mask)
-            if isinstance(engine, KeepingEngine) and kept is None:
+            if isinstance(engine, ConstrainedTarget) and self.keeping and kept is None:
                 report = engine.report(selection.mask.nonzero()[:, 0].tolist())
-                raise nothing_kept(engine.keep, report["effect"])
+                raise nothing_within(self.keeping[0], report["effect"])
             results.append(self._result(selection, spent, kept))
         is_whole = results[0].stopped != "interrupted"
         if not self._chooses or not is_whole:
@@ -336,22 +365,22 @@ class SearchRun:
             # The halves are not at an end; the search is.
             return [replace(result, stopped="interrupted") for result in results]
 
-    def _best_so_far(self, progress: _progress.Progress) -> list[Selection]:
+    def _best_so_far(self, by_size: dict[int, Measured]) -> list[Selection]:
         """The best sets that an interrupted search has measured, as answers to the goal.
 
         Raises:
             KeyboardInterrupt: They do not answer it.
         """
-        by_size, goal, n = progress.best, self.goal, self.traced.engine.n_components
+        goal, n = self.goal, self.traced.engine.n_components
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:
-            reaching = [size for size in by_size if by_size[size][0] >= goal.target]
+            reaching = [size for size in by_size if by_size[size].mean >= goal.target]
             fitting = [[min(reaching)]] if reaching else []
         if not fitting or not all(fitting):
             raise KeyboardInterrupt
         selections = []
         for rank, sizes in enumerate(fitting):
-            size = max(sizes, key=lambda size: by_size[size][0])
+            size = max(sizes, key=lambda size: by_size[size].mean)
             _, members, effects = by_size[size]
             selections.append(
                 Selection(
@@ -412,7 +441,7 @@ class SearchRun:
             return self._front(statistics=statistics)
 
     def _front(self, *, statistics: bool) -> ParetoFront:
-        search, engine = cast(LocalSearch, self.search), self.searched()
+        search, engine = cast(LocalSearch, self.search), self.target()
         state, spent = self.traced.accounted(
             engine, lambda: search.run(engine, self.goal, self.seed)
         )
@@ -423,7 +452,7 @@ class SearchRun:
             if self.keeping is None or kept is not None:
                 results.append(self._result(selection, spent, kept))
         if self.keeping is not None and not results:
-            raise nothing_kept(self.keeping[0])
+            raise nothing_within(self.keeping[0])
         front = ParetoFront.of(results, self.goal.budgets[-1], order=state.order)
         if state.stopped == "interrupted":
             diagnostics.warn(
@@ -508,7 +537,7 @@ class SearchRun:
         front: ParetoFront,
         searches: Sequence[Search],
         fit: CrossFit | None,
-        searched: Engine,
+        searched: Target,
     ) -> ParetoFront:
         """A front with what it takes to believe it."""
         engine = self.traced.engine

@@ -33,7 +33,9 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine, EngineConfig
+from tracekit.engine.engine import Engine
+from tracekit.engine.pair_checks import check_continuations
+from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.engine.sources import name_of
 from tracekit.errors import (
@@ -61,8 +63,8 @@ from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search import Goal, LocalSearch, MethodName, Search, Selection, make
 from tracekit.search.base import config_of, require_gradient
 from tracekit.search.cross_fit import FEWEST_EXAMPLES, as_judged
-from tracekit.search.keeping import Keep
 from tracekit.search.objectives import Objective, ObjectiveName
+from tracekit.search.targets import Constraint, Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.estimate import Estimate, estimate, estimate_planned
 from tracekit.tracer.search_run import SearchRun, Spent, Traced
@@ -91,7 +93,7 @@ class _ByHand:
     name: ClassVar[str] = "by-hand"
     title: ClassVar[str] = "by hand"
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Selects nothing."""
         raise NotImplementedError("Sets by hand are not searched for.")
 
@@ -180,7 +182,7 @@ class Tracer:
         self.extra_metrics = self._bound.metrics(extra_metrics)
         """Further metrics that every result is measured by."""
         for each in self.extra_metrics:
-            self.engine.check_metric(each)
+            check_continuations(self.engine.pairs, each)
         checks.check_engine(self.engine)
         self._held_out = None if held_out is None else self._bound.engine(held_out)
         self._has_looked = False
@@ -256,7 +258,7 @@ class Tracer:
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective = ...,
-        keep: Keep | None = ...,
+        constraint: Constraint | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
         **options: Any,
@@ -270,7 +272,7 @@ class Tracer:
         budget: int | float | None = ...,
         target_effect: float | None = ...,
         objective: ObjectiveName | Objective = ...,
-        keep: Keep | None = ...,
+        constraint: Constraint | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
         **options: Any,
@@ -284,7 +286,7 @@ class Tracer:
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
         objective: ObjectiveName | Objective = "mean",
-        keep: Keep | None = None,
+        constraint: Constraint | None = None,
         observe: Observer | None = None,
         seed: int = 0,
         **options: Any,
@@ -305,7 +307,7 @@ class Tracer:
                 by how far the search is ahead on the examples at hand, and by what holds on
                 examples that had no part in the selection. Results report mean effects all the
                 same.
-            keep: What is to stay as it is: only sets within its bound are given back.
+            constraint: A metric to leave within bounds: only sets within them are given back.
             observe: Is called with a `RunRecord` at the start, at every step, with every result and
                 at the end; one of `tracekit.tracer.trackers`, say. If it raises, that is a warning.
             seed: Seed of the search; the same seed gives the same result.
@@ -318,7 +320,7 @@ class Tracer:
             UnknownNameError, ConfigError: About the search, or the seed.
             BudgetError: About the budget.
             TargetNotReachedError: No set that was tried reaches the target.
-            NothingFoundError: No set that was tried stays within the bound of `keep`.
+            NothingFoundError: No set that was tried stays within the bound of `constraint`.
             IdentityCheckError: The model's weights or hooks changed since the Tracer was built.
         """
         check_seed(seed)
@@ -326,7 +328,7 @@ class Tracer:
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        run = self._run_of(search, goal, objective, keep, seed)
+        run = self._run_of(search, goal, objective, constraint, seed)
         self._look_once()
         with self._observed(observe, run) as observed:
             results = run.results(observed.step)
@@ -345,7 +347,7 @@ class Tracer:
         *,
         max_budget: int | float | None = None,
         objective: ObjectiveName | Objective | None = None,
-        keep: Keep | None = None,
+        constraint: Constraint | None = None,
         statistics: bool = True,
         observe: Observer | None = None,
         seed: int = 0,
@@ -359,9 +361,9 @@ class Tracer:
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             objective: What the search maximises over the examples, as in `run`. By default
-                `auto`, or `mean` without statistics or with `keep`. With `auto` no sets are made
-                for single examples unless you ask for them (`start_from_examples=True`).
-            keep: What is to stay as it is: the front holds the sets within its bound.
+                `auto`, or `mean` without statistics or with a constraint. With `auto` no sets are
+                made for single examples unless you ask for them (`start_from_examples=True`).
+            constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
                 the front itself; their passes are in `statistics_cost`, and limits apply to each
@@ -376,11 +378,11 @@ class Tracer:
             BudgetError: About `max_budget`.
             NotDifferentiableError: The metric has no gradient.
             NothingFoundError: A limit was reached before any set was measured.
-            NothingFoundError: No set that was measured stays within the bound of `keep`.
+            NothingFoundError: No set that was measured stays within the bound of `constraint`.
             ResultFormatError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
-        run = self._pareto_run(max_budget, objective, keep, statistics, seed, options)
+        run = self._pareto_run(max_budget, objective, constraint, statistics, seed, options)
         self._look_once()
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
@@ -396,7 +398,7 @@ class Tracer:
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
         objective: ObjectiveName | Objective = "mean",
-        keep: Keep | None = None,
+        constraint: Constraint | None = None,
         **options: Any,
     ) -> Estimate:
         """What `run` with these arguments will take: passes, time and memory.
@@ -414,7 +416,7 @@ class Tracer:
             budgets: Several sizes.
             target_effect: An effect to reach.
             objective: What is maximised.
-            keep: What is to stay as it is.
+            constraint: What is to stay within bounds.
             **options: Fields of the search.
 
         Raises:
@@ -429,7 +431,7 @@ class Tracer:
         if getattr(search, "lambda1", None) is None:
             goal.require(search.name)
         checks.check_unchanged(self.engine)
-        run = self._run_of(search, goal, objective, keep, 0)
+        run = self._run_of(search, goal, objective, constraint, 0)
         return estimate(run.question(), self.engine)
 
     def estimate_pareto(
@@ -437,7 +439,7 @@ class Tracer:
         *,
         max_budget: int | float | None = None,
         objective: ObjectiveName | Objective | None = None,
-        keep: Keep | None = None,
+        constraint: Constraint | None = None,
         statistics: bool = True,
         **options: Any,
     ) -> Estimate:
@@ -448,7 +450,7 @@ class Tracer:
         Args:
             max_budget: As in `pareto`.
             objective: As in `pareto`.
-            keep: As in `pareto`.
+            constraint: As in `pareto`.
             statistics: As in `pareto`.
             **options: As in `pareto`.
 
@@ -457,14 +459,14 @@ class Tracer:
             BudgetError: About `max_budget`.
         """
         checks.check_unchanged(self.engine)
-        run = self._pareto_run(max_budget, objective, keep, statistics, 0, options)
+        run = self._pareto_run(max_budget, objective, constraint, statistics, 0, options)
         return estimate(run.question(statistics=statistics), self.engine)
 
     def _pareto_run(
         self,
         max_budget: int | float | None,
         objective: ObjectiveName | Objective | None,
-        keep: Keep | None,
+        constraint: Constraint | None,
         statistics: bool,
         seed: int,
         options: Mapping[str, Any],
@@ -473,15 +475,15 @@ class Tracer:
         goal = Goal.make(len(self.registry), budget=1.0 if max_budget is None else max_budget)
         if objective is None:
             has_halves = statistics and self.engine.n_examples >= FEWEST_EXAMPLES
-            objective = "auto" if has_halves and keep is None else "mean"
-        return self._run_of(search, goal, objective, keep, seed)
+            objective = "auto" if has_halves and constraint is None else "mean"
+        return self._run_of(search, goal, objective, constraint, seed)
 
     def _run_of(
         self,
         search: Search,
         goal: Goal,
         objective: ObjectiveName | Objective,
-        keep: Keep | None,
+        constraint: Constraint | None,
         seed: int,
     ) -> SearchRun:
         return SearchRun(
@@ -489,7 +491,9 @@ class Tracer:
             search=as_judged(search) if objective == "auto" else search,
             goal=goal,
             objective=objective,
-            keeping=None if keep is None else (keep, self._engine_that_keeps(keep)),
+            keeping=None
+            if constraint is None
+            else (constraint, self._engine_of_constraint(constraint)),
             seed=seed,
         )
 
@@ -540,14 +544,15 @@ class Tracer:
             tracer=weakref.ref(self),
         )
 
-    def _engine_that_keeps(self, keep: Keep) -> Engine:
-        """Measures what is to stay as it is."""
-        if not isinstance(keep, Keep):
+    def _engine_of_constraint(self, constraint: Constraint) -> Engine:
+        """The engine that measures the constraint."""
+        if not isinstance(constraint, Constraint):
             raise ConfigError(
-                f"keep is {shortened(keep)}. Give a tk.Keep, e.g. tk.Keep(pairs=..., at_most=0.05)."
+                f"constraint is {shortened(constraint)}. Give a tk.Constraint, e.g. "
+                "tk.Constraint(pairs=..., at_most=0.05)."
             )
-        pairs = self._given if keep.pairs is None else keep.pairs
-        return self._bound.engine(pairs, metric=keep.metric)
+        pairs = self._given if constraint.pairs is None else constraint.pairs
+        return self._bound.engine(pairs, metric=constraint.metric)  # type: ignore[arg-type]
 
     # ---- measuring ------------------------------------------------------------------------
 

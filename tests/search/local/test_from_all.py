@@ -9,7 +9,7 @@ import torch
 
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.search.local.from_all import most_passes, sets_from_all
 
 

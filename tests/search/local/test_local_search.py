@@ -9,7 +9,6 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.engine import Engine
 from tracekit.errors import (
     ConfigError,
     NonFiniteMetricError,
@@ -49,7 +48,7 @@ def test_few_passes_still_beat_the_rankings(model):
 @pytest.fixture
 def without_walk(monkeypatch):
     """Searches as for many components, or with something to keep."""
-    monkeypatch.setattr(Engine, "effects_tell_all", False)
+    monkeypatch.setattr("tracekit.search.local.local_search.effects_tell_all", lambda target: False)
 
 
 def test_many_components_are_ranked_first(model, without_walk):

@@ -11,7 +11,6 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.search import Goal, LocalSearch, carriers
-from tracekit.search.keeping import Keep
 from tracekit.search.local import local_search, model_walk, plan
 from tracekit.search.local.best_sets import BestSets, relative_gains
 from tracekit.search.local.local_search import refine_sets
@@ -668,8 +667,8 @@ def test_what_is_kept_is_searched_by_sweeps(tracer, expanded):
     tracer.run("local-search", budget=3, max_passes=60)
     assert expanded
     expanded.clear()
-    keep = Keep(at_most=10.0, metric="logit-difference")
-    tracer.run("local-search", budget=3, max_passes=60, keep=keep)
+    keep = Constraint(at_most=10.0, metric="logit-difference")
+    tracer.run("local-search", budget=3, max_passes=60, constraint=keep)
     assert not expanded
 
 

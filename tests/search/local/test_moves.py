@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
 
 SINGLES = [7, 2, 5, 0, 4]

@@ -10,9 +10,8 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.engine.look_ahead import Expansion
+from tracekit.engine.gradients import Expansion
 from tracekit.search import Goal
 from tracekit.search.local import plan, single_examples
 from tracekit.search.local.best_sets import BestSets
@@ -24,8 +23,9 @@ from tracekit.search.local.single_examples import (
     promised_shares,
     resized,
 )
-from tracekit.search.objectives import LogOdds, ScoringEngine, TrimmedMean
+from tracekit.search.objectives import LogOdds, TrimmedMean
 from tracekit.search.racing import Portions
+from tracekit.search.targets import target_of
 
 N = 12
 
@@ -38,7 +38,7 @@ def engine(model):
 
 def own_sets_of(engine, sizes, passes, limits=None):
     measurements = MeasurementCache(engine, limits or Limits())
-    return OwnSets(measurements, ExampleCurves.of(engine), sizes, passes)
+    return OwnSets(measurements, ExampleCurves.of(engine.data), sizes, passes)
 
 
 class Pairwise:
@@ -131,7 +131,7 @@ def test_an_effect_may_fall_with_the_quantity(model, monkeypatch):
     pairs = tiny.pairs(8, seed=1)
     tracer = tk.Tracer(model, pairs, "head-outputs", "odds-ratio", direction="denoising")
     engine = tracer.engine
-    curves = ExampleCurves.of(engine)
+    curves = ExampleCurves.of(engine.data)
     rises = curves.steepness(curves.linearization.to_linear(curves.clean)[:, None])[:, 0].sign()
     truth = Pairwise(engine, bend=0.0, sign=1)
     monkeypatch.setitem(vars(engine), "expand", truth.expand)
@@ -211,9 +211,9 @@ def test_sets_are_resized_by_their_slopes():
 
 def test_one_example_matters_where_effects_have_no_bound(model):
     pairs = tiny.pairs(30, seed=1)
-    odds = ExampleCurves.of(tiny.engine(model, pairs, metric="odds-ratio"))
+    odds = ExampleCurves.of(tiny.engine(model, pairs, metric="odds-ratio").data)
     assert can_one_example_matter(odds, 0.5)
-    drop = ExampleCurves.of(tiny.engine(model, pairs, metric="probability-drop"))
+    drop = ExampleCurves.of(tiny.engine(model, pairs, metric="probability-drop").data)
     assert not can_one_example_matter(drop, 0.5)
     assert can_one_example_matter(drop, 1e-4)
 
@@ -223,7 +223,7 @@ def test_shares_are_exact_where_slopes_do_not_change(engine, monkeypatch, sign):
     """Whichever way the effect goes with the quantity: a set adds what moves it most."""
     truth = Pairwise(engine, bend=0.0)
     monkeypatch.setitem(vars(engine), "expand", truth.expand)
-    curves = ExampleCurves.of(engine)
+    curves = ExampleCurves.of(engine.data)
     monkeypatch.setattr(ExampleCurves, "signs", lambda self: torch.full((8,), float(sign)))
     at_empty, n_new = MeasurementCache(engine, Limits()).expand_at_empty()
     assert n_new == 8
@@ -258,7 +258,7 @@ class TestUnseen:
 
     def test_its_slopes_must_promise_a_third_of_the_best_effect(self, heavy, halves):
         at_empty, _ = MeasurementCache(heavy, Limits()).expand_at_empty()
-        share = promised_shares(ExampleCurves.of(heavy), at_empty, 8).max().item()
+        share = promised_shares(ExampleCurves.of(heavy.data), at_empty, 8).max().item()
         for times, might in ((3.1, False), (2.9, True)):
             best_sets = self.best_sets(heavy, halves, times * share)
             assert best_sets.might_one_example_carry() == might
@@ -357,7 +357,9 @@ class TestWithinASearch:
 
     @pytest.fixture(autouse=True)
     def without_walk(self, monkeypatch):
-        monkeypatch.setattr(Engine, "effects_tell_all", False)
+        monkeypatch.setattr(
+            "tracekit.search.local.local_search.effects_tell_all", lambda target: False
+        )
 
     def test_a_search_measures_them(self, model, monkeypatch):
         engine = tiny.engine(model, tiny.pairs(8, seed=1))
@@ -387,7 +389,7 @@ class TestWithinASearch:
     def test_only_where_they_can_matter(self, model, monkeypatch, metric, objective, expected):
         """Where the metric is a curve, and the score of an example is its own."""
         engine = tiny.engine(model, tiny.pairs(8, seed=1), metric=metric)
-        searched = engine if objective is None else ScoringEngine(engine, objective)
+        searched = engine if objective is None else target_of(engine, objective)
         made = []
 
         def walk(self):
@@ -424,9 +426,9 @@ class TestWithinASearch:
             best_sets.start_from_examples([2, 4], 60)
             assert (4 in best_sets.sizes) == is_made
         # Fewer examples have sets where masks are long.
-        own_sets = [OwnSets(best_sets.measurements, ExampleCurves.of(engine), [2, 4], 60)]
+        own_sets = [OwnSets(best_sets.measurements, ExampleCurves.of(engine.data), [2, 4], 60)]
         monkeypatch.setattr(single_examples, "_MOST_ENTRIES", 3 * N)
-        own_sets.append(OwnSets(best_sets.measurements, ExampleCurves.of(engine), [2, 4], 60))
+        own_sets.append(OwnSets(best_sets.measurements, ExampleCurves.of(engine.data), [2, 4], 60))
         assert [len(each.examples) for each in own_sets] == [8, 3]
 
     def test_they_are_measured_on_all_examples(self, model):
@@ -536,7 +538,7 @@ def test_a_checkpoint_keeps_them(model, monkeypatch, tmp_path):
 
 def test_few_examples_get_sets(engine, monkeypatch):
     measurements = MeasurementCache(engine, Limits())
-    curves = ExampleCurves.of(engine)
+    curves = ExampleCurves.of(engine.data)
     counts = []
     for most in (2, engine.n_examples):
         monkeypatch.setattr(single_examples, "_MOST_EXAMPLES", most)

@@ -9,13 +9,14 @@ import torch
 
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.engine.look_ahead import Expansion
+from tracekit.engine.gradients import Expansion, expand
 from tracekit.search import Goal
 from tracekit.search.local import slope_model
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.local.measurements import Limits, MeasurementCache
 from tracekit.search.local.slope_model import SlopeModel
-from tracekit.search.objectives import LogOdds, ScoringEngine, TrimmedMean
+from tracekit.search.objectives import LogOdds, TrimmedMean
+from tracekit.search.targets import target_of
 
 N = 12
 
@@ -33,7 +34,7 @@ def rows_of(sets):
 def expansion_of(engine, members, examples=None):
     examples = torch.arange(engine.n_examples) if examples is None else examples
     masks = from_indices(members, N).float().expand(len(examples), -1)
-    return engine.expand(masks, examples)
+    return expand(engine.data, masks, examples)
 
 
 def promised(model, sets, near=None):
@@ -238,7 +239,7 @@ class TestSomeExamples:
 
 @pytest.mark.parametrize("objective", [TrimmedMean(share=0.25), LogOdds()])
 def test_what_the_search_maximises_is_predicted(engine, objective):
-    scoring = ScoringEngine(engine, objective)
+    scoring = target_of(engine, objective)
     model = SlopeModel(scoring, torch.arange(8))
     model.add((4, 5), expansion_of(scoring, (4, 5)))
     measured = scoring.set_effects([(4, 5)]).mean().item()
@@ -344,7 +345,7 @@ class TestMeasuredByGradients:
     def test_predictions_are_those_of_another_gradient(self, model, metric, objective):
         engine = tiny.engine(model, tiny.pairs(8, seed=1), metric=metric)
         if objective is not None and not (metric == "logit-difference" and objective == LogOdds()):
-            engine = ScoringEngine(engine, objective)
+            engine = target_of(engine, objective)
         for members in ((), (3, 7)):
             cache = MeasurementCache(engine, Limits())
             cache.expand_set(members, torch.arange(8))

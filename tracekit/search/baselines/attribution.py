@@ -17,10 +17,10 @@ import torch
 from tracekit._util.options import check_at_least, check_types
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
+from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Attribution:
         """Two passes, and one for each budget."""
         return planned_prefixes(n_components, goal, Cost(1, 1), is_exact=True)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget.
 
         Raises:
@@ -70,7 +70,7 @@ class MaskIG:
         points = self.steps + 1
         return planned_prefixes(n_components, goal, Cost(points, points), is_exact=True)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget.
 
         Raises:
@@ -82,7 +82,7 @@ class MaskIG:
         return best_prefixes(engine, goal, _mean_gradient(engine, points, self.name))
 
 
-def _mean_gradient(engine: Engine, points: list[float], method: str) -> Mask:
+def _mean_gradient(engine: Target, points: list[float], method: str) -> Mask:
     """Mean over the line of the gradient of the mean effect; the ends count half."""
     require_gradient(engine.metric, method)
     total = torch.zeros(engine.n_components)

@@ -10,9 +10,9 @@ from typing import ClassVar
 from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
+from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Exhaustive:
         count = sum(comb(n_components, size) for size in range(1, goal.budgets[-1] + 1))
         return Planned(cost=Cost(count + len(goal.budgets)), is_exact=True)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """The best set within each budget; for a target, the best of the smallest size."""
         goal.require(self.name)
         n = engine.n_components

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from tracekit._util import progress as _progress
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
 from tracekit.search.racing import Portions, means_of_race, raced_effects
+from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Greedy:
         is_exact = goal.target is None and not self.race
         return Planned(cost=Cost(candidates + n_answers), is_exact=is_exact)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Adds components until the largest budget, or until the target is reached."""
         goal.require(self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components

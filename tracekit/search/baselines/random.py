@@ -10,7 +10,6 @@ import torch
 from tracekit._util import progress as _progress
 from tracekit._util.options import check_at_least, check_types
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.search.base import (
     Goal,
     Planned,
@@ -21,6 +20,7 @@ from tracekit.search.base import (
     tries_of_sizes,
 )
 from tracekit.search.racing import Portions, means_of_race, raced_effects
+from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Random:
         draws = sum(1 if size == n_components else self.draws for size in goal.budgets)
         return Planned(cost=Cost(draws + len(goal.budgets)), is_exact=not self.race)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Draws and measures; for a target, looks for the smallest size at which a draw reaches it.
 
         The draws of a size depend on the seed and that size alone.
@@ -65,7 +65,7 @@ class Random:
             raise not_reached(target, max(best.effect for best in tried.values()))
         return [selection]
 
-    def _best(self, engine: Engine, size: int, seed: int, budget: int | None) -> Selection:
+    def _best(self, engine: Target, size: int, seed: int, budget: int | None) -> Selection:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + size)
         # All components make one set only.
         draws = 1 if size == engine.n_components else self.draws

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from tracekit._util.options import check_at_least, check_types
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
+from tracekit.engine.gradients import expand
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.shrinkage import shrunken_effects, shrunken_effects_by_slopes
+from tracekit.search.targets import Target
 
 MOST_ALONE = 384
 """Beyond this many components gradients rank them, not their single effects."""
@@ -52,7 +53,7 @@ class ShrunkenTopK:
         cost = Cost(points, points) if takes_gradients else Cost(n_components)
         return planned_prefixes(n_components, goal, cost, is_exact=True)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks all components, then measures the union of the best at each budget.
 
         Raises:
@@ -70,7 +71,7 @@ class ShrunkenTopK:
     def _takes_gradients(self, n_components: int) -> bool:
         return n_components > MOST_ALONE if self.by_gradients is None else self.by_gradients
 
-    def _slopes(self, engine: Engine) -> Float[Tensor, "component example"]:
+    def _slopes(self, engine: Target) -> Float[Tensor, "component example"]:
         """Mean slopes of every example along the line."""
         require_gradient(engine.metric, self.name)
         n_examples, n_components = engine.n_examples, engine.n_components
@@ -79,6 +80,8 @@ class ShrunkenTopK:
             for step in range(self.steps + 1):
                 masks = torch.full((len(examples), n_components), step / self.steps)
                 weight = 0.5 if step in (0, self.steps) else 1.0
-                slopes[examples] += weight / self.steps * engine.expand(masks, examples).slopes
+                slopes[examples] += (
+                    weight / self.steps * expand(engine.data, masks, examples).slopes
+                )
         require_finite_gradient(slopes, engine.metric)
         return slopes.T

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.search.base import Goal, Planned, Selection
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.racing import Portions, means_of_race, raced_effects
+from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TopK:
         cost = Cost(n_components)
         return planned_prefixes(n_components, goal, cost, is_exact=not self.race)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Measures every component alone, then the union of the best at each budget."""
         goal.require(self.name)
         sets = [(i,) for i in range(engine.n_components)]

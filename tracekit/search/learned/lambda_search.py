@@ -16,11 +16,11 @@ import torch
 
 from tracekit.components import ComponentSet
 from tracekit.components.masks import BinaryMask, Mask, from_indices, ranking
-from tracekit.engine.engine import Engine
 from tracekit.errors import TargetNotReachedError
 from tracekit.metrics import Effects
 from tracekit.search.base import Record, Selection
 from tracekit.search.prefix import smallest_prefix
+from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class TrainingRun:
         return self.snapshots[-1]
 
     def add(
-        self, engine: Engine, soft_mask: Mask, reward_gradient_sum: Mask, selected: BinaryMask
+        self, engine: Target, soft_mask: Mask, reward_gradient_sum: Mask, selected: BinaryMask
     ) -> Snapshot:
         """Measures the selection, unless it is the previous one or empty."""
         if self.snapshots and torch.equal(self.last.selected, selected):
@@ -168,7 +168,7 @@ def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:
 
 def best_within_budgets(
     runs: Sequence[TrainingRun],
-    engine: Engine,
+    engine: Target,
     budgets: Sequence[int],
     measured: dict[ComponentSet, Effects],
 ) -> list[Selection]:
@@ -178,7 +178,7 @@ def best_within_budgets(
 
 def _best_within(
     runs: Sequence[TrainingRun],
-    engine: Engine,
+    engine: Target,
     budget: int,
     measured: dict[ComponentSet, Effects],
 ) -> Selection:
@@ -206,7 +206,7 @@ def _best_within(
     return best[0].selection(best[1], budget)
 
 
-def smallest_reaching(runs: Sequence[TrainingRun], engine: Engine, target: float) -> Selection:
+def smallest_reaching(runs: Sequence[TrainingRun], engine: Target, target: float) -> Selection:
     """The smallest set that reaches a mean effect, among all that the training runs propose.
 
     Raises:

@@ -24,7 +24,6 @@ from tracekit._util.options import check_at_least, check_positive, check_types
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.engine.precision import Precision, check_precision
 from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection, require_gradient
@@ -38,6 +37,7 @@ from tracekit.search.learned.lambda_search import (
 )
 from tracekit.search.learned.reward import ObjectiveName, RewardGradient, make_objective
 from tracekit.search.prefix import most_prefixes
+from tracekit.search.targets import Target
 
 _JOINT_LEARNING_RATE = 0.01
 DEFAULT_TRIALS = 8
@@ -123,7 +123,7 @@ class MaskTraining(ABC):
         """The selection that a soft mask stands for."""
 
     def best_sets(
-        self, engine: Engine, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+        self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
     ) -> list[Selection]:
         """The best set within each budget.
 
@@ -155,7 +155,7 @@ class MaskTraining(ABC):
             return max(self.max_trials, DEFAULT_TRIALS)
         return self.max_trials + (len(goal.budgets) - 1) * ((self.max_trials + 1) // 2)
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Trains once with a fixed lambda1, or searches it.
 
         Raises:
@@ -178,7 +178,7 @@ class MaskTraining(ABC):
     # ---- lambda1 searched -----------------------------------------------------------------
 
     def _search_lambda(
-        self, engine: Engine, goal: Goal, seed: int, before: Cost
+        self, engine: Target, goal: Goal, seed: int, before: Cost
     ) -> list[Selection]:
         """Trains with several values of lambda1; see `lambda_search.py`."""
         if goal.target is not None:
@@ -199,7 +199,7 @@ class MaskTraining(ABC):
         )
         return self.best_sets(engine, runs, goal.budgets, before)
 
-    def _first_lambda(self, engine: Engine, budget: int) -> float:
+    def _first_lambda(self, engine: Target, budget: int) -> float:
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
         start = torch.full((engine.n_components,), self.init, device=engine.device)
         objective = "effect" if self.objective == "effect" else "dataset"
@@ -212,7 +212,7 @@ class MaskTraining(ABC):
 
     # ---- one training run -----------------------------------------------------------------
 
-    def _train(self, engine: Engine, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
+    def _train(self, engine: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
         mask = torch.full((engine.n_components,), self.init, device=engine.device)
         optimizer = torch.optim.Adam([mask], lr=self._learning_rate(engine), betas=self.betas)
@@ -246,13 +246,13 @@ class MaskTraining(ABC):
                 break
         return run
 
-    def _order(self, engine: Engine, epoch: int, seed: int) -> Tensor:
+    def _order(self, engine: Target, epoch: int, seed: int) -> Tensor:
         if self.example_order is not None:
             return torch.tensor(list(self.example_order[epoch]))
         generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
         return torch.randperm(engine.n_examples, generator=generator)
 
-    def _learning_rate(self, engine: Engine) -> float:
+    def _learning_rate(self, engine: Target) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
         kinds = engine.registry.kinds

@@ -27,7 +27,6 @@ from tracekit._util.options import check_at_least, check_choice
 from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection
 from tracekit.search.learned import schedules
@@ -36,6 +35,7 @@ from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
 from tracekit.search.learned.reward import ObjectiveName, Reward
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import refine_sets
+from tracekit.search.targets import Target
 
 _PASSES = 250
 _PASSES_MORE = 50
@@ -170,7 +170,7 @@ class PGBCT(MaskTraining):
         return Planned(cost=trained.cost + Cost(left))
 
     def best_sets(
-        self, engine: Engine, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+        self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
     ) -> list[Selection]:
         """The best set within each budget, improved by local search if `refine` is on."""
         measured = measured_sets(runs)

@@ -21,11 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components.masks import Mask
-from tracekit.engine.engine import Engine
 from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.metrics import Effects, Metric
 from tracekit.models.hooked import to_device
+from tracekit.search.targets import Target
 
 Reward = Literal["dataset", "per-example"]
 ObjectiveName = Literal["dataset", "per-example", "effect"]
@@ -96,7 +96,7 @@ class _PerExampleReward:
         return _reward(effects, self._has_pole).nanmean()
 
 
-def make_objective(name: ObjectiveName, engine: Engine) -> Objective:
+def make_objective(name: ObjectiveName, engine: Target) -> Objective:
     """An objective by name.
 
     Raises:
@@ -119,7 +119,7 @@ class RewardGradient:
     """
 
     def __init__(
-        self, engine: Engine, objective: Objective, precision: Precision = "float32"
+        self, engine: Target, objective: Objective, precision: Precision = "float32"
     ) -> None:
         """Starts without any effect seen."""
         self._engine = engine
@@ -169,7 +169,7 @@ def may_have_pole(metric: Metric) -> bool:
     return metric.lower_bound is None or metric.lower_bound < -1
 
 
-def refuse_weights(engine: Engine) -> None:
+def refuse_weights(engine: Target) -> None:
     """Refuses the per-example reward where examples have weights.
 
     Raises:

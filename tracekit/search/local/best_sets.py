@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.components.masks import ranking
-from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.engine.look_ahead import Expansion
+from tracekit.engine.gradients import Expansion
 from tracekit.metrics import Effects
 from tracekit.search.local.measurements import LimitReachedError, MeasurementCache
 from tracekit.search.local.moves import Moves, Surroundings, promising_neighbours
+from tracekit.search.local.older_face import are_independent
 from tracekit.search.local.single_examples import (
     OwnSets,
     can_one_example_matter,
@@ -24,6 +24,7 @@ from tracekit.search.local.single_examples import (
     promised_shares,
 )
 from tracekit.search.racing import Heat
+from tracekit.search.targets import Target
 
 _CARRIED = 1 / 3
 """Share of the mean effect of a set beyond which one example carries it."""
@@ -49,7 +50,7 @@ class BestSets:
         self._most_reserved = 0
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Target:
         """What measures."""
         return self.measurements.engine
 
@@ -264,11 +265,11 @@ class BestSets:
         """Curves of the examples; None where no sets for single ones are worth making."""
         engine = self.engine
         # Where the score of an example hangs on the others it has no best set.
-        if not engine.examples_are_independent:
+        if not are_independent(engine):
             return None
         if not is_small_enough(engine.n_examples, engine.n_components):
             return None
-        curves = ExampleCurves.of(engine)
+        curves = ExampleCurves.of(engine.data)
         if curves is None or not can_one_example_matter(curves, self._best_effect):
             return None
         return curves

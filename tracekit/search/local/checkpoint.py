@@ -16,10 +16,10 @@ from torch import Tensor
 from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
-from tracekit.engine.engine import Engine
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.errors import RecordWarning, ResultFormatError
 from tracekit.metrics import Effects
+from tracekit.search.targets import Target
 
 _FORMAT = 3
 """Of what searches keep; a search goes another way without what an older file lacks."""
@@ -36,14 +36,14 @@ class Measured:
     soft_gradients: list[Mask] = field(default_factory=list)
     """Gradients at the soft masks of soft top-k, step by step."""
     expansions: dict[tuple[int, ComponentSet], tuple[Tensor, Mask]] = field(default_factory=dict)
-    """The quantity and its slopes (see `look_ahead.Expansion`) of single examples at sets, by the
+    """The quantity and its slopes (see `gradients.Expansion`) of single examples at sets, by the
     number of the example and the set."""
 
 
 class Checkpoint:
     """A file that holds the measurements of one search on one data set and model."""
 
-    def __init__(self, path: Path, engine: Engine, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, engine: Target, config: Mapping[str, Any]) -> None:
         """Tries whether the file can be written; reads nothing yet.
 
         Args:
@@ -58,7 +58,7 @@ class Checkpoint:
         self._engine = engine
         self._key = _key(engine, config)
         if engine.ranks.count > 1:
-            _ = engine.clean, engine.full_effects  # By all ranks together; one has the file.
+            _ = engine.data.clean, engine.full_effects  # By all ranks together; one has the file.
         engine.ranks.decide(self._check_writable)
 
     @contextmanager
@@ -186,12 +186,12 @@ class Checkpoint:
 
     def _proof(self) -> Tensor:
         """Numbers that tell models and metrics apart: clean run, effects of all components."""
-        clean = self._engine.clean
+        clean = self._engine.data.clean
         log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
         return torch.stack([*(row.cpu() for row in log_probs), self._engine.full_effects])
 
 
-def _key(engine: Engine, config: Mapping[str, Any]) -> str:
+def _key(engine: Target, config: Mapping[str, Any]) -> str:
     """Names a search on a data set."""
     return digest_of(
         {
@@ -199,8 +199,8 @@ def _key(engine: Engine, config: Mapping[str, Any]) -> str:
             "components": engine.registry.spec(),
             "metric": engine.metric.name,
             "direction": engine.metric.direction,
-            "positions": engine.config.positions,
-            "continuation_mean": engine.config.continuation_mean,
+            "positions": engine.data.config.positions,
+            "continuation_mean": engine.data.config.continuation_mean,
             "config": dict(config),
             "format": _FORMAT,
         }

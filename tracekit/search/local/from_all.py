@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from tracekit.components import ComponentSet
-from tracekit.engine.engine import Engine
+from tracekit.search.targets import Target
 
 _KEPT = 0.8
 """Share of the components that stay in a step."""
@@ -21,7 +21,7 @@ _ROUNDS = 2
 """Exchanges at each size."""
 
 
-def sets_from_all(engine: Engine, sizes: Sequence[int]) -> dict[int, ComponentSet]:
+def sets_from_all(engine: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
     """A set of each size, found from all components downwards by gradients.
 
     Args:
@@ -53,7 +53,7 @@ def most_passes(n_components: int, sizes: Sequence[int]) -> float:
     return passes
 
 
-def _exchanged(engine: Engine, members: ComponentSet) -> ComponentSet:
+def _exchanged(engine: Target, members: ComponentSet) -> ComponentSet:
     """A set after the best of some exchanges of one member, as long as they are improvements."""
     outside = [index for index in range(engine.n_components) if index not in set(members)]
     if not outside:

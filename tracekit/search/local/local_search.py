@@ -42,7 +42,6 @@ from tracekit._util.options import check_at_least, check_choice, check_positive,
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices, ranking
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
@@ -52,6 +51,7 @@ from tracekit.search.local.checkpoint import Checkpoint
 from tracekit.search.local.measurements import LimitReachedError, Limits, MeasurementCache, Stop
 from tracekit.search.local.model_walk import ModelWalk
 from tracekit.search.local.moves import in_turn
+from tracekit.search.local.older_face import effects_tell_all
 from tracekit.search.local.plan import (
     FEW,
     GROUPS_HALVED,
@@ -68,6 +68,7 @@ from tracekit.search.local.plan import (
 from tracekit.search.local.soft_topk import BudgetSampling, soft_topk_logits
 from tracekit.search.local.sweeps import Sweeps
 from tracekit.search.racing import Portions
+from tracekit.search.targets import Target
 
 _Plan = TypeVar("_Plan", bound=SweepPlan)
 _GAIN, _GAIN_AT_ONE = 1e-3, 1e-2
@@ -149,7 +150,7 @@ class LocalSearch:
         passes = default_passes(n_components, last) if self.max_passes is None else self.max_passes
         return Planned(cost=Cost(passes))
 
-    def search(self, engine: Engine, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal from one run.
 
         Raises:
@@ -168,7 +169,7 @@ class LocalSearch:
             raise not_reached(goal.target, max(map(best_sets.effect, best_sets.sizes)))
         return [state.selection(size, None)]
 
-    def run(self, engine: Engine, goal: Goal, seed: int) -> SearchState:
+    def run(self, engine: Target, goal: Goal, seed: int) -> SearchState:
         """Searches up to the largest budget; Ctrl-C, or a limit, ends it with the best so far.
 
         Ctrl-C before anything was measured is handed on.
@@ -211,7 +212,7 @@ class LocalSearch:
         return state
 
     def _checkpoint_for(
-        self, engine: Engine, goal: Goal, seed: int
+        self, engine: Target, goal: Goal, seed: int
     ) -> AbstractContextManager[Checkpoint | None]:
         if self.checkpoint is None:
             return nullcontext()
@@ -221,7 +222,7 @@ class LocalSearch:
             del config[name]
         return Checkpoint(self.checkpoint, engine, config).in_use()
 
-    def _passes(self, engine: Engine, last: int) -> int:
+    def _passes(self, engine: Target, last: int) -> int:
         """Passes at most: the limit, or what the method allows itself."""
         return (
             default_passes(engine.n_components, last)
@@ -229,7 +230,7 @@ class LocalSearch:
             else self.max_passes
         )
 
-    def _plan(self, engine: Engine, goal: Goal, passes: int, *, has_walked: bool) -> SearchPlan:
+    def _plan(self, engine: Target, goal: Goal, passes: int, *, has_walked: bool) -> SearchPlan:
         n_components = engine.n_components
         plan = SearchPlan.make(
             n_components,
@@ -371,7 +372,7 @@ class SearchState:
 
 
 def refine_sets(
-    engine: Engine,
+    engine: Target,
     measured: Mapping[ComponentSet, Effects],
     budgets: Sequence[int],
     passes: int,
@@ -412,9 +413,9 @@ def refine_sets(
     return best_sets
 
 
-def _can_walk(engine: Engine) -> bool:
+def _can_walk(engine: Target) -> bool:
     """Whether a model of the slopes tells what the search maximises, and is quick to ask."""
-    return engine.effects_tell_all and engine.n_components <= MOST_OF_WALK
+    return effects_tell_all(engine) and engine.n_components <= MOST_OF_WALK
 
 
 def _gains(best_sets: BestSets, sizes: Sequence[int], look: Callable[[], object]) -> bool:

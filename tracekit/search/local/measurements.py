@@ -20,14 +20,20 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.engine.look_ahead import Expansion, FirstOrderPrediction, prediction_of
+from tracekit.engine.gradients import Expansion, FirstOrderPrediction, expand, prediction_of
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.metrics import Effects
 from tracekit.search.carriers import few_carriers
 from tracekit.search.local.checkpoint import Checkpoint, Measured
+from tracekit.search.local.older_face import (
+    are_independent,
+    examples_of_gradient,
+    examples_of_set,
+    scores_of,
+)
 from tracekit.search.racing import Heat, Portions, still_in
+from tracekit.search.targets import Target
 
 Stop = Literal["max_passes", "max_seconds", "interrupted"]
 
@@ -66,7 +72,7 @@ class MeasurementCache:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Target,
         limits: Limits,
         checkpoint: Checkpoint | None = None,
         portions: Portions | None = None,
@@ -311,7 +317,7 @@ class MeasurementCache:
                     effects[members] = torch.full((self.engine.n_examples,), torch.nan)
                 effects[members][examples] = row
         n_missing, n_held = len(missing), len(sets) - len(missing)
-        each = self.engine.examples_of_set(len(examples))
+        each = examples_of_set(self.engine, len(examples))
         self._count(n_missing * each, n_held * each)
 
     def _still_running(
@@ -364,9 +370,9 @@ class MeasurementCache:
         """What the expansion of a set on all examples predicts, if there is one."""
         engine, expansion = self.engine, self._whole_expansions.get(members)
         is_flat = engine.metric.is_flat_at_clean and not members
-        if expansion is None or is_flat or not engine.examples_are_independent:
+        if expansion is None or is_flat or not are_independent(engine):
             return None
-        prediction = prediction_of(engine, members, expansion)
+        prediction = prediction_of(engine.data, members, expansion)
         return replace(prediction, gains=prediction.gains.nan_to_num())
 
     def predict_from(self, members: ComponentSet, expansion: Expansion) -> None:
@@ -420,7 +426,7 @@ class MeasurementCache:
             self._require(self._room(2 * len(new) / n, planned=2 * len(new) / n))
             missing = [row for row in new if keys[row] not in expansions]
             if missing:
-                computed = self.engine.expand(masks[missing], examples[missing])
+                computed = expand(self.engine.data, masks[missing], examples[missing])
                 rows = zip(missing, *computed, strict=True)
                 expansions.update({keys[row]: (value, slopes) for row, value, slopes in rows})
             self._expanded.update(keys[row] for row in new)
@@ -460,11 +466,10 @@ class MeasurementCache:
         if not torch.isfinite(expansion.slopes).all():
             raise self._not_finite(members)
         if is_whole and members not in self:
-            curves = ExampleCurves.of(self.engine)
+            curves = ExampleCurves.of(self.engine.data)
             effects = expansion.quantity if curves is None else curves.effects(expansion.quantity)
-            self._by_gradient[members] = self.engine.scores_of(effects.float())
+            self._by_gradient[members] = scores_of(self.engine, effects.float())
             self._decided.add(members)
-            self.engine.report_measured([members], effects[None].float())
         if is_whole:
             self._whole_expansions[members] = expansion
         return expansion
@@ -510,7 +515,7 @@ class MeasurementCache:
 
     def _room_of_gradients(self, *, is_soft: bool) -> float:
         n = self.engine.n_examples
-        passes = self.engine.examples_of_gradient(n, is_soft=is_soft) / n
+        passes = examples_of_gradient(self.engine, n, is_soft=is_soft) / n
         return self._room(passes, planned=2)
 
     def _affordable(self, sets: list[ComponentSet]) -> list[ComponentSet]:
@@ -520,7 +525,7 @@ class MeasurementCache:
             LimitReachedError: There is no room for any.
         """
         n = self.engine.n_examples
-        room = self._room(self.engine.examples_of_set(n) / n, planned=1)
+        room = self._room(examples_of_set(self.engine, n) / n, planned=1)
         self._require(room)
         some = sets[: int(room)] if self._is_bounded else sets
         self._planned += len(some) * n
@@ -554,7 +559,7 @@ class MeasurementCache:
         self._planned += 2 * self.engine.n_examples
         self._n_saved_backward += n if is_held else 0
         self._n_spent += n
-        others = self.engine.examples_of_gradient(n, is_soft=is_soft) - n
+        others = examples_of_gradient(self.engine, n, is_soft=is_soft) - n
         self._count(0 if is_held else others, others if is_held else 0)
 
     def _count(self, n_done: int, n_held: int) -> None:

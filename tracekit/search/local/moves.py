@@ -1,7 +1,7 @@
 """Moves from a set to its neighbours: which of them are worth measuring.
 
 What adding or removing a component would bring is predicted to first order, in two ways
-(see `engine/look_ahead.py`): the gains follow the curve of the metric, the gradient does not. Where
+(see `engine/gradients.py`): the gains follow the curve of the metric, the gradient does not. Where
 the effects of single components are moderate the gains order them almost perfectly; where one
 example outgrows all others they exaggerate, and the gradient is the better guide. Proposals are
 taken from both in turn.
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, ranking
-from tracekit.engine.look_ahead import FirstOrderPrediction
+from tracekit.engine.gradients import FirstOrderPrediction
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.engine.look_ahead import Expansion
+from tracekit.engine.gradients import Expansion
 from tracekit.search.local.measurements import MeasurementCache
 
 _MOST_EXAMPLES = 32

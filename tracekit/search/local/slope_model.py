@@ -1,7 +1,7 @@
 """A model of what sets do, fitted to the gradients that a search takes anyway.
 
 The gradient at a set gives, for every example, the slope of the quantity that is about linear (see
-`engine/look_ahead.py`) along each component. At other sets the slopes are predicted by kernel ridge
+`engine/gradients.py`) along each component. At other sets the slopes are predicted by kernel ridge
 regression: the fewer components two sets differ in, the more alike their slopes are. From a set
 whose gradient is known the quantity at another one follows by the trapezoid rule, and the exact
 curve of the metric makes it an effect. So hundreds of exchanges are judged without a pass, each on
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
-from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
-from tracekit.engine.look_ahead import Expansion
+from tracekit.engine.gradients import Expansion
 from tracekit.search.carriers import few_carriers
+from tracekit.search.local.older_face import scores_of
+from tracekit.search.targets import Target
 
 Rows = Float[Tensor, "row component"]
 """Sets as rows of 0 and 1."""
@@ -41,14 +42,14 @@ _STEPS = 8
 class SlopeModel:
     """Slopes of the quantity on some examples, at any set."""
 
-    def __init__(self, engine: Engine, examples: Int[Tensor, " example"]) -> None:
+    def __init__(self, engine: Target, examples: Int[Tensor, " example"]) -> None:
         """Knows no set yet.
 
         Args:
             engine: What is searched; what it maximises follows from effects alone.
             examples: Numbers of the examples that gradients are taken on.
         """
-        curves = ExampleCurves.of(engine)
+        curves = ExampleCurves.of(engine.data)
         self._engine = engine
         self._curves = None if curves is None else curves.some(examples)
         self._numbers: dict[ComponentSet, int] = {}
@@ -214,7 +215,7 @@ class SlopeModel:
         """What the search maximises the mean of."""
         curves = self._curves
         effects = quantity if curves is None else curves.effects(quantity.T).T
-        return self._engine.scores_of(effects.float())
+        return scores_of(self._engine, effects.float())
 
     def _row(self, members: ComponentSet) -> Mask:
         return from_indices(members, self._engine.n_components).float()

@@ -18,7 +18,7 @@ from tracekit.errors import (
     NothingFoundError,
     UnknownNameError,
 )
-from tracekit.search.keeping import KeepingEngine
+from tracekit.search.targets import ConstrainedTarget
 
 METHODS = (
     *("exhaustive", "greedy", "top-k", "random", "local-search", "mask-ig", "attribution"),
@@ -38,8 +38,8 @@ def neutral():
 
 def keeping_engine(tracer, keep):
     run = tracer._run_of(tk.TopK(), tk.Goal(budgets=(1,)), "mean", keep, 0)
-    engine = run.searched()
-    assert isinstance(engine, KeepingEngine)
+    engine = run.target()
+    assert isinstance(engine, ConstrainedTarget)
     return engine
 
 
@@ -71,8 +71,8 @@ def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, 
     options = {"epochs": 4} if method in ("pgb-ct", "dcm") else {}
     options |= {"trials": 1} if method == "pgb-ct" else {}
     options |= {"draws": 40} if method == "random" else {}
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=bound)
-    result = tracer.run(method, budget=3, keep=keep, **options)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=bound)
+    result = tracer.run(method, budget=3, constraint=keep, **options)
     assert kept_by(model, neutral, tiny.members_of(result)) <= bound * 1.0001
     assert result.kept["effect"] == pytest.approx(
         kept_by(model, neutral, tiny.members_of(result)), rel=1e-3, abs=1e-6
@@ -90,8 +90,8 @@ def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, 
 def test_a_bound_that_nothing_reaches_changes_no_search(tracer, neutral, method):
     options = {"draws": 20} if method == "random" else {}
     free = tracer.run(method, budget=3, **options)
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=1e6)
-    kept = tracer.run(method, budget=3, keep=keep, **options)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=1e6)
+    kept = tracer.run(method, budget=3, constraint=keep, **options)
     assert kept.components == free.components
     assert kept.effect == pytest.approx(free.effect, abs=1e-6)
 
@@ -99,7 +99,7 @@ def test_a_bound_that_nothing_reaches_changes_no_search(tracer, neutral, method)
 def test_the_gradient_is_that_of_the_effects(tracer, neutral):
     mask = torch.linspace(0.2, 0.9, 12)
     for bound in (1e-3, 1e3):
-        engine = keeping_engine(tracer, tk.Keep(pairs=neutral, metric="kl", at_most=bound))
+        engine = keeping_engine(tracer, tk.Constraint(pairs=neutral, metric="kl", at_most=bound))
         effects, gradient = engine.gradient(mask, torch.ones_like)
         gradient = gradient / engine.n_examples
         penalty = tracer.engine.effects(mask).mean() - effects.mean()
@@ -115,11 +115,11 @@ def test_the_gradient_is_that_of_the_effects(tracer, neutral):
 
 
 def test_measured_sets_within_the_bound_have_their_own_effects(tracer, neutral):
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=0.05)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=0.05)
     engine = keeping_engine(tracer, keep)
     sets = [(i,) for i in range(12)] + [tuple(range(12))]
     own, given = tracer.engine.set_effects(sets), engine.set_effects(sets)
-    within = [abs(engine.kept_effect(members)) <= 0.05 for members in sets]
+    within = [abs(engine.constrained_effect(members)) <= 0.05 for members in sets]
     assert len(set(within)) == 2
     least = min(given[k].mean() for k, ok in enumerate(within) if ok)
     for k, ok in enumerate(within):
@@ -130,21 +130,21 @@ def test_measured_sets_within_the_bound_have_their_own_effects(tracer, neutral):
 
 
 def test_predictions_count_what_they_do_to_what_is_kept(tracer, neutral):
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=1e-4)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=1e-4)
     engine = keeping_engine(tracer, keep)
     strict, free = engine.predict_changes((0, 3)), tracer.engine.predict_changes((0, 3))
     assert not torch.allclose(strict.gains, free.gains)
-    loose = keeping_engine(tracer, tk.Keep(pairs=neutral, metric="kl", at_most=1e6))
+    loose = keeping_engine(tracer, tk.Constraint(pairs=neutral, metric="kl", at_most=1e6))
     torch.testing.assert_close(loose.predict_changes((0, 3)).gains, free.gains)
 
 
 @pytest.mark.slow
 def test_a_front_of_sets_within_the_bound(model, tracer, neutral, every_set, tmp_path):
     bound = 0.5 * kept_by(model, neutral, range(12))
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=bound)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=bound)
     # The kept pairs' passes count, too: about half of these go to the pairs that are traced.
     options = {"max_budget": 4, "max_passes": 200, "checkpoint": tmp_path / "search.ckpt"}
-    front = tracer.pareto(keep=keep, **options)
+    front = tracer.pareto(constraint=keep, **options)
     for result in front:
         assert kept_by(model, neutral, tiny.members_of(result)) <= bound * 1.0001
         best = best_by_trying(every_set, result.n_selected, bound)
@@ -162,10 +162,12 @@ def test_a_front_of_sets_within_the_bound(model, tracer, neutral, every_set, tmp
 def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
     """Whatever is run: a set that is measured is measured on the kept pairs, too."""
     n, n_kept = len(tracer.pairs), len(neutral)
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=1e3)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=1e3)
     _ = tracer.full_effect
     with _progress.run("counts", None, 1, shown=False) as counted:
-        front = tracer.pareto(max_budget=6, statistics=False, max_passes=max_passes, keep=keep)
+        front = tracer.pareto(
+            max_budget=6, statistics=False, max_passes=max_passes, constraint=keep
+        )
     # Beside the search, what answers do to what is kept.
     assert counted.done <= max_passes * n + 2 * len(front) * n_kept
     # All of it is used, but for less than a gradient takes.
@@ -174,8 +176,8 @@ def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
 
 
 def test_a_metric_of_the_traced_examples_is_kept(model, tracer):
-    keep = tk.Keep(metric="entropy-change", at_most=0.05)
-    result = tracer.run("exhaustive", budget=2, keep=keep)
+    keep = tk.Constraint(metric="entropy-change", at_most=0.05)
+    result = tracer.run("exhaustive", budget=2, constraint=keep)
     other = tk.Tracer(model, tracer.pairs, "head-outputs", "entropy-change")
     assert abs(other.evaluate(result)) <= 0.05 + 1e-6
     assert result.kept["dataset"] == tracer.pairs.name
@@ -184,7 +186,7 @@ def test_a_metric_of_the_traced_examples_is_kept(model, tracer):
 @pytest.mark.parametrize("options", [{"direction": "denoising"}, {"source": "mean"}])
 def test_keeping_asks_as_the_tracer_does(model, neutral, options):
     tracer = tk.Tracer(model, tiny.pairs(8), "head-outputs", "logit-difference", **options)
-    result = tracer.run("greedy", budget=2, keep=tk.Keep(pairs=neutral, at_most=10.0))
+    result = tracer.run("greedy", budget=2, constraint=tk.Constraint(pairs=neutral, at_most=10.0))
     other = tk.Tracer(model, neutral, "head-outputs", "kl", **options)
     if "source" not in options:
         assert result.kept["effect"] == pytest.approx(other.evaluate(result), abs=1e-5)
@@ -197,14 +199,14 @@ def test_keeping_asks_as_the_tracer_does(model, neutral, options):
 
 def test_what_is_refused(tracer, neutral):
     with pytest.raises(NothingFoundError, match="No set that was tried keeps kl within 1e-09"):
-        tracer.run("greedy", budget=2, keep=tk.Keep(pairs=neutral, at_most=1e-9))
+        tracer.run("greedy", budget=2, constraint=tk.Constraint(pairs=neutral, at_most=1e-9))
     with pytest.raises(NothingFoundError, match="ask for fewer components"):
-        tracer.pareto(max_budget=2, keep=tk.Keep(pairs=neutral, at_most=1e-9))
+        tracer.pareto(max_budget=2, constraint=tk.Constraint(pairs=neutral, at_most=1e-9))
     for bound in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="at_most is .*. It must be positive"):
-            tk.Keep(at_most=bound)
+            tk.Constraint(at_most=bound)
     with pytest.raises(UnknownNameError):
-        tk.Keep(metric="kll", at_most=1.0)
+        tk.Constraint(metric="kll", at_most=1.0)
 
 
 def test_a_front_that_begins_later_says_so(tracer, neutral):
@@ -222,15 +224,15 @@ def test_sets_within_the_bound_come_first_however_small_the_whole_effect(model):
     kept = [kept_by(model, neutral, (i,)) for i in range(12)]
     bound = sorted(kept)[8]
     for method in ("exhaustive", "local-search", "top-k"):
-        keep = tk.Keep(pairs=neutral, metric="kl", at_most=bound * 1.001)
-        result = tracer.run(method, budget=1, keep=keep)
+        keep = tk.Constraint(pairs=neutral, metric="kl", at_most=bound * 1.001)
+        result = tracer.run(method, budget=1, constraint=keep)
         best = max(e for e, k in zip(singles.tolist(), kept, strict=True) if k <= bound * 1.001)
         assert result.effect == pytest.approx(best, abs=1e-5)
 
 
 def test_histories_hold_effects_only(tracer, neutral):
-    keep = tk.Keep(pairs=neutral, metric="kl", at_most=0.05)
-    result = tracer.run("local-search", budget=4, keep=keep)
+    keep = tk.Constraint(pairs=neutral, metric="kl", at_most=0.05)
+    result = tracer.run("local-search", budget=4, constraint=keep)
     assert all(abs(record["effect"]) < 1e3 for record in result.history)
 
 
@@ -238,17 +240,19 @@ def test_histories_hold_effects_only(tracer, neutral):
 def test_what_is_kept_needs_a_gradient_where_the_search_follows_one(tracer, method):
     text = f"keeping accuracy on pairs at most 0.5 .* has no gradient for {method} to follow"
     with pytest.raises(NotDifferentiableError, match=text):
-        tracer.run(method, budget=2, keep=tk.Keep(metric="accuracy", at_most=0.5))
-    assert tracer.run("top-k", budget=2, keep=tk.Keep(metric="accuracy", at_most=0.5)).kept
+        tracer.run(method, budget=2, constraint=tk.Constraint(metric="accuracy", at_most=0.5))
+    assert tracer.run(
+        "top-k", budget=2, constraint=tk.Constraint(metric="accuracy", at_most=0.5)
+    ).kept
 
 
 def test_arguments_of_another_type(tracer, unchecked):
-    with pytest.raises(ConfigError, match="keep is 0.05. Give a tk.Keep"):
-        tracer.run("greedy", budget=2, keep=0.05)
+    with pytest.raises(ConfigError, match="constraint is 0.05. Give a tk.Constraint"):
+        tracer.run("greedy", budget=2, constraint=0.05)
     with pytest.raises(ConfigError, match="at_most is '0.05'. It must be positive"):
-        tk.Keep(at_most="0.05")
-    with pytest.raises(ConfigError, match="The pairs to keep are"):
-        tk.Keep(pairs=[1], at_most=0.05)
+        tk.Constraint(at_most="0.05")
+    with pytest.raises(ConfigError, match="The pairs of the constraint are"):
+        tk.Constraint(pairs=[1], at_most=0.05)
 
 
 @pytest.mark.parametrize("by", ["span", "position"])
@@ -262,6 +266,6 @@ def test_what_is_kept_has_the_same_spans(model, by):
     tracer = tk.Tracer(model, pairs, "residual", "logit-difference", split_by=by)
     kept = tk.Tracer(model, other, tracer.registry, "kl", split_by=by)
     bound = 0.7 * kept.full_effect
-    result = tracer.run("greedy", budget=3, keep=tk.Keep(pairs=other, at_most=bound))
+    result = tracer.run("greedy", budget=3, constraint=tk.Constraint(pairs=other, at_most=bound))
     assert result.kept["effect"] == pytest.approx(kept.evaluate(result), rel=1e-4, abs=1e-7)
     assert kept.evaluate(result) <= bound

@@ -9,6 +9,8 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
+from tracekit.engine.effects import log_probs
+from tracekit.engine.gradients import expand
 from tracekit.metrics import METRICS, ContinuationLogProbs
 
 
@@ -65,7 +67,7 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
         if link is None:
             gains += slope
             continue
-        value = link.to_linear(alone.log_probs(mask)).detach().requires_grad_(True)
+        value = link.to_linear(log_probs(alone.data, mask)).detach().requires_grad_(True)
         weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         step = (slope / weight) * (1 - 2 * mask)
         ahead = link.to_effect(alone.clean, value.detach()[:, None] + step)[0]
@@ -97,7 +99,7 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
     examples = torch.randperm(len(data), generator=generator)[:5]
     masks = (torch.rand(len(examples), 12, generator=generator) < 0.4).float()
     before = engine.cost
-    expansion = engine.expand(masks, examples)
+    expansion = expand(engine.data, masks, examples)
     expected = Cost(len(examples) / len(data), len(examples) / len(data))
     assert engine.cost - before == expected
     link = METRICS[metric].linearization
@@ -107,7 +109,7 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
         if link is None:
             value, weight = effects, torch.ones(1)
         else:
-            value = link.to_linear(alone.log_probs(masks[row])).detach().requires_grad_(True)
+            value = link.to_linear(log_probs(alone.data, masks[row])).detach().requires_grad_(True)
             weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         torch.testing.assert_close(expansion.quantity[row], value.detach()[0])
         torch.testing.assert_close(expansion.slopes[row], slope / weight, rtol=1e-3, atol=1e-5)

@@ -6,9 +6,9 @@ block at which sets part, and only the blocks above are run for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -21,12 +21,12 @@ from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
-from tracekit.models.hooked import frozen, to_device
-
-if TYPE_CHECKING:
-    from tracekit.engine.engine import Engine
+from tracekit.engine.prepared import PreparedData
+from tracekit.models.hooked import to_device
 
 _T = TypeVar("_T")
+Recorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
+"""Is told which sets were measured on all examples, and their effects."""
 _FEWEST_SHOWN = 3
 """Sets below which there is no progress bar for them alone."""
 _FEW_EXAMPLES = 8
@@ -34,98 +34,89 @@ _FEW_EXAMPLES = 8
 
 
 def set_effects(
-    engine: Engine,
+    data: PreparedData,
     sets: Sequence[ComponentSet],
-    label: str,
+    label: str = "effects",
     examples: Int[Tensor, " some"] | None = None,
+    record: Recorder | None = None,
 ) -> Float[Tensor, "set example"]:
-    """Effects of each set on every example, or on some; see `Engine.set_effects`."""
-    own, batches = _own_part(engine, sets, examples)
+    """Effects of each set on every example, or on some; see `Engine.set_effects`.
+
+    Args:
+        data: The data set.
+        sets: Sets of flat indices.
+        label: Names the progress bar.
+        examples: Numbers of the examples to measure on; all by default.
+        record: Is told what was measured on all examples, after Ctrl-C too.
+    """
+    own, batches = _own_part(data, sets, examples)
     own_sets = [sets[number] for number in own]
     # A component that acts in several layers belongs to no single node of the tree.
-    if engine.capabilities.block_skipper is None or engine.registry.has_windows:
+    if data.capabilities.block_skipper is None or data.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
-        n_layers = int(engine.model.cfg.n_layers)
-        tree = build_prefix_tree(own_sets, engine.layers_of_components, n_layers)
-    effects_of_own = torch.zeros(len(own), engine.n_examples, device=engine.device)
-    n_examples = engine.n_examples if examples is None else len(examples)
-    n_in_all = len(sets) * n_examples
-    n_own = len(own) * sum(len(batch.examples) for batch in batches)
-    shown = _progress.run(
-        label,
-        n_in_all / engine.n_examples,
-        engine.n_examples,
-        shown=engine.config.progress and len(sets) >= _FEWEST_SHOWN,
-    )
-    with frozen(engine.model), torch.no_grad(), shown:
-        n_done = torch.zeros(len(own), dtype=torch.long)
+        n_layers = int(data.model.cfg.n_layers)
+        tree = build_prefix_tree(own_sets, data.layers_of_components, n_layers)
+    n_measured = len(sets) * (data.n_examples if examples is None else len(examples))
+    effects_of_own = torch.zeros(len(own), data.n_examples, device=data.device)
+    n_done = torch.zeros(len(own), dtype=torch.long)
+    is_shown = data.config.progress and len(sets) >= _FEWEST_SHOWN
+    shown = _progress.run(label, n_measured / data.n_examples, data.n_examples, shown=is_shown)
+    with data.measuring(), shown:
         try:
             for batch in batches:
-                source = engine.counterfactual_cache.activations_for(batch)
-                descent = _Descent(
-                    engine,
-                    own_sets,
-                    batch,
-                    source,
-                    effects_of_own,
-                    n_in_all / max(1, n_own),
-                    n_done,
-                )
+                source = data.counterfactual_cache.activations_for(batch)
+                descent = _Descent(data, own_sets, batch, source, effects_of_own, n_done)
                 descent.run([tree], None)
         except KeyboardInterrupt:
-            if engine.ranks.count == 1:
-                whole = (n_done == engine.n_examples).nonzero()[:, 0].tolist()
-                kept = [own_sets[number] for number in whole]
-                engine.report_measured(kept, effects_of_own[whole].cpu())
+            if record is not None and data.ranks.count == 1:
+                whole = (n_done == data.n_examples).nonzero()[:, 0].tolist()
+                record([own_sets[number] for number in whole], effects_of_own[whole].cpu())
             raise
-        engine.count_forward(n_in_all / engine.n_examples, reported=n_own > 0)
-    effects = torch.zeros(len(sets), engine.n_examples)
+        # Each batch told the progress bar of its own; this is what other ranks have done.
+        data.account.count(n_measured, reported=int(n_done.sum()))
+    effects = torch.zeros(len(sets), data.n_examples)
     effects[own] = effects_of_own.cpu()
-    (effects,) = engine.ranks.add(effects)
+    (effects,) = data.ranks.add(effects)
     for row in effects[~torch.isfinite(effects.mean(1))]:
-        engine.check_finite(row)
-        raise engine.mean_not_finite()
+        data.check_finite(row)
     if examples is not None:
         return effects[:, examples]
-    engine.report_measured(sets, effects)
+    if record is not None:
+        record(sets, effects)
     return effects
 
 
 def _own_part(
-    engine: Engine, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"] | None
+    data: PreparedData, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"] | None
 ) -> tuple[list[int], Sequence[Batch]]:
     """Numbers of the sets that this process measures, and the batches that it measures them on.
 
     Ranks share the examples out, or the sets where that would leave them a few examples each.
     """
-    ranks, everything = engine.ranks, list(range(len(sets)))
-    n_examples = engine.n_examples if examples is None else len(examples)
+    ranks, everything = data.ranks, list(range(len(sets)))
+    n_examples = data.n_examples if examples is None else len(examples)
     is_small = n_examples < _FEW_EXAMPLES * ranks.count and len(sets) >= 2 * ranks.count
     # With a bound on memory, each rank has the counterfactual activations of its own examples only.
-    if ranks.count > 1 and is_small and engine.config.max_memory is None:
+    if ranks.count > 1 and is_small and data.config.max_memory is None:
         # Sets that begin alike share most, so they stay together.
         alike = sorted(everything, key=lambda number: sets[number])
         start, stop = (len(sets) * part // ranks.count for part in (ranks.rank, ranks.rank + 1))
-        return alike[start:stop], list(engine.all_batches_of(examples))
-    batches = engine.batches if examples is None else list(engine.batches_of(examples))
-    return everything, batches
+        return alike[start:stop], list(data.batches_of(examples, of_all_ranks=True))
+    return everything, data.batches if examples is None else list(data.batches_of(examples))
 
 
 @dataclass(frozen=True, eq=False)
 class _Descent:
     """Runs a batch down the tree."""
 
-    engine: Engine
+    data: PreparedData
     sets: Sequence[ComponentSet]
     batch: Batch
     source: Activations
     """Counterfactual activations of the batch."""
     effects: Float[Tensor, "set example"]
     """Filled in."""
-    examples_for_each: float
-    """Examples that all ranks run while this one runs one."""
-
     n_done: Int[Tensor, " set"]
     """On how many examples each set was measured; filled in."""
 
@@ -145,9 +136,9 @@ class _Descent:
             for chunk in self._chunks(below):
                 children = [child for _, child in chunk]
                 prefixes = [child.prefix for child in children]
-                carried = self.engine.forward_pass.residual_at(
+                carried = self.data.forward_pass.residual_at(
                     self.batch.repeat(len(chunk)),
-                    self.engine.hooks(
+                    self.data.hooks(
                         self.batch, self.source, self._masks(prefixes), self._layers(prefixes)
                     ),
                     layer,
@@ -163,7 +154,7 @@ class _Descent:
         for chunk in self._chunks(leaves):
             numbers = [leaf for _, leaf in chunk]
             sets = [self.sets[number] for number in numbers]
-            values = self.engine.batch_effects(
+            log_probs = self.data.log_probs(
                 self.batch,
                 self.source,
                 self._masks(sets),
@@ -172,14 +163,15 @@ class _Descent:
                 start=start,
                 residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
             )
-            rows = to_device(torch.tensor(numbers), self.engine.device)
+            rows = to_device(torch.tensor(numbers), self.data.device)
+            values = self.data.effects_from(self.batch, log_probs)
             self.effects[rows[:, None], self.batch.examples] = values
             self.n_done[numbers] += len(self.batch.examples)
-            self.engine.advance(len(numbers) * len(self.batch.examples) * self.examples_for_each)
+            _progress.current().advance(len(numbers) * len(self.batch.examples))
 
     def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         """As many at a time as fit into a batch."""
-        size = max(1, self.engine.config.max_batch_size // len(self.batch.examples))
+        size = max(1, self.data.config.max_batch_size // len(self.batch.examples))
         return (items[first : first + size] for first in range(0, len(items), size))
 
     @staticmethod
@@ -192,9 +184,9 @@ class _Descent:
         return residual.unflatten(0, (n_nodes, -1))[list(parents)].flatten(0, 1)
 
     def _layers(self, sets: Sequence[ComponentSet]) -> set[int]:
-        layer_of = self.engine.layers_of_components
+        layer_of = self.data.layers_of_components
         return {layer_of[index] for members in sets for index in members}
 
     def _masks(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set component"]:
-        masks = [from_indices(members, self.engine.n_components) for members in sets]
-        return to_device(torch.stack(masks), self.engine.device).float()
+        masks = [from_indices(members, self.data.n_components) for members in sets]
+        return to_device(torch.stack(masks), self.data.device).float()

@@ -1,0 +1,148 @@
+"""What masks do to a data set: effects of any mask, soft or binary, every layer with its hooks.
+
+`mask_effects` measures one mask or a stack of them, `metric_effects` one mask by several metrics in
+one pass, `stream_effects` one mask a batch at a time. Many binary sets are measured faster by
+`set_effects.py`, with equal results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.components import masks as masks_module
+from tracekit.engine.clean_run import assemble
+from tracekit.engine.pair_checks import check_continuations
+from tracekit.engine.prepared import Masks, PreparedData
+from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading
+from tracekit.models.hooked import to_device
+
+
+class BatchEffects(NamedTuple):
+    """What a mask does to the examples of a batch."""
+
+    examples: Int[Tensor, " example"]
+    """Their numbers."""
+    effects: Effects
+    """Effect on each; times its weight if examples have weights."""
+    x: Float[Tensor, " example"]
+    """Log-probability of its x under the mask."""
+    y: Float[Tensor, " example"] | None
+    """Log-probability of its y."""
+
+
+def mask_effects(
+    data: PreparedData, mask: Any, examples: Int[Tensor, " some"] | None = None
+) -> Float[Tensor, "*set some"]:
+    """Effects of a mask, or of each of a stack of masks; see `Engine.effects`."""
+    checked = masks_module.check(mask, data.n_components)
+    stack = to_device(checked[None] if checked.ndim == 1 else checked, data.device)
+    effects = torch.zeros(len(stack), data.n_examples, device=data.device)
+    batches = data.batches if examples is None else data.batches_of(examples)
+    with data.measuring():
+        for batch, some, log_probs in data.passes(stack, batches):
+            effects[some, batch.examples] = data.effects_from(batch, log_probs)
+    data.account.count(len(stack) * (data.n_examples if examples is None else len(examples)))
+    (effects,) = data.ranks.add(effects.cpu())
+    for row in effects:
+        data.check_finite(row)
+    picked = effects if examples is None else effects[:, examples]
+    return picked[0] if checked.ndim == 1 else picked
+
+
+def metric_effects(data: PreparedData, mask: Any, metrics: Sequence[Metric]) -> dict[str, Effects]:
+    """Effects of one mask by each of several metrics, from one pass.
+
+    Args:
+        data: The data set.
+        mask: Shape `component`, entries in [0, 1].
+        metrics: The metrics, in the direction of the data's own.
+
+    Returns:
+        Effects by name of metric, on the CPU; weighted as in `Engine.effects`.
+
+    Raises:
+        MaskError: As in `masks.check`.
+        MissingContinuationError: A metric needs a y that an example lacks.
+        NonFiniteMetricError: Names the examples.
+    """
+    for metric in metrics:
+        check_continuations(data.pairs, metric)
+    reads: list[Reading] = [reading for metric in metrics for reading in metric.reads]
+    effects = torch.zeros(len(metrics), data.n_examples, device=data.device)
+    with data.measuring():
+        for batch, _, log_probs in data.passes(_one(data, mask), reads=reads):
+            clean = data.clean_of(batch, reads)
+            for row, metric in zip(effects, metrics, strict=True):
+                row[batch.examples] = data.weighted(batch, metric(clean, log_probs))
+    data.account.count(data.n_examples)
+    (effects,) = data.ranks.add(effects.cpu())
+    for row, metric in zip(effects, metrics, strict=True):
+        data.check_finite(row, metric)
+    return dict(zip([metric.name for metric in metrics], effects, strict=True))
+
+
+def stream_effects(data: PreparedData, mask: Any) -> Iterator[BatchEffects]:
+    """Effects of one mask, a batch at a time; together they are those of `mask_effects`.
+
+    Between two batches the model is as it was and may be used otherwise, and the rest need not be
+    asked for.
+
+    Args:
+        data: The data set.
+        mask: Shape `component`, entries in [0, 1].
+
+    Yields:
+        What was measured of each batch.
+
+    Raises:
+        MaskError: As in `masks.check`.
+        NonFiniteMetricError: Names the examples.
+    """
+    stack = _one(data, mask)
+    for batch in data.batches_of(None, of_all_ranks=True):
+        with data.measuring():
+            ((_, _, log_probs),) = data.passes(stack, [batch])
+            effects = data.effects_from(batch, log_probs)[0]
+        data.account.count(len(batch.examples))
+        measured = BatchEffects(
+            batch.examples.cpu(),
+            effects.float().cpu(),
+            log_probs.x.float().cpu(),
+            None if log_probs.y is None else log_probs.y.float().cpu(),
+        )
+        # By their numbers in the data set, which a message names.
+        so_far = torch.zeros(data.n_examples).index_put((measured.examples,), measured.effects)
+        data.check_finite(so_far)
+        yield measured
+
+
+def log_probs(data: PreparedData, mask: Any) -> ContinuationLogProbs:
+    """Log-probabilities of every example's continuations under a mask; not counted as work."""
+    with data.measuring():
+        parts = [(batch.examples, under) for batch, _, under in data.passes(_one(data, mask))]
+    return assemble(parts, data.n_examples, data.ranks)
+
+
+def empty_mask_effect(data: PreparedData) -> float:
+    """Largest effect of the empty mask on the first batch; 0 unless the model has changed.
+
+    Not counted as work.
+    """
+    if not data.batches:
+        return 0.0  # More ranks than examples: another one looks.
+    batch = data.batches[0]
+    with data.measuring():
+        ((_, _, now),) = data.passes(_one(data, torch.zeros(data.n_components)), [batch])
+        clean = data.clean_of(batch)
+        effect = data.metric(clean, now).abs().max()
+        # A metric may hide a change, or read a distribution that is computed again.
+        return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
+
+
+def _one(data: PreparedData, mask: Any) -> Masks:
+    return to_device(masks_module.check(mask, data.n_components)[None], data.device)

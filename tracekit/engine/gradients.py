@@ -1,0 +1,268 @@
+"""Gradients with respect to masks, and what they predict of changing single components.
+
+`gradient` is that of a weighted sum of effects, for searches that train a soft mask.
+
+`predict_changes` says what adding or removing single components of a set would bring. The gradient
+is taken at the binary mask of the set, for every example by itself, of the quantity u of the
+metric's linearization (such as log-odds). With J_i its entry for component i, the mean over
+examples of `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves:
+first order in u, while the curve from u to the effect is exact. Predictions only propose; sets are
+compared by measured effects. A distance, such as KL, is least at the empty set and its gradient 0
+there: it is taken halfway to the full mask instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices
+from tracekit.engine.batch import Batch
+from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.precision import Precision, autocast, check_precision, products_in
+from tracekit.engine.prepared import PreparedData
+from tracekit.metrics import Effects
+from tracekit.models.hooked import frozen, to_device
+
+GradientWeight = Callable[[Effects], Effects]
+"""Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
+
+
+class Expansion(NamedTuple):
+    """The quantity of the metric's linearization on some examples, to first order in their masks.
+
+    Where the metric has no linearization the quantity is the effect, times the example's weight.
+    """
+
+    quantity: Float[Tensor, " some"]
+    """Its values."""
+    slopes: Float[Tensor, "some component"]
+    """Its gradients."""
+
+
+@dataclass(frozen=True, eq=False)
+class FirstOrderPrediction:
+    """What changing single components of a set would bring, to first order."""
+
+    gains: Mask
+    """Predicted value of having a component in the set: for those outside what adding it would
+    bring, for those inside what removing it would cost. First order in the quantity of the
+    metric's linearization, example by example."""
+    gradient: Mask
+    """Gradient of the mean effect: first order in the effect itself."""
+
+
+class BatchPrediction(NamedTuple):
+    """What changing single components of a set would bring on the examples of a batch."""
+
+    examples: Int[Tensor, " example"]
+    """Their numbers."""
+    gains: Float[Tensor, "example component"]
+    """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
+    slopes: Float[Tensor, "example component"]
+    """Gradient of the effect on each."""
+
+
+def gradient(
+    data: PreparedData,
+    mask: Mask,
+    example_weights: GradientWeight,
+    examples: Int[Tensor, " some"] | None = None,
+    *,
+    precision: Precision = "float32",
+) -> tuple[Effects, Mask]:
+    """Effects, and the gradient of their weighted sum; see `Engine.gradient`."""
+    if examples is None:
+        examples = torch.arange(data.n_examples)
+    _ = data.clean  # Not inside, where it would be computed in another precision.
+    check_precision(precision)
+    leaf = mask.detach().float().to(data.device).requires_grad_(True)
+    total = torch.zeros_like(leaf)
+    effects = torch.zeros(data.n_examples, device=data.device)
+    with frozen(data.model), torch.enable_grad():
+        for batch in data.batches_of(examples):
+            source = data.counterfactual_cache.activations_for(batch)
+            clean = data.clean_of(batch)
+            with products_in(precision, data.device):
+                with autocast(precision, data.device):
+                    log_probs = data.log_probs(batch, source, leaf[None])
+                    values = data.effects_from(batch, log_probs, clean=clean)[0]
+                data.require_gradient(values)
+                weights = example_weights(values.detach())
+                total += torch.autograd.grad((weights * values).sum(), leaf)[0]
+            effects[batch.examples] = values.detach()
+    data.account.count(len(examples), backward=True)
+    effects, total = data.ranks.add(effects, total)
+    picked = effects[to_device(examples, data.device)]
+    return picked.to(mask.device), total.to(mask.device)
+
+
+def predict_changes(
+    data: PreparedData,
+    members: ComponentSet,
+    *,
+    example_weights: Effects | None = None,
+    examples: Int[Tensor, " some"] | None = None,
+) -> FirstOrderPrediction:
+    """The prediction at a set; see `Engine.predict_changes`.
+
+    Args:
+        data: The data set.
+        members: The set.
+        example_weights: What each example counts for in the mean, 1 by default.
+        examples: Numbers of the examples to predict on; all by default.
+    """
+    if data.metric.is_flat_at_clean and not members:
+        return _halfway(data, examples)
+    gains, gradient = torch.zeros(2, data.n_components, device=data.device)
+    for batch in _changes_of(data, members, data.own(examples)):
+        gains_of_batch, slopes = batch.gains, batch.slopes
+        if example_weights is not None:
+            weights = to_device(example_weights, data.device)[batch.examples, None]
+            gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
+        gains += gains_of_batch.sum(0)
+        gradient += slopes.sum(0)
+    n_examples = data.n_examples if examples is None else len(examples)
+    data.account.count(n_examples, backward=True)
+    gains, gradient = data.ranks.add(gains, gradient)
+    return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
+
+
+def prediction_of(
+    data: PreparedData, members: ComponentSet, expansion: Expansion
+) -> FirstOrderPrediction:
+    """The prediction at a set that all examples were expanded at, which takes no pass.
+
+    Args:
+        data: The data set; the metric is not flat at the clean run, or the set not empty.
+        members: The set.
+        expansion: There, of all examples in their order.
+    """
+    curves, (quantity, slopes) = ExampleCurves.of(data), expansion
+    if curves is None:
+        mean = slopes.mean(0)
+        return FirstOrderPrediction(mean, mean)
+    direction = 1 - 2 * from_indices(members, data.n_components).float()
+    changed = curves.effects(quantity[:, None] + slopes * direction)
+    gains = (changed - curves.effects(quantity[:, None])) * direction
+    of_effect = curves.steepness(quantity[:, None]) * slopes
+    return FirstOrderPrediction(gains.mean(0).float(), of_effect.mean(0).float())
+
+
+def expand(
+    data: PreparedData, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
+) -> Expansion:
+    """The quantity that is about linear in the mask, and its slopes, one mask per example.
+
+    Args:
+        data: The data set.
+        masks: The mask of each of the examples.
+        examples: Their numbers, each once.
+
+    Returns:
+        Both on the CPU, in the order of `examples`.
+
+    Raises:
+        NotDifferentiableError: The metric has no gradient.
+    """
+    _ = data.clean
+    masks = to_device(masks.float(), data.device)
+    row_of = torch.zeros(data.n_examples, dtype=torch.long, device=data.device)
+    row_of[to_device(examples, data.device)] = torch.arange(len(examples), device=data.device)
+    quantity, slopes = torch.zeros(len(examples), device=data.device), torch.zeros_like(masks)
+    for batch in _unshared_batches(data, data.own(examples)):
+        rows = row_of[batch.examples]
+        of_batch = _expanded(data, batch, masks[rows])
+        quantity[rows], slopes[rows] = of_batch.quantity.float(), of_batch.slopes.float()
+    data.account.count(len(examples), backward=True)
+    quantity, slopes = data.ranks.add(quantity, slopes)
+    return Expansion(quantity.cpu(), slopes.cpu())
+
+
+def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchPrediction]:
+    """The prediction of `predict_changes` on every example, a batch at a time.
+
+    Between two batches the model is as it was, and the rest need not be asked for. A metric that is
+    flat at the clean run has no gradient of single examples at the empty set.
+
+    Raises:
+        NotDifferentiableError: The metric has no gradient.
+    """
+    for batch in _changes_of(data, members, None):
+        data.account.count(len(batch.examples), backward=True)
+        yield BatchPrediction(*(part.cpu() for part in batch))
+
+
+def _changes_of(
+    data: PreparedData, members: ComponentSet, examples: Int[Tensor, " some"] | None
+) -> Iterator[BatchPrediction]:
+    """The prediction on some examples, or all, where the model is."""
+    _ = data.clean
+    mask = from_indices(members, data.n_components).to(data.device).float()
+    for batch in _unshared_batches(data, examples):
+        expansion = _expanded(data, batch, mask.expand(len(batch.examples), -1))
+        yield _batch_prediction(data, batch, expansion, mask)
+
+
+def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
+    """Some examples, or all, in batches of which no row serves two of them."""
+    size = data.config.max_batch_size
+    return data.unshared_layout.batches(size, device=data.device, examples=examples)
+
+
+def _expanded(
+    data: PreparedData, batch: Batch, masks: Float[Tensor, "example component"]
+) -> Expansion:
+    """The expansion of every example of a batch at a mask of its own."""
+    of_rows = batch.rows_of_examples.to(masks.dtype)
+    with frozen(data.model), torch.enable_grad():
+        # Every row has a mask of its own, so that one backward pass tells examples apart.
+        leaf = (of_rows.T @ masks)[None].requires_grad_(True)
+        source = data.counterfactual_cache.activations_for(batch)
+        log_probs = data.forward_pass.log_probs(
+            batch, data.hooks(batch, source, leaf), reads=data.metric.reads
+        )
+        linearization = data.metric.linearization
+        if linearization is None:
+            values = data.effects_from(batch, log_probs)[0]
+        else:
+            values = linearization.to_linear(log_probs)
+        data.require_gradient(values)
+        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+    # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
+    return Expansion(values.detach(), of_rows @ slopes[0])
+
+
+def _halfway(data: PreparedData, examples: Int[Tensor, " example"] | None) -> FirstOrderPrediction:
+    """The gradient halfway to the full mask, for a distance, whose own at the clean run is 0."""
+    half = torch.full((data.n_components,), 0.5, device=data.device)
+    n_examples = data.n_examples if examples is None else len(examples)
+    slopes = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
+    return FirstOrderPrediction(slopes, slopes)
+
+
+def _batch_prediction(
+    data: PreparedData, batch: Batch, expansion: Expansion, mask: Mask
+) -> BatchPrediction:
+    linearization, (quantity, slopes) = data.metric.linearization, expansion
+    if linearization is None:
+        return BatchPrediction(batch.examples, slopes, slopes)
+    clean = data.clean_of(batch)
+    # +1 for components that would join, -1 for those that would leave.
+    direction = 1 - 2 * mask
+    with torch.enable_grad():
+        values = quantity.clone().requires_grad_(True)
+        effects = linearization.to_effect(clean, values)
+        (curvature,) = torch.autograd.grad(effects.sum(), values)
+    with torch.no_grad():
+        changed = linearization.to_effect(clean, quantity[:, None] + slopes * direction)
+        changes = changed - effects[:, None]
+    gains = data.weighted(batch, changes.T).T * direction
+    of_effect = data.weighted(batch, curvature)[:, None] * slopes
+    return BatchPrediction(batch.examples, gains, of_effect)

@@ -1,0 +1,465 @@
+"""A data set laid out on a model: everything that is made once and that every pass reads.
+
+`PreparedData` holds rows, batches, the clean run, the counterfactual cache and the account of work.
+`effects.py`, `set_effects.py` and `gradients.py` are functions on it. What one pass is stands here
+(`log_probs`), and the one loop over batches that measures (`passes`).
+
+There is no loop over examples, tokens or components in a pass; only over batches and layers. On an
+accelerator nothing in a pass waits for the device: results are read when a caller asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from importlib.metadata import version
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit._util import progress as _progress
+from tracekit._util.files import digest_of
+from tracekit._util.options import is_whole, shortened
+from tracekit._util.ranks import Ranks
+from tracekit.components import ComponentRegistry
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.batch import Batch
+from tracekit.engine.block_skipping import ResidualStream
+from tracekit.engine.capabilities import Capabilities, capabilities_of
+from tracekit.engine.clean_run import CleanRun, repeated
+from tracekit.engine.cost import Account
+from tracekit.engine.counterfactual_cache import CounterfactualCache
+from tracekit.engine.forward import ForwardPass
+from tracekit.engine.layout import Layout, Positions
+from tracekit.engine.pair_checks import check_pairs
+from tracekit.engine.patching import Activations, MaskedPatch
+from tracekit.errors import (
+    ConfigError,
+    NonFiniteMetricError,
+    NotDifferentiableError,
+    WorkerError,
+)
+from tracekit.metrics import (
+    ContinuationLogProbs,
+    ContinuationMean,
+    Effects,
+    Metric,
+    Reading,
+    check_finite,
+)
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    frozen,
+    long_rope_limit,
+    model_name,
+    sample_of,
+)
+
+Masks = Float[Tensor, "set component"]
+"""A stack of masks on the model's device, entries in [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine; none of them can be changed once it is built."""
+
+    positions: Positions = "prompt"
+    """Where to intervene."""
+    continuation_mean: ContinuationMean = "geometric"
+    """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
+    token probabilities."""
+    max_batch_size: int = 64
+    """Examples per pass through the model; bounds memory, changes no result."""
+    max_memory: int | None = None
+    """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
+    in host memory, or computed again for every batch if the model is on the CPU. As many may be
+    taken by clean distributions, for metrics that read them. Changes no result. None: no bound."""
+    progress: bool = False
+    """Whether to show progress bars."""
+    capabilities: Capabilities | None = None
+    """Optimisations to use. None: those that the model supports, found out by trying;
+    `Capabilities.none()`: the plain way, with equal results."""
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.max_batch_size) or self.max_batch_size < 1:
+            raise ConfigError(
+                f"max_batch_size is {self.max_batch_size!r}. It must be a whole number, at least 1."
+            )
+        bound = self.max_memory
+        is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
+        if bound is not None and not (is_number and bound >= 0):
+            shown = bound if is_number else shortened(bound)
+            raise ConfigError(f"max_memory is {shown} bytes. It must be a number of at least 0.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedData:
+    """A data set on a model, with the components and the metric that it is asked about."""
+
+    model: HookedModel
+    pairs: PromptPairs
+    registry: ComponentRegistry
+    metric: Metric
+    config: EngineConfig
+    ranks: Ranks
+    """The processes that share the examples out among themselves."""
+    capabilities: Capabilities
+    """Optimisations in use."""
+    forward_pass: ForwardPass
+    clean_run: CleanRun
+    layout: Layout
+    """Rows and sources of the data set."""
+    counterfactual_cache: CounterfactualCache
+    account: Account = field(default_factory=Account)
+    """Interventional work so far; clean and counterfactual runs are not counted."""
+
+    @classmethod
+    def build(
+        cls,
+        model: HookedModel,
+        pairs: PromptPairs,
+        registry: ComponentRegistry,
+        metric: Metric,
+        config: EngineConfig,
+    ) -> PreparedData:
+        """Lays the data set out; runs none of it yet.
+
+        Raises:
+            MissingContinuationError, PairsError: As in `pair_checks.check_pairs`.
+            WorkerError: Ranks that were given different things, or more ranks than examples.
+        """
+        check_pairs(pairs, model, registry, metric)
+        ranks = Ranks.joined()
+        capabilities = config.capabilities or capabilities_of(model)
+        forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
+        bar = partial(_progress.steps, shown=config.progress)
+        layout = _lay_out(model, pairs, registry, config, capabilities)
+        first = None
+        if ranks.count > 1:
+            first = layout.sources_of(_own_part(ranks, layout, torch.arange(layout.n_examples)))
+        data = cls(
+            model=model,
+            pairs=pairs,
+            registry=registry,
+            metric=metric,
+            config=config,
+            ranks=ranks,
+            capabilities=capabilities,
+            forward_pass=forward_pass,
+            clean_run=CleanRun(
+                model, forward_pass, max_memory=config.max_memory, progress_bar=bar, ranks=ranks
+            ),
+            layout=layout,
+            counterfactual_cache=CounterfactualCache(
+                model,
+                layout,
+                registry,
+                max_batch_size=config.max_batch_size,
+                max_memory=config.max_memory,
+                progress_bar=bar,
+                first=first,
+            ),
+        )
+        data._require_same_question()
+        return data
+
+    def with_metric(self, metric: Metric) -> PreparedData:
+        """The same data under another metric that these examples suit, with an account of its own.
+
+        Everything that was run once is shared.
+        """
+        return replace(self, metric=metric, account=Account())
+
+    def _require_same_question(self) -> None:
+        """Refuses ranks that would add up parts of different things, or have no part."""
+        if self.ranks.count == 1:
+            return
+        self.ranks.require_same(
+            version_of_tracekit=version("tracekit"),
+            data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
+            components=digest_of({"spec": self.registry.spec()})[:12],
+            metric=self.metric.name,
+            model=f"{model_name(self.model)} ({sample_of(self.model)[:12]})",
+            settings=repr(replace(self.config, capabilities=None, progress=False)),
+        )
+        if self.n_examples < self.ranks.count:
+            raise WorkerError(
+                f"{self.ranks.count} processes share {self.n_examples} examples. Start at most as "
+                "many processes as there are examples, or half as many for a front with statistics."
+            )
+
+    @property
+    def n_components(self) -> int:
+        """Number of components: the length of every mask."""
+        return len(self.registry)
+
+    @property
+    def n_examples(self) -> int:
+        """Number of examples."""
+        return self.layout.n_examples
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model reads its tokens."""
+        return self.forward_pass.device
+
+    # ---- batches --------------------------------------------------------------------------
+
+    def own(self, examples: Int[Tensor, " example"] | None) -> Int[Tensor, " own"]:
+        """This rank's part of some examples, or of all; similar lengths go to different ranks."""
+        if examples is None:
+            examples = torch.arange(self.n_examples)
+        if self.ranks.count == 1:
+            return examples
+        if self.config.max_memory is not None and len(examples) < self.n_examples:
+            # Only the counterfactual activations of its own examples are kept by each rank.
+            return examples[torch.isin(examples, self.own(None))]
+        return _own_part(self.ranks, self.layout, examples)
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """This rank's part of the data set, in batches that are the same in every pass."""
+        return list(self.batches_of(None))
+
+    def batches_of(
+        self, examples: Int[Tensor, " example"] | None, *, of_all_ranks: bool = False
+    ) -> Iterable[Batch]:
+        """Some examples, or all, in batches.
+
+        Args:
+            examples: Their numbers.
+            of_all_ranks: Whether to take all of them, not this rank's part.
+        """
+        numbers = examples if of_all_ranks else self.own(examples)
+        return self.layout.batches(self.config.max_batch_size, device=self.device, examples=numbers)
+
+    @cached_property
+    def unshared_layout(self) -> Layout:
+        """A layout in which no row serves two examples, so that gradients tell them apart.
+
+        Its sources are those of `layout`, so the counterfactual cache serves both.
+        """
+        packed = self.layout.sequences.needs_attention_mask
+        unshared = _build_layout(
+            self.model, self.pairs, self.registry, self.config, packed=packed, shared=False
+        )
+        is_same = len(unshared.sequences) == len(self.layout.sequences)
+        return self.layout if is_same else unshared
+
+    @cached_property
+    def layers_of_components(self) -> list[int]:
+        """Layer of each component."""
+        return [site.layer for site in self.registry.sites for _ in range(site.start, site.stop)]
+
+    # ---- the clean run --------------------------------------------------------------------
+
+    @property
+    def clean(self) -> ContinuationLogProbs:
+        """Log-probabilities in the clean run, one per example."""
+        return self._clean(self.metric.reads)
+
+    def clean_of(
+        self, batch: Batch, reads: Sequence[Reading] | None = None
+    ) -> ContinuationLogProbs:
+        """The clean log-probabilities of the examples of a batch.
+
+        Args:
+            batch: The batch.
+            reads: What is read of them; by default what the metric reads.
+        """
+        reads = self.metric.reads if reads is None else reads
+        return self.clean_run.of(batch, self._clean(reads), reads)
+
+    def _clean(self, reads: Sequence[Reading]) -> ContinuationLogProbs:
+        return self.clean_run.of_all(self.batches, reads, self.n_examples)
+
+    # ---- passes ---------------------------------------------------------------------------
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Within the block passes only measure: parameters are frozen, and nothing has a gradient.
+
+        Not around a generator's `yield`: between two batches the model is as it was.
+        """
+        with frozen(self.model), torch.no_grad():
+            yield
+
+    def passes(
+        self,
+        masks: Masks,
+        batches: Iterable[Batch] | None = None,
+        *,
+        reads: Sequence[Reading] | None = None,
+    ) -> Iterator[tuple[Batch, slice, ContinuationLogProbs]]:
+        """Runs batches under each of a few masks, as many masks at once as a batch has room for.
+
+        Args:
+            masks: The masks.
+            batches: The batches; by default this rank's part of the data set.
+            reads: What is read; by default what the metric reads.
+
+        Yields:
+            The batch, which masks were run on it, and its log-probabilities under one after the
+            other.
+        """
+        for batch in self.batches if batches is None else batches:
+            source = self.counterfactual_cache.activations_for(batch)
+            at_once = max(1, self.config.max_batch_size // len(batch.examples))
+            for first in range(0, len(masks), at_once):
+                some = slice(first, first + at_once)
+                yield batch, some, self.log_probs(batch, source, masks[some], reads=reads)
+
+    def log_probs(
+        self,
+        batch: Batch,
+        source: Activations,
+        masks: Masks,
+        *,
+        reads: Sequence[Reading] | None = None,
+        layers: Container[int] | None = None,
+        start: int = 0,
+        residual: ResidualStream | None = None,
+    ) -> ContinuationLogProbs:
+        """Log-probabilities of a batch under each of a few masks, one after the other, in one pass.
+
+        Args:
+            batch: The batch.
+            source: Its counterfactual activations.
+            masks: The masks.
+            reads: What is read; by default what the metric reads.
+            layers: Layers that get hooks; all by default.
+            start: First block to run.
+            residual: What it reads: the rows of the batch for each mask in turn.
+        """
+        return self.forward_pass.log_probs(
+            batch.repeat(len(masks)),
+            self.hooks(batch, source, masks, layers),
+            reads=self.metric.reads if reads is None else reads,
+            start=start,
+            residual=residual,
+        )
+
+    def hooks(
+        self,
+        batch: Batch,
+        source: Activations,
+        mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
+        layers: Container[int] | None = None,
+    ) -> list[Hook]:
+        """Hooks that apply masks to a batch; see `MaskedPatch.hooks`.
+
+        Args:
+            batch: The batch.
+            source: Its counterfactual activations.
+            mask: As in `MaskedPatch.hooks`.
+            layers: Layers that get hooks; all by default.
+        """
+        sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
+        names = dict.fromkeys(name for site in sites for name in site.hook_names)
+        patch = MaskedPatch(
+            registry=self.registry,
+            counterfactual={name: source[name] for name in names},
+            positions=batch.positions,
+            span_numbers=batch.span_numbers,
+            first_position=batch.first_position,
+        )
+        return patch.hooks(mask)
+
+    def effects_from(
+        self,
+        batch: Batch,
+        log_probs: ContinuationLogProbs,
+        *,
+        clean: ContinuationLogProbs | None = None,
+    ) -> Float[Tensor, "set example"]:
+        """Effects by the metric from what `log_probs` gave for a batch, times example weights.
+
+        Args:
+            batch: The batch.
+            log_probs: Of one or several masks, one after the other.
+            clean: The clean log-probabilities of the batch, if they are at hand.
+        """
+        n = len(batch.examples)
+        clean = self.clean_of(batch) if clean is None else clean
+        effects = self.metric(repeated(clean, len(log_probs.x) // n), log_probs)
+        return self.weighted(batch, effects.reshape(-1, n))
+
+    def weighted(self, batch: Batch, effects: Tensor) -> Tensor:
+        """Effects (examples last) times the weights of their examples, whose mean is 1."""
+        return effects if self._weights is None else effects * self._weights[batch.examples]
+
+    @cached_property
+    def _weights(self) -> Float[Tensor, " example"] | None:
+        return None if self.pairs.weights is None else self.pairs.weights.to(self.device)
+
+    # ---- refusals -------------------------------------------------------------------------
+
+    def check_finite(self, effects: Effects, metric: Metric | None = None) -> None:
+        """Refuses effects that are not finite, or whose mean is not.
+
+        Args:
+            effects: One per example.
+            metric: What they are of; by default the metric.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        named = metric or self.metric
+        check_finite(effects, named, lambda number: self.pairs[number].describe())
+        if not torch.isfinite(effects.mean()):
+            raise NonFiniteMetricError(
+                f"The mean of the metric {self.metric.name!r} is not finite although its effects "
+                "are. Use a bounded metric such as probability-drop."
+            )
+
+    def require_gradient(self, values: Tensor) -> None:
+        """Refuses values through which no gradient reaches the mask.
+
+        Raises:
+            NotDifferentiableError: The metric has none.
+        """
+        if not values.requires_grad:
+            raise NotDifferentiableError(
+                f"No gradient reaches the mask through the metric {self.metric.name!r}. "
+                "Compute it with differentiable torch operations, or use a search that "
+                "needs no gradient, such as top-k."
+            )
+
+
+def _lay_out(
+    model: HookedModel,
+    pairs: PromptPairs,
+    registry: ComponentRegistry,
+    config: EngineConfig,
+    capabilities: Capabilities,
+) -> Layout:
+    """X and y in one row where the model supports that at the length needed, else in two."""
+    layout = _build_layout(model, pairs, registry, config, packed=True)
+    if capabilities.supports_packing(model, layout.longest):
+        return layout
+    if layout.sequences.has_branches:
+        capabilities.warn_of_packing(model, layout.longest)
+    return _build_layout(model, pairs, registry, config)
+
+
+def _build_layout(
+    model: HookedModel,
+    pairs: PromptPairs,
+    registry: ComponentRegistry,
+    config: EngineConfig,
+    **options: bool,
+) -> Layout:
+    limit = long_rope_limit(model)
+    return Layout.build(
+        pairs, config.positions, spans=registry.spans, long_rope_limit=limit, **options
+    )
+
+
+def _own_part(
+    ranks: Ranks, layout: Layout, examples: Int[Tensor, " example"]
+) -> Int[Tensor, " own"]:
+    return ranks.share(examples[layout.lengths_of(examples).argsort(stable=True)])
