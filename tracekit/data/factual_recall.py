@@ -1,8 +1,9 @@
 """Facts: a prompt that a model completes with an attribute, against noise on its embeddings.
 
-There are two sources: CounterFact, of which the paper uses 200 records, and the 1209 facts of Meng
-et al. 2022 (ROME) that GPT-2 xl knows. The counterfactual run reads the same prompt with Gaussian
-noise of standard deviation 3 x 0.2015 on token and position embeddings, drawn once per example.
+There are two data sets: CounterFact, of which the paper uses 200 records, and the 1209 facts of
+Meng et al. 2022 (ROME) that GPT-2 xl knows. The counterfactual run reads the same prompt with
+Gaussian noise of standard deviation 3 x 0.2015 on token and position embeddings, drawn once per
+example.
 The target continuation x is the true attribute. Only CounterFact has a foil y, a false attribute.
 
 The paper's text writes the attribute as a word of its own, with its leading space. The published
@@ -33,7 +34,7 @@ _N_KNOWN_FACTS = 1209
 
 
 @dataclass(frozen=True, kw_only=True)
-class FactSource:
+class FactFile:
     """A file of facts, in one of the two published formats."""
 
     files: Files
@@ -49,7 +50,7 @@ class FactSource:
 
 
 def load(
-    source: FactSource,
+    file: FactFile,
     model: Any,
     *,
     data_dir: Path | None = None,
@@ -64,7 +65,7 @@ def load(
     """Loads facts, in the order of the file.
 
     Args:
-        source: The file and its format.
+        file: The file and its format.
         model: Its tokenizer encodes the text; its width is the noise's.
         data_dir: Folder with the file.
         n: Number of facts. None: all.
@@ -77,13 +78,13 @@ def load(
     """
     if n is not None and n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
-    rows = _read_rows(source, data_dir)
+    rows = _read_rows(file, data_dir)
     if n is not None and n < len(rows):
         indices = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
         rows = [rows[i] for i in sorted(indices)]
-    dataset = source.files.dataset
-    if n is None or source.is_sample:
-        check_count(dataset, len(rows), source.n_published)
+    dataset = file.files.dataset
+    if n is None or file.is_sample:
+        check_count(dataset, len(rows), file.n_published)
     space = " " if leading_space else ""
     rows = [
         {key: space + text.strip() if key in ("x", "y") else text for key, text in row.items()}
@@ -101,13 +102,13 @@ def load(
     )
 
 
-def _read_rows(source: FactSource, data_dir: Path | None) -> list[dict[str, Any]]:
-    text = source.files.read(data_dir, source.file_name)
+def _read_rows(file: FactFile, data_dir: Path | None) -> list[dict[str, Any]]:
+    text = file.files.read(data_dir, file.file_name)
     try:
-        return [source.to_row(record) for record in json.loads(text)]
+        return [file.to_row(record) for record in json.loads(text)]
     except (ValueError, KeyError, TypeError) as error:
         raise DataFormatError(
-            f"{source.file_name} is not the list of records that is expected. Get it again."
+            f"{file.file_name} is not the list of records that is expected. Get it again."
         ) from error
 
 
@@ -135,7 +136,7 @@ def _known_fact_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 load_counterfact = partial(
     load,
-    FactSource(
+    FactFile(
         files=Files(
             dataset="counterfact",
             origin="rome.baulab.info (data/dsets, Meng et al. 2022; 45 MB)",
@@ -151,7 +152,7 @@ load_counterfact = partial(
 
 load_known = partial(
     load,
-    FactSource(
+    FactFile(
         files=Files(
             dataset="known-facts",
             origin="rome.baulab.info (data/dsets, Meng et al. 2022)",

@@ -45,7 +45,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_model(
-    source: str | Path | HookedModel | PreTrainedModel = DEMO,
+    model: str | Path | HookedModel | PreTrainedModel = DEMO,
     *,
     tokenizer: Any = None,
     device: str | torch.device | None = None,
@@ -55,7 +55,7 @@ def load_model(
     """Loads a model, or wraps one that is already in memory.
 
     Args:
-        source: `demo` (embedded), a directory in Hugging Face layout, a hub name such as
+        model: `demo` (embedded), a directory in Hugging Face layout, a hub name such as
             `gpt2`, a Hugging Face model in memory, or a `TransformerBridge` or
             `HookedTransformer`, which is returned as it is. A Hugging Face model is wrapped in
             place: its parameters stop taking gradients and it is set to evaluation mode.
@@ -70,56 +70,56 @@ def load_model(
             `n_devices`, `revision`.
 
     Raises:
-        UnknownModelError: The source is none of these, or the hub has no model of that name.
+        UnknownModelError: It is none of these, or the hub has no model of that name.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
         UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, is computed
             differently by TransformerLens, or would run code or install something.
     """
-    if not isinstance(source, (str, Path)):
+    if not isinstance(model, (str, Path)):
         if device is not None or dtype is not None:
             raise ConfigError(
                 "device and dtype were given for a model in memory, which stays as it is. "
                 "Move or convert it first, and leave them out."
             )
-        return source if isinstance(source, HookedModel) else _wrap(source, tokenizer, options)
+        return model if isinstance(model, HookedModel) else _wrap(model, tokenizer, options)
     asked = _dtype(dtype)
     options = {"device": _device(device, options), **options}
-    directory = Path(locate(str(source)))
-    with _loading_errors(source):
+    directory = Path(locate(str(model)))
+    with _loading_errors(model):
         options["dtype"] = asked or checkpoint_dtype(directory, options.get("revision"))
     target = options["device"]
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
         torch.random.fork_rng(devices=[]),
-        _loading_errors(source),
-        nothing_installed(source),
-        verified_loading(source, target) as record,
+        _loading_errors(model),
+        nothing_installed(model),
+        verified_loading(model, target) as record,
     ):
         if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
-            model = _bridge().boot_transformers(str(directory), **options)
+            bridge = _bridge().boot_transformers(str(directory), **options)
         else:
-            model = _boot(str(directory), tokenizer, options)
-    model.cfg.model_name = str(source)
-    _freeze(model)
-    with _loading_errors(source):
-        check_same_numbers(model, record.reference, source)
-    return model
+            bridge = _boot(str(directory), tokenizer, options)
+    bridge.cfg.model_name = str(model)
+    _freeze(bridge)
+    with _loading_errors(model):
+        check_same_numbers(bridge, record.reference, model)
+    return bridge
 
 
 @contextmanager
-def _loading_errors(source: object) -> Iterator[None]:
+def _loading_errors(name: object) -> Iterator[None]:
     """Turns any error of transformers or TransformerLens about a model into one of ours."""
     try:
         yield
     except (TracekitError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        refused = refusal(source, error)
+        refused = refusal(name, error)
         if refused is not None:
             raise refused from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedModelError(
-            f"The model {source} could not be loaded: {lines[0]} Check its config.json and "
+            f"The model {name} could not be loaded: {lines[0]} Check its config.json and "
             "weights, and that TransformerLens supports the architecture."
         ) from error
 
@@ -165,12 +165,12 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return _DTYPES[dtype]
 
 
-def checkpoint_dtype(source: str | Path, revision: str | None = None) -> torch.dtype:
+def checkpoint_dtype(checkpoint: str | Path, revision: str | None = None) -> torch.dtype:
     """The floating type that a checkpoint's configuration names; float32 if it names none."""
     from transformers import PretrainedConfig
 
     # The file as it is: building a configuration may need code of the checkpoint's own.
-    entries, _ = PretrainedConfig.get_config_dict(str(source), revision=revision)
+    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint), revision=revision)
     parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
     # Releases of transformers differ in the name; multimodal models say it of each part.
     names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
@@ -178,37 +178,37 @@ def checkpoint_dtype(source: str | Path, revision: str | None = None) -> torch.d
     dtype = getattr(torch, named.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(
-            f"The configuration of {source} names the dtype {named!r}, which no weights have. "
+            f"The configuration of {checkpoint} names the dtype {named!r}, which no weights have. "
             "Give a dtype."
         )
     return dtype
 
 
-def _wrap(source: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+def _wrap(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
     """A bridge around a Hugging Face model in memory."""
     from transformers import PreTrainedModel
 
-    if not isinstance(source, PreTrainedModel):
+    if not isinstance(model, PreTrainedModel):
         raise UnknownModelError(
-            f"Cannot trace a {type(source).__name__}. Give a name, a directory, a Hugging Face "
+            f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
             "model, a TransformerBridge or a HookedTransformer."
         )
     with tempfile.TemporaryDirectory() as folder:
         # The bridge reads the configuration from a path even when it is handed the model.
-        if not source.config.architectures:
-            source.config.architectures = [type(source).__name__]
-        source.config.save_pretrained(folder)
-        parameter = next(source.parameters())
-        name = source.config._name_or_path or type(source).__name__
-        given = {"hf_model": source, "device": parameter.device, "dtype": parameter.dtype}
+        if not model.config.architectures:
+            model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        parameter = next(model.parameters())
+        name = model.config._name_or_path or type(model).__name__
+        given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
         with _loading_errors(name), nothing_installed(name):
-            reference = reference_of(source, name)
-            model = _boot(folder, tokenizer, {**given, **options})
-    model.cfg.model_name = name
-    _freeze(model)
+            reference = reference_of(model, name)
+            bridge = _boot(folder, tokenizer, {**given, **options})
+    bridge.cfg.model_name = name
+    _freeze(bridge)
     with _loading_errors(name):
-        check_same_numbers(model, reference, name)
-    return model
+        check_same_numbers(bridge, reference, name)
+    return bridge
 
 
 def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
@@ -240,28 +240,28 @@ def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in _TOKENIZER_FILES)
 
 
-def locate(source: str) -> str:
+def locate(name: str) -> str:
     """A directory to load from, or a hub name that the hub has confirmed.
 
     Raises:
         UnknownModelError: No directory with a model, and the hub has none of that name.
         HubUnreachableError: A hub name, not cached, and no connection.
     """
-    if source == DEMO:
+    if name == DEMO:
         return str(MODEL_DIR)
-    path = Path(source).expanduser()
+    path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
             raise UnknownModelError(
-                f"The directory {source} holds no config.json. "
+                f"The directory {name} holds no config.json. "
                 "Give a model in Hugging Face layout (config.json, weights, tokenizer)."
             )
         return str(path)
-    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise UnknownModelError(
-            f"There is no directory {source}. Give an existing one, a hub name, or {DEMO!r}."
+            f"There is no directory {name}. Give an existing one, a hub name, or {DEMO!r}."
         )
-    return _ask_hub(source)
+    return _ask_hub(name)
 
 
 def _ask_hub(name: str) -> str:

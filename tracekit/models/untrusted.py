@@ -20,7 +20,7 @@ _LOCK = RLock()
 
 
 @contextmanager
-def nothing_installed(source: object) -> Iterator[None]:
+def nothing_installed(name: object) -> Iterator[None]:
     """Within the block, this thread starts no command that installs a package.
 
     Raises:
@@ -46,7 +46,7 @@ def nothing_installed(source: object) -> Iterator[None]:
     if asked_for:
         packages = " ".join(dict.fromkeys(asked_for))
         raise UnsupportedModelError(
-            f"The model {source} asks for {packages} to be installed, as models for images or "
+            f"The model {name} asks for {packages} to be installed, as models for images or "
             f"sound do. Give a model of text alone, or install {packages} yourself."
         )
 
@@ -55,18 +55,18 @@ def _packages(words: Sequence[str]) -> list[str]:
     return [word for word in words[words.index("install") + 1 :] if not word.startswith("-")]
 
 
-def refusal(source: object, error: BaseException) -> UnsupportedModelError | None:
+def refusal(name: object, error: BaseException) -> UnsupportedModelError | None:
     """The error for a model that would run code when it is loaded; None for other failures."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, pickle.UnpicklingError):
             return UnsupportedModelError(
-                f"The weights of {source} hold Python objects, which could run code when they are "
+                f"The weights of {name} hold Python objects, which could run code when they are "
                 "read. Give weights in safetensors."
             )
         if "trust_remote_code" in str(cause) or "contains custom code" in str(cause):
             return UnsupportedModelError(
-                f"The model {source} brings code of its own, which is not run. Give a model whose "
+                f"The model {name} brings code of its own, which is not run. Give a model whose "
                 "architecture transformers has itself, or pass trust_remote_code=True if you trust "
                 "that code."
             )

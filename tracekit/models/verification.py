@@ -47,7 +47,7 @@ class LoadingRecord:
 
 
 @contextmanager
-def verified_loading(source: object, device: torch.device | None) -> Iterator[LoadingRecord]:
+def verified_loading(name: object, device: torch.device | None) -> Iterator[LoadingRecord]:
     """Within the block, loads of this thread are recorded, and refused if weights are missing.
 
     `device` is that of the model; None: where it is loaded to.
@@ -68,11 +68,11 @@ def verified_loading(source: object, device: torch.device | None) -> Iterator[Lo
         # Reshaped weights are refused here, by their names.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         model, info = original.__func__(cls, *args, **kwargs)
-        _check_complete(model, info, source)
+        _check_complete(model, info, name)
         if device is not None and not getattr(model, "is_quantized", False):
             # Where it will be wrapped, so that both are computed by the same kernels.
             model.to(device)
-        record.reference = reference_of(model, source)
+        record.reference = reference_of(model, name)
         return (model, info) if wants_info else model
 
     with _LOCK:
@@ -83,7 +83,7 @@ def verified_loading(source: object, device: torch.device | None) -> Iterator[Lo
             PreTrainedModel.from_pretrained = original  # type: ignore[method-assign]
 
 
-def _check_complete(model: Any, info: Mapping[str, Any], source: object) -> None:
+def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
     """Refuses a checkpoint that lacks weights, or holds them in other shapes."""
     # Releases of transformers list names, or tuples of a name and both shapes.
     mismatched = (
@@ -95,12 +95,12 @@ def _check_complete(model: Any, info: Mapping[str, Any], source: object) -> None
     missing = sorted(set(info["missing_keys"]) & parameters - set(reshaped))
     if missing:
         raise UnsupportedModelError(
-            f"The weights of {source} lack {_listed(missing)}, which transformers would fill in "
+            f"The weights of {name} lack {_listed(missing)}, which transformers would fill in "
             "at random. Give a directory with all weights under the names of its architecture."
         )
     if reshaped:
         raise UnsupportedModelError(
-            f"The weights of {source} do not have the shapes that its config.json says: "
+            f"The weights of {name} do not have the shapes that its config.json says: "
             f"{_listed(reshaped)}. Give weights and configuration of the same model."
         )
 
@@ -110,7 +110,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
-def reference_of(model: Any, source: object) -> Reference | None:
+def reference_of(model: Any, name: object) -> Reference | None:
     """Logits of a Hugging Face model on a few random tokens.
 
     None, with a warning, if the model alone cannot be run; None if it has no weights yet.
@@ -138,7 +138,7 @@ def reference_of(model: Any, source: object) -> Reference | None:
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(
-            f"{source} cannot be run before it is wrapped ({first}), so its logits are not "
+            f"{name} cannot be run before it is wrapped ({first}), so its logits are not "
             "compared with those that TransformerLens computes.",
             ModelWarning,
             stacklevel=2,
@@ -150,7 +150,7 @@ def reference_of(model: Any, source: object) -> Reference | None:
     return Reference(tokens, logits)
 
 
-def check_same_numbers(model: HookedModel, reference: Reference | None, source: object) -> None:
+def check_same_numbers(model: HookedModel, reference: Reference | None, name: object) -> None:
     """Refuses a bridge whose logits differ from those of the model that it wraps.
 
     Raises:
@@ -170,7 +170,7 @@ def check_same_numbers(model: HookedModel, reference: Reference | None, source: 
     difference = (bridged - expected)[is_read].abs().max()
     if not difference <= tolerance * expected[is_read].abs().max():
         raise UnsupportedModelError(
-            f"TransformerLens computes other logits than {source} itself: they differ by up to "
+            f"TransformerLens computes other logits than {name} itself: they differ by up to "
             f"{difference:.3g}. Its configuration has a setting that TransformerLens ignores; use "
             "a checkpoint without it."
         )
