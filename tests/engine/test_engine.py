@@ -59,7 +59,7 @@ def reference_scores(model, pairs, kinds, mask, positions):
             hooks = [keep(name) for name in registry.hook_names]
             if pair.counterfactual.added_to_embeddings() is not None:
                 hooks.insert(0, ("blocks.0.hook_resid_pre", disturb))
-            run([*pair.source_ids, *read], hooks)
+            run([*pair.counterfactual_ids, *read], hooks)
             length = len(pair.prompt_ids) + len(read)
             places = {"prompt": range(length), "all": range(length), "last": [length - 1]}
             given = positions if isinstance(positions, list) else places[positions]

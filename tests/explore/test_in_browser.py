@@ -256,7 +256,7 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
             change = f"P(x) {three(clean.x[shown_number].exp().item())} \u2192 "
             assert change + three(after.x[shown_number].exp().item()) in await detail.inner_text()
             pair = pairs[shown_number]
-            own, other = pair.prompt_ids, pair.source_ids
+            own, other = pair.prompt_ids, pair.counterfactual_ids
             changed = [i for i, (a, b) in enumerate(zip(own, other, strict=True)) if a != b]
             marked = await detail.locator(".tk-changed").all_inner_texts()
             words = [pairs.token_texts[ids[i]] for ids in (own, other) for i in changed]

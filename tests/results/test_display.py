@@ -122,7 +122,7 @@ def test_pairs_show_every_token_and_the_changed_ones_in_bold(shown):
     changed = [
         (pairs.token_texts[a], pairs.token_texts[b])
         for each in pairs[:12]
-        for a, b in zip(each.prompt_ids, each.source_ids, strict=True)
+        for a, b in zip(each.prompt_ids, each.counterfactual_ids, strict=True)
         if a != b
     ]
     assert sorted(reader.bold) == sorted(word for both in changed for word in both)

@@ -1,6 +1,6 @@
 """Data: prompt pairs, counterfactuals, and the data sets by name."""
 
-from tracekit.data.counterfactual_sources import GaussianNoise
+from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.data.registry import DATASETS, Dataset, load_dataset

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracekit.data.counterfactual_sources import GaussianNoise
+from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.variable_binding import Desideratum, weighted
 from tracekit.demo import examples

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from tracekit._util.markup import html_text
-from tracekit.data.counterfactual_sources import (
+from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Ids,
     NoiseCounterfactual,
@@ -52,7 +52,7 @@ def shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
     def texts_of(ids: Ids) -> tuple[str, ...]:
         return tuple(token_texts.get(token, str(token)) for token in ids)
 
-    own, other = pair.prompt_ids, pair.source_ids
+    own, other = pair.prompt_ids, pair.counterfactual_ids
     is_prompt = isinstance(pair.counterfactual, PromptCounterfactual)
     own_changed, other_changed = _changed(own, other)
     return ShownPair(

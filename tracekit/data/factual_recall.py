@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tracekit.data.counterfactual_sources import GaussianNoise
+from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tracekit.data.counterfactual_sources import GaussianNoise
+from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.prompts import ID_KEYS, SET_KEYS, SPAN_KEYS, TEXT_KEYS, OnMismatch, PromptPairs
 from tracekit.errors import DataFormatError, DataNotFoundError
 

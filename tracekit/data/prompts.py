@@ -1,6 +1,6 @@
 """Prompt pairs: token ids of prompts, continuations and counterfactuals.
 
-A pair is a clean prompt, a counterfactual (see `counterfactual_sources.py`), the *target*
+A pair is a clean prompt, a counterfactual (see `counterfactuals.py`), the *target*
 continuation x and, for metrics that compare two, the *foil* y. This module checks all of them.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, shortened
-from tracekit.data.counterfactual_sources import (
+from tracekit.data.counterfactuals import (
     COUNTERFACTUALS,
     Counterfactual,
     GaussianNoise,
@@ -102,7 +102,7 @@ class PromptPair:
         return f"PromptPair({', '.join(sides)}; {type(self.counterfactual).__name__})"
 
     @property
-    def source_ids(self) -> Ids:
+    def counterfactual_ids(self) -> Ids:
         """Tokens that the counterfactual run reads."""
         return self.counterfactual.reads(self.prompt_ids)
 
@@ -112,7 +112,7 @@ class PromptPair:
         if self.counterfactual_spans is not None:
             return True
         fits = self.counterfactual.n_tokens in (None, len(self.prompt_ids))
-        return fits and len(self.source_ids) == len(self.prompt_ids)
+        return fits and len(self.counterfactual_ids) == len(self.prompt_ids)
 
     @property
     def differs(self) -> bool:
@@ -261,7 +261,7 @@ class PromptPairs(Sequence[PromptPair]):
             aligned = other is None
             spans = with_implied(own, len(pair.prompt_ids), rest=aligned)
             if other is not None:
-                other = with_implied(other, len(pair.source_ids), rest=False)
+                other = with_implied(other, len(pair.counterfactual_ids), rest=False)
                 # The last token may belong to a span in one of the two only.
                 other = {name: other[name] for name in spans if name in other}
                 spans = {name: spans[name] for name in other}
@@ -288,7 +288,7 @@ class PromptPairs(Sequence[PromptPair]):
         """
         names = position_names([pair.prompt_ids for pair in self]) if names is None else names
         for number, pair in enumerate(self):
-            n_tokens = {len(pair.prompt_ids), len(pair.source_ids)}
+            n_tokens = {len(pair.prompt_ids), len(pair.counterfactual_ids)}
             if n_tokens != {len(names)}:
                 raise PairsError(
                     f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
@@ -461,7 +461,7 @@ class PromptPairs(Sequence[PromptPair]):
 
 def _ids_of(pairs: PromptPairs) -> set[int]:
     """Every token of prompts, counterfactuals and continuations."""
-    parts = [(p.prompt_ids, p.source_ids, p.x_ids, p.y_ids or ()) for p in pairs]
+    parts = [(p.prompt_ids, p.counterfactual_ids, p.x_ids, p.y_ids or ()) for p in pairs]
     return {token for by_part in parts for ids in by_part for token in ids}
 
 
@@ -593,7 +593,7 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
     if row.get("counterfactual_spans") is None:
         return replace(pair, spans=spans)
     others = row["counterfactual_spans"]
-    others = checked_spans(others, len(pair.source_ids), number, "counterfactual")
+    others = checked_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
     if set(spans) != set(others):
         raise PairsError(
             f"Example {number} has the spans {', '.join(spans)}, and its counterfactual has "

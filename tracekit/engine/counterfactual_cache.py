@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Kind
-from tracekit.data.counterfactual_sources import constants_of
+from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.layout import Layout
 from tracekit.models.hooked import (

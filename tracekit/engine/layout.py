@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit._util.options import shortened, whole_numbers
-from tracekit.data.counterfactual_sources import Counterfactual, Ids
+from tracekit.data.counterfactuals import Counterfactual, Ids
 from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
@@ -121,7 +121,11 @@ class Layout:
             for branches, own_branch in _branches_of_sides(pair, packed):
                 # The counterfactual run reads the continuations only where they are patched.
                 source_branches = branches if scope == "all" else ()
-                source_key = (pair.source_ids, source_branches, pair.counterfactual.sharing_key)
+                source_key = (
+                    pair.counterfactual_ids,
+                    source_branches,
+                    pair.counterfactual.sharing_key,
+                )
                 if source_key not in sources:
                     sources[source_key] = len(sources)
                     counterfactuals.append(pair.counterfactual)
@@ -352,11 +356,11 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
                 f"{', '.join(sorted(own)) or 'of none'}, and the components are of "
                 f"{', '.join(spans)}. Give every example the same spans."
             )
-        if not spans and len(pair.source_ids) != len(pair.prompt_ids):
+        if not spans and len(pair.counterfactual_ids) != len(pair.prompt_ids):
             raise PairsError(
                 f"The counterfactual of example {number} ({pair.describe()}) has "
-                f"{len(pair.source_ids)} tokens, its prompt {len(pair.prompt_ids)}. Only spans of "
-                "them can be exchanged: use split_by='span'."
+                f"{len(pair.counterfactual_ids)} tokens, its prompt {len(pair.prompt_ids)}. Only "
+                "spans of them can be exchanged: use split_by='span'."
             )
 
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit.data.counterfactual_sources import Ids
+from tracekit.data.counterfactuals import Ids
 from tracekit.models.hooked import to_device
 
 PASS_OVERHEAD_TOKENS = {"cpu": 64, "cuda": 4096}

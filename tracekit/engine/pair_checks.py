@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracekit.components import ComponentRegistry
-from tracekit.data.counterfactual_sources import NoCounterfactual
+from tracekit.data.counterfactuals import NoCounterfactual
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import MissingContinuationError, PairsError
 from tracekit.metrics import Metric
@@ -25,14 +25,14 @@ def check_pairs(
     vocabulary = int(model.cfg.d_vocab)
     context = int(getattr(model.cfg, "n_ctx", 0) or 0)
     for number, pair in enumerate(pairs):
-        ids = pair.prompt_ids + pair.source_ids + pair.x_ids + (pair.y_ids or ())
+        ids = pair.prompt_ids + pair.counterfactual_ids + pair.x_ids + (pair.y_ids or ())
         ids += (pair.x_set_ids or ()) + (pair.y_set_ids or ())
         if not 0 <= min(ids) <= max(ids) < vocabulary:
             raise PairsError(
                 f"Example {number} ({pair.describe()}) has a token id outside the vocabulary. "
                 f"Ids must be 0 to {vocabulary - 1}; encode with the model's own tokenizer."
             )
-        read = max(len(pair.prompt_ids), len(pair.source_ids))
+        read = max(len(pair.prompt_ids), len(pair.counterfactual_ids))
         longest = read + max(len(pair.x_ids), len(pair.y_ids or ())) - 1
         if context and longest > context:
             raise PairsError(

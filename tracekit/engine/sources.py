@@ -27,7 +27,7 @@ from typing_extensions import assert_never
 
 from tracekit._util.options import check_seed, shortened
 from tracekit.components import ComponentRegistry, Kind
-from tracekit.data.counterfactual_sources import (
+from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Constants,
     Counterfactual,

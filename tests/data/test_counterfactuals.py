@@ -11,7 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.data.counterfactual_sources import (
+from tracekit.data.counterfactuals import (
     COUNTERFACTUALS,
     Counterfactual,
     NoiseCounterfactual,
@@ -106,7 +106,7 @@ def test_a_third_counterfactual_needs_one_class_only(any_model, kind, factor):
 
 def test_a_third_counterfactual_is_read_from_rows(monkeypatch):
     monkeypatch.setattr(
-        "tracekit.data.counterfactual_sources.COUNTERFACTUALS",
+        "tracekit.data.counterfactuals.COUNTERFACTUALS",
         (*COUNTERFACTUALS, ScaledCounterfactual),
     )
     row = {"prompt_ids": [1, 2], "x_ids": [3], "factor": 0.0}
