@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +43,17 @@ def metric_table(
     weights = engine.pairs.weights
     columns = {n: effect_row(v, full_effects[n], weights) for n, v in effects.items()}
     return pd.DataFrame(columns)
+
+
+def effect_table(engines: Mapping[str, Engine], mask: Tensor) -> pd.DataFrame:
+    """A pandas DataFrame with a row for the effect of a mask by each of several engines."""
+    import pandas as pd
+
+    rows = {
+        name: effect_row(engine.effects(mask), engine.full_effects, engine.pairs.weights)
+        for name, engine in engines.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def effect_row(effects: Tensor, full_effects: Tensor, weights: Tensor | None) -> dict[str, float]:

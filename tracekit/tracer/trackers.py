@@ -15,11 +15,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracekit._util.markup import printable
-from tracekit.errors import MissingExtraError, RecordWarning
+from tracekit._util.options import shortened
+from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
+from tracekit.search.base import config_of
 from tracekit.tracer import diagnostics
 
 if TYPE_CHECKING:
     from tracekit.results.result import TraceResult
+    from tracekit.tracer.search_run import SearchRun
 
 RecordKind = Literal["start", "step", "result", "end"]
 
@@ -60,6 +63,11 @@ class Observed:
             observe: Is told; None: nobody is.
             setting: What is run.
         """
+        if observe is not None and not callable(observe):
+            raise ConfigError(
+                f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "
+                "tracekit.tracer.trackers."
+            )
         self._observe, self._setting = observe, setting
         self._start = time.perf_counter()
         self._n_steps = 0
@@ -111,6 +119,19 @@ class Observed:
                 "goes on.",
                 RecordWarning,
             )
+
+
+def settings_of(run: SearchRun) -> dict[str, Any]:
+    """What a record says of a search."""
+    goal, objective = run.goal, run.objective
+    return {
+        "method": run.search.name,
+        "objective": objective if isinstance(objective, str) else repr(objective),
+        "budgets": list(goal.budgets),
+        "target_effect": goal.target,
+        "seed": run.seed,
+        **{f"options.{name}": value for name, value in config_of(run.search).items()},
+    }
 
 
 def _values_of(result: TraceResult) -> dict[str, float]:

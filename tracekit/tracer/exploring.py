@@ -1,0 +1,94 @@
+"""The explorer on the sets and results of a tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tracekit.components import ComponentSet, masks
+from tracekit.components.members import members_of
+from tracekit.engine.cost import Cost
+from tracekit.errors import MissingExtraError
+from tracekit.metrics import Effects
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.search import Goal, Selection
+from tracekit.tracer.search_run import Spent, Traced
+
+if TYPE_CHECKING:
+    from tracekit.explore.explorer import Explorer
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Stands for the search of a set that somebody clicked together."""
+
+    name: ClassVar[str] = "by-hand"
+    title: ClassVar[str] = "by hand"
+
+    def search(self, engine: Any, goal: Goal, seed: int) -> list[Selection]:
+        """Selects nothing."""
+        raise NotImplementedError("Sets by hand are not searched for.")
+
+
+def open_explorer(
+    traced: Traced,
+    start: Any,
+    front: ParetoFront | TraceCurve | None,
+    results: Sequence[TraceResult],
+    is_own: Callable[[TraceResult], bool],
+) -> Explorer:
+    """A view of sets; see `Tracer.explore`.
+
+    Args:
+        traced: What results say of the tracer.
+        start: The first set, or a front or curve whose largest set it is.
+        front: Sets to move along.
+        results: Further results.
+        is_own: Whether a result is of the same data: others are measured again.
+
+    Raises:
+        MissingExtraError: anywidget is not installed.
+    """
+    try:
+        from tracekit.explore.explorer import Explorer
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"The explorer needs {error.name}, which is not installed. "
+            "Run pip install 'tracekit[explore]'."
+        ) from error
+    from tracekit.explore.exploration import Exploration, Measurement
+
+    registry = traced.engine.registry
+
+    def to_members(given: Any) -> ComponentSet:
+        return members_of(given, registry, or_none=True)
+
+    def to_result(members: ComponentSet, effects: Effects) -> TraceResult:
+        mask = masks.from_indices(members, len(registry))
+        selection = Selection(mask=mask, effects=effects)
+        return traced.result(ByHand(), selection, Goal(), 0, Spent(Cost(1, 0), 0.0))
+
+    if isinstance(start, (ParetoFront, TraceCurve)):
+        front = start if front is None else front
+        start = start[-1]
+    known = [*results, *(front or ())]
+    known += [start] if isinstance(start, TraceResult) else []
+    exploration = Exploration(
+        traced.engine,
+        to_members(start),
+        front=[members_of(result, registry) for result in front or ()],
+        measured=[
+            Measurement(members_of(each, registry), each.per_example, weights=each.weights)
+            for each in known
+            if is_own(each)
+        ],
+    )
+    return Explorer(
+        exploration,
+        to_members=to_members,
+        to_result=to_result,
+        source=str(traced.setup.source),
+        front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
+    )

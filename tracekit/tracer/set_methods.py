@@ -1,0 +1,483 @@
+"""Methods of a tracer that take a set of components, however it was found.
+
+Each measures what one function elsewhere says: this module only turns what was given into flat
+indices, and checks that the model is still the one that was bound.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._util.options import check_seed
+from tracekit.anatomy import Explanation, SetGame, SideEffects
+from tracekit.anatomy.runs import (
+    engines_of,
+    plan_explanation,
+    run_explanation,
+    run_side_effects,
+)
+from tracekit.components import Component, ComponentRegistry
+from tracekit.components.members import mask_of, members_of
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine import checks
+from tracekit.engine.engine import Engine
+from tracekit.engine.setup import BoundSetup, Setup
+from tracekit.engine.sources import name_of
+from tracekit.errors import ConfigError, MaskError
+from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
+from tracekit.models import HookedModel, model_name
+from tracekit.results.faithfulness import Faithfulness, Ranking, faithfulness_of
+from tracekit.results.interactions import (
+    MOST_IN_GRID,
+    InteractionGrid,
+    chosen_for_pairs,
+    measure_pairs,
+)
+from tracekit.results.metric_table import effect_table, metric_table
+from tracekit.results.mib import model_sizes, read_mib
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
+from tracekit.search.base import require_gradient
+from tracekit.tracer.estimate import Estimate, estimate_planned
+from tracekit.tracer.exploring import open_explorer
+from tracekit.tracer.search_run import Traced
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tracekit.explore.explorer import Explorer
+
+    MetricChoice = MetricName
+else:
+    # At run time a wrong name has an error of its own, with suggestions.
+    MetricChoice = MetricName | str
+
+
+class SetMethods:
+    """What can be asked about a set of components of a model, on a data set, by a metric."""
+
+    model: HookedModel
+    engine: Engine
+    """Masks in, effects and gradients out."""
+    setup: Setup
+    """What is traced and how, with metric and source by their names."""
+    extra_metrics: tuple[Metric, ...]
+    """Further metrics that every result is measured by."""
+    results: list[TraceResult]
+    """All results of `run`, in order."""
+    _bound: BoundSetup
+    _given: PromptPairs
+    """The data set, before the setup prepared it."""
+    _held_out: Engine | None
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components under study."""
+        return self.engine.registry
+
+    @property
+    def pairs(self) -> PromptPairs:
+        """The data set."""
+        return self.engine.pairs
+
+    @property
+    def direction(self) -> Direction:
+        """Whether counterfactual values are patched in (`noising`) or clean ones back."""
+        return self.setup.direction
+
+    @property
+    def source(self) -> str:
+        """Where the values come from that are patched in."""
+        return name_of(self.setup.source)
+
+    @property
+    def full_effect(self) -> float:
+        """Mean effect of all components together."""
+        return self.engine.full_effects.mean().item()
+
+    @property
+    def n_prefers_x(self) -> int | None:
+        """Examples on which the run that is started from finds x more probable than y.
+
+        None if not every example has a y. Where the clean model does not prefer x, it does not
+        show the behaviour that is traced.
+        """
+        clean = self.engine.clean
+        return None if clean.y is None else int((clean.x > clean.y).sum())
+
+    def _traced(self) -> Traced:
+        return Traced(
+            engine=self.engine,
+            setup=self.setup,
+            also=self.extra_metrics,
+            held_out=self._held_out,
+            tracer=weakref.ref(self),
+        )
+
+    @overload
+    def evaluate(self, mask: Any) -> float: ...
+
+    @overload
+    def evaluate(self, mask: Any, *, per_example: bool) -> float | Float[Tensor, " example"]: ...
+
+    @overload
+    def evaluate(
+        self,
+        mask: Any,
+        *,
+        metrics: Sequence[MetricChoice | Metric | MetricFunction],
+        per_example: bool = ...,
+    ) -> pd.DataFrame: ...
+
+    def evaluate(
+        self,
+        mask: Any,
+        *,
+        metrics: Sequence[MetricChoice | Metric | MetricFunction] | None = None,
+        per_example: bool = False,
+    ) -> float | Float[Tensor, " example"] | pd.DataFrame:
+        """Mean effect of a mask.
+
+        Args:
+            mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
+                component, where one kind is studied whole in every layer; or a list of
+                components; or a result, whose selected components are taken.
+            metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
+                pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
+                (95 % interval), `full_effect` (all components) and `share` of it.
+            per_example: Give one effect per example instead of their mean; times the example's
+                weight, if examples have weights.
+
+        Raises:
+            MaskError: About the mask.
+            ComponentError: A component that is not among those of this tracer.
+            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+            UnknownNameError, MissingContinuationError: About one of the metrics.
+        """
+        checks.check_unchanged(self.engine)
+        entries = mask_of(mask, self.registry)
+        if entries.ndim != 1:
+            raise MaskError(
+                f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
+                f"entry for each of the {len(self.registry)} components; call it once per mask."
+            )
+        if metrics is not None:
+            resolved = self._bound.metrics(metrics)
+            if not resolved:
+                raise ConfigError("metrics is empty. Name at least one, or leave it out.")
+            return metric_table(self.engine, entries, resolved, per_example=per_example)
+        effects = self.engine.effects(entries)
+        return effects if per_example else effects.mean().item()
+
+    def noising_and_denoising(self, members: Any) -> pd.DataFrame:
+        """The effect of a set in both directions: is it necessary, is it sufficient?
+
+        Noising: the set takes counterfactual values, everything else stays clean. Denoising: the
+        set takes clean values, everything else stays counterfactual.
+
+        Args:
+            members: A result, a list of components or a mask, as in `evaluate`.
+
+        Returns:
+            A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`,
+            `low` and `high` (95 % interval), `full_effect` (all components), `share` of it.
+
+        Raises:
+            PairsError: The source is no run of the model that denoising could start from.
+            MaskError, ComponentError: About the set.
+        """
+        checks.check_unchanged(self.engine)
+        engines = {"noising": self.engine, "denoising": self._opposite}
+        if self.direction == "denoising":
+            engines = {"noising": self._opposite, "denoising": self.engine}
+        return effect_table(engines, mask_of(members, self.registry))
+
+    def faithfulness(self, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
+        """How much sets of components do alone, and how much is left without them.
+
+        Args:
+            members: A result, a list of components or a mask; a curve or a front, for all of its
+                sets; or, with `ranking`, a score for each component.
+            ranking: Take the components with the highest scores at each share of the MIB
+                benchmark: by the scores themselves (`signed`) or their absolute values
+                (`absolute`). Of a result, by what its method ranked by.
+
+        Raises:
+            ConfigError: Another ranking.
+            MaskError, ComponentError: About the set, or soft masks.
+        """
+        checks.check_unchanged(self.engine)
+        return faithfulness_of(self.engine, members, ranking)
+
+    def explain(
+        self,
+        members: Any,
+        *,
+        max_sets: int = 2000,
+        tolerance: float = 0.02,
+        look_outside: bool | None = None,
+        seed: int = 0,
+    ) -> Explanation:
+        """Why a set acts together: what each member brings, who interacts, who can be replaced.
+
+        ```python
+        why = tracer.explain(tracer.run(budget=4))
+        print(why)
+        why.table, why.interactions, why.additivity, why.redundant, why.backups
+        ```
+
+        Args:
+            members: A result, a list of components or a mask of zeros and ones; for a size of a
+                front, `front.at(size)`.
+            max_sets: Of more than 12 members, the subsets to measure at most for their values.
+            tolerance: Share of the effect that may be lost without redundant members.
+            look_outside: Whether to look for outsiders that replace or back up a member. By
+                default where the metric has a gradient, which proposes them.
+            seed: Draws the orders in which more than 12 members join.
+
+        Raises:
+            ComponentError: Fewer than two members, or others than of this tracer.
+            MaskError: About the mask.
+            ConfigError: About the options.
+            NotDifferentiableError: Outsiders are asked for, and the metric has no gradient.
+            NonFiniteMetricError: The metric is not finite on a subset; names both.
+        """
+        check_seed(seed)
+        checks.check_unchanged(self.engine)
+        return run_explanation(
+            self.engine,
+            members_of(members, self.registry),
+            max_sets=max_sets,
+            tolerance=tolerance,
+            look_outside=look_outside,
+            seed=seed,
+            model=model_name(self.model),
+            source=self.source,
+        )
+
+    def estimate_explain(
+        self, members: Any, *, max_sets: int = 2000, look_outside: bool | None = None
+    ) -> Estimate:
+        """As `estimate`, of `explain` with these arguments.
+
+        The time is an upper bound: subsets share what lies below the first layer in which they
+        differ, which a probe of single sets does not see.
+        """
+        checks.check_unchanged(self.engine)
+        chosen = members_of(members, self.registry)
+        planned = plan_explanation(
+            self.engine, chosen, max_sets=max_sets, look_outside=look_outside
+        )
+        return estimate_planned("explain", planned, self.engine)
+
+    def as_game(self, members: Any) -> SetGame:
+        """The effect of every subset of a set, as libraries for cooperative games take it.
+
+        ```python
+        game = tracer.as_game(result)
+        shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
+        ```
+
+        Args:
+            members: As in `explain`.
+        """
+        return SetGame(self.engine, members_of(members, self.registry))
+
+    def side_effects(
+        self,
+        members: Any,
+        others: Mapping[
+            str, PromptPairs | tuple[PromptPairs, MetricChoice | Metric | MetricFunction]
+        ],
+        *,
+        draws: int = 20,
+        seed: int = 0,
+    ) -> SideEffects:
+        """What a set does to other data and by other metrics, against random sets of its layers.
+
+        ```python
+        side = tracer.side_effects(result, {"neutral": (text, "kl"), "other task": pairs})
+        print(side)
+        side.to_frame(), side.figure()
+        ```
+
+        Each data set is measured with this tracer's components, source and direction.
+
+        Args:
+            members: As in `explain`; one component is enough.
+            others: By name, pairs, which are measured by the tracer's metric, or pairs with a
+                metric. As the tracer was given its own: denoising reverses them.
+            draws: Random sets with as many components of every kind in every layer, the same for
+                all data. `p` cannot be below 1 / (draws + 1).
+            seed: Draws them.
+
+        Raises:
+            PairsError: There are no others, or something else than pairs, or all components
+                together change nothing on them.
+            ConfigError: About the number of draws, or the seed.
+            MissingContinuationError, PairsError: The others do not suit the metric, the
+                model or the components.
+            MaskError, ComponentError: About the set.
+        """
+        check_seed(seed)
+        checks.check_unchanged(self.engine)
+        return run_side_effects(
+            self.engine,
+            engines_of(self._bound, others),
+            members_of(members, self.registry),
+            draws=draws,
+            seed=seed,
+            model=model_name(self.model),
+            source=self.source,
+        )
+
+    def from_mib(self, path: str | Path) -> Tensor:
+        """Reads importances of a file of the MIB benchmark, one for each component.
+
+        Measure them by `faithfulness(scores, ranking="signed")`.
+
+        Raises:
+            DataFormatError: The file is none, or is of another model or other components.
+        """
+        return read_mib(Path(path), self.registry, model_sizes(self.model.cfg))
+
+    @cached_property
+    def _opposite(self) -> Engine:
+        """The engine of the data set in the other direction."""
+        other: Direction = "denoising" if self.direction == "noising" else "noising"
+        return self._bound.engine(self._given, direction=other)
+
+    def interactions(
+        self,
+        components: Sequence[Component] | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        given: Any = None,
+        both_directions: bool = False,
+    ) -> InteractionGrid:
+        """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
+
+        Every interaction has a 95 % interval over examples and a p value that is corrected for
+        all pairs.
+
+        Args:
+            components: The components; all by default.
+            layers: Only those in these layers.
+            given: What is patched besides, in every set: a result, a list of components or a mask
+                of zeros and ones. Then l is what a set adds to it.
+            both_directions: Whether to measure the pairs by noising and by denoising, which tells
+                AND from OR: the column `kind` of the table. `given` takes the values of each
+                direction.
+
+        Raises:
+            ComponentError: Fewer than two components, or so many that the grid would be
+                unreadable and its passes countless; or one that is patched besides.
+            PairsError: The source is no run of the model that denoising could start from.
+        """
+        checks.check_unchanged(self.engine)
+        context = members_of(given, self.registry, or_none=True)
+        if layers is not None:
+            n_layers = self.model.cfg.n_layers
+            layers = [layer + n_layers if layer < 0 else layer for layer in layers]
+        paired = chosen_for_pairs(
+            self.registry, components, given=context, layers=layers, most=MOST_IN_GRID
+        )
+        grid = measure_pairs(self.engine, paired, title=self._title, given=context)
+        if not both_directions:
+            return grid
+        opposite = measure_pairs(self._opposite, paired, title=self._title, given=context)
+        return replace(grid, opposite=opposite)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.pairs.name} data, {model_name(self.model)} model"
+
+    def strongest_pairs(
+        self,
+        count: int = 20,
+        *,
+        components: Sequence[Component] | None = None,
+        given: Any = None,
+        n_looked_at: int = 64,
+        race: bool = False,
+        seed: int = 0,
+    ) -> StrongestPairs:
+        """Finds the pairs that interact most among any number of components.
+
+        `interactions` measures every pair. Of thousands of components, this method proposes pairs
+        from gradients on one half of the examples, measures five times as many as asked for (at
+        least 100), and tests them on the other half. See `docs/interactions.md` for how many of
+        the strongest pairs it finds.
+
+        Args:
+            count: Pairs wanted.
+            components: The components; all by default.
+            given: What is patched besides, in every set, as in `interactions`.
+            n_looked_at: Components whose interactions with all others are predicted, one by one;
+                the more, the more passes, and the fewer pairs are missed.
+            race: Whether pairs that are far behind on a part of the proposing half are measured no
+                further. From 192 examples on; what is reported is measured on all.
+            seed: Draws the halves, and the random signs that choose these components.
+
+        Raises:
+            ComponentError: Fewer than two components, or one that is patched besides.
+            ConfigError: A number of pairs or components that cannot be.
+            NotDifferentiableError: The metric has no gradient.
+        """
+        checks.check_unchanged(self.engine)
+        require_gradient(self.engine.metric, "strongest_pairs")
+        context = members_of(given, self.registry, or_none=True)
+        chosen = chosen_for_pairs(self.registry, components, given=context)
+        return strongest_pairs(
+            self.engine,
+            chosen,
+            count,
+            given=context,
+            n_looked_at=n_looked_at,
+            race=race,
+            seed=seed,
+            title=self._title,
+        )
+
+    def explore(
+        self, start: Any = None, *, front: ParetoFront | TraceCurve | None = None
+    ) -> Explorer:
+        """A view in which components are clicked on and off, and the measured effect follows.
+
+        It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
+        latest click wins. Everything that this tracer measured before is at hand at once.
+
+        ```python
+        view = tracer.explore(tracer.run(budget=6))
+        view  # the last line of a cell shows it
+        view.components, view.effect  # what is on screen, in the next cell
+        view.save("explore.html")  # everything measured so far, clickable without a kernel
+        ```
+
+        Args:
+            start: The first set: a result, a list of components or a mask. By default the empty
+                set; of a front, its largest set. A front or curve is taken as `front` too.
+            front: Sets to move along with a slider.
+
+        Raises:
+            MissingExtraError: anywidget is not installed.
+            ComponentError: More components than can be shown.
+            MaskError, ComponentError: About the first set.
+        """
+        return open_explorer(
+            self._traced(),
+            start,
+            front,
+            self.results,
+            # Effects of results from elsewhere may be of other data.
+            lambda result: result.tracer is not None and result.tracer() is self,
+        )
