@@ -33,7 +33,9 @@ class TestPathsAreCheckedFirst:
         assert (code, "There is no file" in err) == (1, True)
         code, _, err = command(*start, "--data-dir", tmp_path / "none", "-o", tmp_path)
         assert (code, "with data files. Give another." in err) == (1, True)
-        code, _, err = command(*start, "--keep-dataset", bad, "--keep-at-most", 1, "-o", tmp_path)
+        code, _, err = command(
+            *start, "--constraint-dataset", bad, "--constraint-at-most", 1, "-o", tmp_path
+        )
         assert (code, "unknown column 'answer'" in err) == (1, True)
 
     def test_of_a_reproduction(self, command, tmp_path):

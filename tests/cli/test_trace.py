@@ -295,7 +295,7 @@ def test_further_metrics_spans_and_bounds(command, tmp_path):
         *("trace", "--dataset", "demo-facts", "--limit", "8", "--components", "residual"),
         *("--split-by", "span", "--layer-window", "2"),
         *("--extra-metric", "kl", "--extra-metric", "rank-change"),
-        *("--method", "greedy", "--budget", "2", "--keep-at-most", "5", "--quiet"),
+        *("--method", "greedy", "--budget", "2", "--constraint-at-most", "5", "--quiet"),
         *("--output", str(tmp_path / "run")),
     )
     assert code == 0, err
@@ -304,12 +304,12 @@ def test_further_metrics_spans_and_bounds(command, tmp_path):
     assert set(result.also) == {"kl", "rank-change"}
     assert result.kept["at_most"] == 5
     assert result.components[0].span in ("subject", "rest", "last")
-    code, _, err = command("pareto", "--limit", "8", "--keep-dataset", "demo-bias")
+    code, _, err = command("pareto", "--limit", "8", "--constraint-dataset", "demo-bias")
     assert code == 1
-    assert "--keep-dataset needs a bound" in err
-    code, _, err = command("pareto", "--limit", "8", "--keep-metric", "kl")
+    assert "--constraint-dataset needs a bound" in err
+    code, _, err = command("pareto", "--limit", "8", "--constraint-metric", "kl")
     assert code == 1
-    assert "--keep-metric needs a bound" in err
+    assert "--constraint-metric needs a bound" in err
 
 
 class TestCtrlC:

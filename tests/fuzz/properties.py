@@ -544,7 +544,7 @@ _ARGUMENTS = {
     "--split-by": ["span", "position", "x"],
     "--layer-window": ["1", "2", "0", "99"],
     "--extra-metric": ["kl", "x"],
-    "--keep-at-most": ["1", "nan", "-1"],
+    "--constraint-at-most": ["1", "nan", "-1"],
     "--objective": ["log-odds", "x"],
     "--max-passes": ["20", "0", "-1", "x"],
     "--mask": ["mask.json", "saved/run", "nowhere", "/"],

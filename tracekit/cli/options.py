@@ -244,14 +244,14 @@ OPTIONS: Mapping[str, Option] = {
         "or auto; mean effects are reported all the same. auto: the mean, by the search or by "
         "single effects, whichever holds on the other half.",
     ),
-    "keep_at_most": option(
+    "constraint_at_most": option(
         *(None, float | None, HOW, "X"),
-        "Search only sets whose effect by the kept metric is at most this.",
+        "Search only sets whose effect by the constraint's metric is at most this.",
     ),
-    "keep_metric": option(
-        *(None, TEXT, HOW, "NAME"), "The metric that is to stay within it. Default: kl."
+    "constraint_metric": option(
+        *(None, TEXT, HOW, "NAME"), "The metric of the constraint. Default: kl."
     ),
-    "keep_dataset": option(
+    "constraint_dataset": option(
         *(None, TEXT, HOW, "NAME"),
         "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
     ),
@@ -319,7 +319,13 @@ TRACED = (
     *(*_CHOSEN, *_LOADED),
 )
 """Options of every command that traces: data, model and setup."""
-SEARCHED = ("max_memory", "objective", "keep_at_most", "keep_metric", "keep_dataset")
+SEARCHED = (
+    "max_memory",
+    "objective",
+    "constraint_at_most",
+    "constraint_metric",
+    "constraint_dataset",
+)
 """Further options of a command that searches."""
 REBUILT = (*_CHOSEN, "split_by", *_LOADED)
 """Options of a command on a saved run, beside its model and data set."""
@@ -353,7 +359,7 @@ def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_keep(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
+def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
     """The bound that a search stays within; `given` are options of a command.
 
     Raises:
@@ -361,14 +367,14 @@ def build_keep(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
     """
     import tracekit as tk
 
-    dataset, metric = given["keep_dataset"], given["keep_metric"]
-    if given["keep_at_most"] is None:
-        for flag, value in (("--keep-dataset", dataset), ("--keep-metric", metric)):
+    dataset, metric = given["constraint_dataset"], given["constraint_metric"]
+    if given["constraint_at_most"] is None:
+        for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
             if value is not None:
-                raise ConfigError(f"{flag} needs a bound. Give --keep-at-most, e.g. 0.05.")
+                raise ConfigError(f"{flag} needs a bound. Give --constraint-at-most, e.g. 0.05.")
         return None
     pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["keep_at_most"])
+    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["constraint_at_most"])
 
 
 def build_tracer(

@@ -20,7 +20,7 @@ from tracekit.cli.options import (
     TEXTS,
     TRACED,
     Given,
-    build_keep,
+    build_constraint,
     build_tracer,
     check_data,
     option,
@@ -72,10 +72,10 @@ def pareto(given: Given) -> None:
     options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
-    check_data(given["keep_dataset"])
+    check_data(given["constraint_dataset"])
     largest = None if given["budget"] is None else parse_budget(given["budget"])
     tracer = build_tracer(given, quiet=given["quiet"])
-    constraint = build_keep(tracer, given)
+    constraint = build_constraint(tracer, given)
     print_tracer(tracer)
     if given["dry_run"]:
         print_estimates(

@@ -10,7 +10,7 @@ from tracekit.cli.options import (
     TEXTS,
     TRACED,
     Given,
-    build_keep,
+    build_constraint,
     build_tracer,
     check_data,
     option,
@@ -60,11 +60,11 @@ def trace(given: Given) -> None:
         name: goal(given["budget"], given["target_effect"], by_method[name]) for name in methods
     }
     searches = {name: make(name, by_method[name]) for name in methods}
-    check_data(given["keep_dataset"])
+    check_data(given["constraint_dataset"])
     if not given["dry_run"]:
         save_config(given["save_config_to"], given)
     tracer = build_tracer(given, quiet=given["quiet"])
-    constraint = build_keep(tracer, given)
+    constraint = build_constraint(tracer, given)
     print_tracer(tracer)
     if given["dry_run"]:
         print_estimates(

@@ -45,6 +45,11 @@ _MINUTES = 24 * 60
 """Time limit of a submitted job where none was given; submitit's own is five minutes."""
 
 
+Function = Callable[..., WorkerReport]
+Tasks = Sequence[tuple[Any, ...]]
+"""Arguments of the function, for each task."""
+
+
 class Workers(ABC):
     """Where tasks run, and how many at a time."""
 
@@ -62,9 +67,7 @@ class Workers(ABC):
         """
 
     @abstractmethod
-    def submit(
-        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
-    ) -> list[Future[WorkerReport]]:
+    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Calls a function once for each of several tuples of arguments."""
 
     def is_lost(self, error: BaseException) -> bool:
@@ -98,11 +101,7 @@ class LocalProcesses(Workers):
     """Processes of this machine, which end with this one."""
 
     def __init__(self, processes: int) -> None:
-        """Starts no process yet.
-
-        Args:
-            processes: Their number; they share the threads of this process.
-        """
+        """Starts no process yet; they share the threads of this process."""
         threads = max(1, torch.get_num_threads() // processes)
         self._processes = processes
         self._pool = WorkerProcesses(processes, start=_start, arguments=(threads,))
@@ -111,9 +110,7 @@ class LocalProcesses(Workers):
         """The number of processes."""
         return self._processes
 
-    def submit(
-        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
-    ) -> list[Future[WorkerReport]]:
+    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Starts processes if need be."""
         return [self._pool.submit(function, *task) for task in tasks]
 
@@ -132,12 +129,7 @@ class GivenExecutor(Workers):
     """Any executor of `concurrent.futures`, e.g. a pool of processes."""
 
     def __init__(self, executor: Executor, at_most: int | None) -> None:
-        """Takes an executor, which stays open.
-
-        Args:
-            executor: The executor.
-            at_most: Tasks at a time. None: as many as it says that it has workers, else 1.
-        """
+        """Takes an executor, which stays open; by default for as many tasks as it has workers."""
         workers = getattr(executor, "_max_workers", None)
         self._capacity = at_most or (workers if isinstance(workers, int) else 1)
         self._executor, self.at_most = executor, at_most
@@ -146,9 +138,7 @@ class GivenExecutor(Workers):
         """The number of tasks at a time."""
         return self._capacity
 
-    def submit(
-        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
-    ) -> list[Future[WorkerReport]]:
+    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Hands the tasks on, one by one."""
         try:
             return [self._executor.submit(function, *task) for task in tasks]
@@ -167,29 +157,14 @@ class DaskWorkers(Workers):
     """The workers of a Dask scheduler; those that come later are used too."""
 
     def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
-        """Takes a client.
-
-        Args:
-            client: A `distributed.Client`.
-            at_most: Tasks at a time. None: as many as there are workers.
-            owned: Whether the client is closed in the end.
-        """
+        """Takes a `distributed.Client`, which is closed in the end if it is owned."""
         self._client, self.at_most, self._owned = client, at_most, owned
         self._executor = client.get_executor(pure=False)
         self._seen = time.monotonic()
 
     @classmethod
     def connect(cls, address: str, at_most: int | None) -> DaskWorkers:
-        """Connects to a scheduler.
-
-        Args:
-            address: `HOST:PORT`.
-            at_most: As in the constructor.
-
-        Raises:
-            MissingExtraError: Dask is not installed.
-            WorkerError: No scheduler answers there.
-        """
+        """Connects to the scheduler at `HOST:PORT`."""
         try:
             from distributed import Client
         except ModuleNotFoundError as error:
@@ -226,9 +201,7 @@ class DaskWorkers(Workers):
         except (OSError, *_TIMEOUTS) as error:
             raise _gone() from error
 
-    def submit(
-        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
-    ) -> list[Future[WorkerReport]]:
+    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Hands the tasks to the scheduler, which does those of a killed worker elsewhere."""
         return [self._executor.submit(function, *task) for task in tasks]
 
@@ -268,7 +241,7 @@ class SubmittedTask:
     Runs that are finished are read from the store then.
     """
 
-    def __init__(self, function: Callable[..., WorkerReport], task: tuple[Any, ...]) -> None:
+    def __init__(self, function: Function, task: tuple[Any, ...]) -> None:
         """Takes the function and its arguments."""
         self._function, self._task = function, task
 
@@ -289,12 +262,7 @@ class SubmititWorkers(Workers):
     whole_groups = True
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
-        """Takes an executor.
-
-        Args:
-            executor: A `submitit.AutoExecutor` or one of its kind.
-            at_most: Jobs of the cluster at a time. None: one for each model.
-        """
+        """Takes a `submitit.AutoExecutor`, or one of its kind."""
         self._executor, self.at_most = executor, at_most
         self._submitted: dict[Future[WorkerReport], Any] = {}
         self._open = True
@@ -305,19 +273,7 @@ class SubmititWorkers(Workers):
     def make(
         cls, cluster: str, folder: Path, options: Mapping[str, Any], at_most: int | None
     ) -> SubmititWorkers:
-        """Makes an executor.
-
-        Args:
-            cluster: `slurm`, `local` or `debug`.
-            folder: For submitit's scripts and logs; shared with the workers.
-            options: Parameters of the executor, e.g. `timeout_min` or `slurm_partition`.
-            at_most: As in the constructor.
-
-        Raises:
-            MissingExtraError: submitit is not installed.
-            ConfigError: No such cluster, or options that submitit does not take.
-            WorkerError: There is no such cluster here.
-        """
+        """Makes an executor of a cluster, with its scripts and logs in a shared folder."""
         try:
             import submitit
         except ModuleNotFoundError as error:
@@ -345,9 +301,7 @@ class SubmititWorkers(Workers):
         """The number of jobs of the cluster at a time; the cluster's own limit where none is."""
         return self.at_most or _NO_LIMIT
 
-    def submit(
-        self, function: Callable[..., WorkerReport], tasks: Sequence[tuple[Any, ...]]
-    ) -> list[Future[WorkerReport]]:
+    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Submits the tasks, several as one array."""
         calls = [SubmittedTask(function, task) for task in tasks]
         try:

@@ -104,19 +104,9 @@ def _model_config(model: Any) -> dict[str, Any]:
 
 
 def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
-    """Everything that decides a run's numbers.
-
-    Args:
-        job: The job.
-        weights: Hash of the model's weights.
-        data: Fingerprint of the examples.
-    """
-    return {
-        "job": job.spec(),
-        "weights": weights,
-        "data": data,
-        "versions": decisive_versions(),
-    }
+    """Everything that decides a run's numbers, with the hashes of weights and examples."""
+    versions = decisive_versions()
+    return {"job": job.spec(), "weights": weights, "data": data, "versions": versions}
 
 
 def decisive_versions() -> dict[str, str]:
@@ -125,12 +115,7 @@ def decisive_versions() -> dict[str, str]:
 
 
 def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
-    """Folder of a run, whether it exists or not.
-
-    Args:
-        root: Folder of the store.
-        config: As from `configuration`.
-    """
+    """Folder of a run of a `configuration`, whether it exists or not."""
     return root / digest_of(config)[:_NAME_LENGTH]
 
 
@@ -140,14 +125,7 @@ def save(
     details: Mapping[str, Any],
     results: TraceCurve | InteractionGrid,
 ) -> None:
-    """Writes a run, all or nothing.
-
-    Args:
-        folder: As from `folder_of`.
-        config: As from `configuration`.
-        details: Further entries of `Run.info`, which do not decide the numbers.
-        results: The results.
-    """
+    """Writes a run, all or nothing; `details` are entries that do not decide the numbers."""
     with draft_folder(folder) as partial:
         if isinstance(results, InteractionGrid):
             results.save(partial / _GRID)

@@ -70,13 +70,7 @@ class Worker:
     """Runs jobs. It keeps the last model and the last tracer, which the next job often shares."""
 
     def __init__(self, environment: RunEnvironment, root: Path, processes: int = 1) -> None:
-        """Loads nothing yet.
-
-        Args:
-            environment: Where models and data are.
-            root: Folder of the store.
-            processes: Number of parallel workers, which is recorded beside wall times.
-        """
+        """Loads nothing yet; the number of parallel workers is recorded beside wall times."""
         self._environment = environment
         self._processes = processes
         self._root = root
@@ -236,11 +230,7 @@ def _search(tracer: Tracer, job: Job) -> TraceCurve:
 def try_job(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
     """Runs a job; an error of it becomes a `Failure`.
 
-    Args:
-        worker: Runs it.
-        job: The job.
-        missing: The models that could not be loaded, with the reasons. Their jobs fail at once;
-            is added to.
+    `missing` is added to: the models that could not be loaded, whose jobs fail at once.
     """
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
