@@ -73,15 +73,15 @@ def open_explorer(
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front
         start = start[-1]
-    known = [*results, *(front or ())]
-    known += [start] if isinstance(start, TraceResult) else []
+    earlier = [*results, *(front or ())]
+    earlier += [start] if isinstance(start, TraceResult) else []
     exploration = Exploration(
         traced.engine,
         to_members(start),
         front=[members_of(result, registry) for result in front or ()],
         measured=[
             Measurement(members_of(each, registry), each.per_example, weights=each.weights)
-            for each in known
+            for each in earlier
             if is_own(each)
         ],
     )
