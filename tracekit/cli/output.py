@@ -21,6 +21,7 @@ from tracekit.errors import FigureExportError, OutputError
 if TYPE_CHECKING:
     from tracekit.data.prompts import PromptPairs
     from tracekit.results.result import TraceCurve, TraceResult
+    from tracekit.runs import Failure, Run
     from tracekit.tracer.estimate import Estimate
     from tracekit.tracer.tracer import Tracer
 
@@ -203,6 +204,53 @@ def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
             break
         widths[missing.index(max(missing))] += 1
     return widths
+
+
+def print_frame(frame: Any, *, title: str | None = None, n_names: int = 1) -> None:
+    """Prints a pandas DataFrame; `n_names` of its first columns name a row."""
+    table = Table(title=title, title_justify="left")
+    for name in frame.columns:
+        table.add_column(str(name), overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*map(_cell, row))
+    print_rows(table, n_names=n_names)
+
+
+def _cell(value: Any) -> str:
+    """Four significant digits of a number, `-` for a missing value, else the text."""
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Tally:
+    """Counts the outcomes of jobs; prints each where no progress bar shows it."""
+
+    def __init__(self, quiet: bool) -> None:
+        """Counts none yet."""
+        self._counts = {"ran": 0, "kept": 0, "failed": 0}
+        self._prints = not progress_is_shown(quiet)
+        self.failures: list[Failure] = []
+
+    def __call__(self, outcome: Run | Failure) -> str:
+        """Counts an outcome; returns the job in words."""
+        from tracekit.runs import Failure
+
+        if isinstance(outcome, Failure):
+            self.failures.append(outcome)
+            state = "failed"
+        else:
+            state = "ran" if outcome.fresh else "kept"
+        self._counts[state] += 1
+        job = outcome.job
+        described = printable(f"{job.model}, {job.dataset}, {job.label or job.work}")
+        if self._prints:
+            console.print(f"{state}: {described}", style="dim", highlight=False)
+        return described
+
+    def __str__(self) -> str:
+        failed = f", {self._counts['failed']} failed" if self._counts["failed"] else ""
+        return f"Ran {self._counts['ran']} of {sum(self._counts.values())}{failed}"
 
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:

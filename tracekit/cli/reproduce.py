@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     COUNT,
@@ -27,7 +26,7 @@ from tracekit.cli.options import (
     option,
     takes,
 )
-from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
+from tracekit.cli.output import Tally, check_folder, console, print_frame, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
 from tracekit.errors import UnknownNameError
 
@@ -122,23 +121,12 @@ def reproduce(
         disable=not progress_is_shown(quiet),
         transient=True,
     )
-    failures: list[Failure] = []
-    counts = {"ran": 0, "kept": 0, "failed": 0}
+    tally = Tally(quiet)
     with progress:
         task = progress.add_task("runs", total=total)
 
         def on_done(outcome: Run | Failure) -> None:
-            if isinstance(outcome, paper.Failure):
-                state = "failed"
-                failures.append(outcome)
-            else:
-                state = "ran" if outcome.fresh else "kept"
-            counts[state] += 1
-            job = outcome.job
-            description = printable(f"{job.model}, {job.dataset}, {job.label or job.work}")
-            progress.update(task, advance=1, description=description)
-            if not progress_is_shown(quiet):
-                console.print(f"{state}: {description}", style="dim", highlight=False)
+            progress.update(task, advance=1, description=tally(outcome))
 
         reproductions = paper.reproduce(
             names,
@@ -157,13 +145,11 @@ def reproduce(
     for reproduction in reproductions:
         _print_report(reproduction)
     if part is not None:
-        for reason in reasons(failures):
+        for reason in reasons(tally.failures):
             console.print(f"Skipped: {reason}", highlight=False)
-    ran = f"Ran {counts['ran']} of {total}"
-    ran += f", {counts['failed']} failed" if counts["failed"] else ""
     kept = "Tables, figures and runs are" if part is None else "Runs are"
-    console.print(f"{ran}; the rest were cached. {kept} in {output}/.", highlight=False)
-    if counts["failed"] and model:
+    console.print(f"{tally}; the rest were cached. {kept} in {output}/.", highlight=False)
+    if tally.failures and model:
         raise typer.Exit(1)
 
 
@@ -195,18 +181,6 @@ def _print_report(reproduction: Reproduction) -> None:
             path = reproduction.folder / f"{slug(name)}.csv"
             console.print(f"{name}: {len(frame)} rows, in {path}", style="dim")
             continue
-        table = Table(title=name, title_justify="left")
-        for column in frame.columns:
-            table.add_column(str(column), overflow="fold")
-        for row in frame.itertuples(index=False):
-            table.add_row(*map(_format_cell, row))
-        print_rows(table)
+        print_frame(frame, title=name)
     for note in report.notes:
         console.print(note, style="dim", highlight=False)
-
-
-def _format_cell(value: object) -> str:
-    """Four significant digits of a number, `-` for a missing value, else the text."""
-    if value is None or value != value:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from tracekit._util.markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.options import COUNT, OPTIONS, OUTPUT, WORKERS, Given, option, takes
-from tracekit.cli.output import check_folder, console, print_rows, progress_is_shown
+from tracekit.cli.output import Tally, check_folder, console, print_frame, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
 if TYPE_CHECKING:
-    from tracekit.runs import Failure, Run, Runs
+    from tracekit.runs import Runs
 
 _MOST_ROWS = 40
 """Rows beyond which a table is not printed, only written."""
@@ -66,26 +64,14 @@ def sweep(
         options.setdefault(name, [])
     folder = Path(options["output"])
     check_folder(folder)
-    counts = {"ran": 0, "kept": 0, "failed": 0}
-
-    def on_done(outcome: Run | Failure) -> None:
-        if isinstance(outcome, runs.Failure):
-            state = "failed"
-        else:
-            state = "ran" if outcome.fresh else "kept"
-        counts[state] += 1
-        if not progress_is_shown(quiet):
-            job = outcome.job
-            line = printable(f"{state}: {job.model}, {job.dataset}, {job.label}")
-            console.print(line, style="dim", highlight=False)
-
-    swept = runs.sweep(**options, progress=progress_is_shown(quiet), on_done=on_done)
-    _print(swept, folder, counts, has_table=part is None)
+    tally = Tally(quiet)
+    swept = runs.sweep(**options, progress=progress_is_shown(quiet), on_done=tally)
+    _print(swept, folder, tally, has_table=part is None)
     if swept.failures:
         raise typer.Exit(1)
 
 
-def _print(swept: Runs, folder: Path, counts: dict[str, int], *, has_table: bool) -> None:
+def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
     """Prints the table of a sweep, and what failed."""
     from tracekit.runs.worker import reasons
 
@@ -96,24 +82,10 @@ def _print(swept: Runs, folder: Path, counts: dict[str, int], *, has_table: bool
         names = [name for name in _COLUMNS if frame[name].nunique(dropna=False) > 1]
         names += ["effect", "low", "high"]
         names += ["held_out"] if frame["held_out"].notna().any() else []
-        table = Table()
-        for name in names:
-            table.add_column(name, overflow="fold")
-        for row in frame[names].itertuples(index=False):
-            table.add_row(*map(_cell, row))
-        print_rows(table, n_names=names.index("effect"))
-    ran = f"Ran {counts['ran']} of {sum(counts.values())}"
-    ran += f", {counts['failed']} failed" if counts["failed"] else ""
+        print_frame(frame[names], n_names=names.index("effect"))
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(
-        f"{ran}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),
+        f"{tally}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _cell(value: Any) -> str:
-    """Four significant digits of a number, `-` for a missing value, else the text."""
-    if value is None or value != value:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

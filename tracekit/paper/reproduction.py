@@ -121,7 +121,7 @@ def reproduce(
     executor_options: Mapping[str, Any] | None = None,
     part: str | None = None,
     images: bool = True,
-    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
+    on_done: Callable[[Run | Failure], object] = lambda outcome: None,
 ) -> list[Reproduction]:
     """Runs experiments, and writes the report of each one as soon as its runs are done.
 

@@ -29,7 +29,7 @@ def do_all(
     processes: int | None = None,
     executor: Any = None,
     executor_options: Mapping[str, Any] | None = None,
-    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
+    on_done: Callable[[Run | Failure], object] = lambda outcome: None,
 ) -> list[Run | Failure]:
     """Runs jobs, each once, those of a model together.
 
@@ -85,7 +85,7 @@ def _in_workers(
     environment: RunEnvironment,
     root: Path,
     where: tuple[Any, int | None, Mapping[str, Any]],
-    on_done: Callable[[Run | Failure], None],
+    on_done: Callable[[Run | Failure], object],
 ) -> list[Run | Failure]:
     root = Path(os.path.abspath(root))
     environment = replace(environment, working_dir=Path.cwd())
@@ -115,7 +115,7 @@ class _Dispatch:
         environment: RunEnvironment,
         mark: Path,
         workers: Workers,
-        on_done: Callable[[Run | Failure], None],
+        on_done: Callable[[Run | Failure], object],
     ) -> None:
         self._jobs, self._workers, self._on_done = jobs, workers, on_done
         self._environment, self._mark = environment, mark

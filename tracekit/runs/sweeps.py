@@ -149,7 +149,7 @@ def sweep(
     max_batch_size: int = 64,
     model_options: Mapping[str, Any] | None = None,
     progress: bool = True,
-    on_done: Callable[[Run | Failure], None] = lambda outcome: None,
+    on_done: Callable[[Run | Failure], object] = lambda outcome: None,
     **further: Any,
 ) -> Runs:
     """Runs every method on every data set and model, each combination once.
