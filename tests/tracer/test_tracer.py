@@ -385,3 +385,12 @@ class TestWeakEffects:
         rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows(3)]
         tracer = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
         assert tracer.n_prefers_x is None
+
+
+def test_heatmap_and_curve_after_a_front_draw_the_front_or_earlier_runs(model):
+    tracer = tk.Tracer(model, tiny.pairs(4), "head-outputs")
+    front = tracer.pareto(max_budget=3, statistics=False, max_passes=20)
+    assert tracer.heatmap().to_json() == front[-1].heatmap().to_json()
+    assert len(tracer.curve().data) > 0
+    result = tracer.run("top-k", budget=1)
+    assert tracer.heatmap().to_json() == result.heatmap().to_json()

@@ -445,7 +445,7 @@ class Tracer(SetMethods):
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method.
 
-        By default of all runs, or of the front if that came last.
+        By default of all runs, or of the last front if there was no run.
 
         Raises:
             NoResultError: Nothing was run yet.
@@ -453,7 +453,7 @@ class Tracer(SetMethods):
         from tracekit import figures
 
         drawn = [results] if isinstance(results, TraceResult) else results
-        return figures.curve(drawn or self._latest())
+        return figures.curve(drawn or self.results or self._latest())
 
     def _latest(self) -> list[TraceResult]:
         results = self.results if self._front is None else list(self._front)
