@@ -58,8 +58,8 @@ from tracekit.engine.engine import Engine
 from tracekit.metrics import resolve
 from tracekit.results.strongest_pairs import strongest_pairs
 from tracekit.search import Goal, LocalSearch, Search, TopK, make
+from tracekit.search.auto import RANKED_ALONE, cross_fit
 from tracekit.search.base import as_count
-from tracekit.search.cross_fit import RANKED_ALONE, cross_fit
 from tracekit.search.local.plan import log_spaced_sizes
 from tracekit.search.objectives import LogOdds, TrimmedMean
 from tracekit.search.shrinkage import shrunken_effects

@@ -38,7 +38,7 @@ def neutral():
 
 def keeping_engine(tracer, keep):
     run = tracer._run_of(tk.TopK(), tk.Goal(budgets=(1,)), "mean", keep, 0)
-    engine = run.target()
+    engine = run.target
     assert isinstance(engine, ConstrainedTarget)
     return engine
 

@@ -4,7 +4,7 @@ A set that was selected for its effect on some examples does better on those tha
 search may find another set next time. So at some sizes a front is measured against
 
 - sets selected on one half of the examples, measured on the other (the *held-out* effect), for
-  both halves, so that every example counts once (see `search/cross_fit.py`);
+  both halves, so that every example counts once (see `search/auto.py`);
 - random sets with as many components of every kind in every layer (the *control*);
 - the sets that the two halves selected: their Jaccard similarity is the *stability*. The seed draws
   the halves;
@@ -26,7 +26,7 @@ from torch import Tensor
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
-from tracekit.search.cross_fit import CrossFit
+from tracekit.search.auto import CrossFit
 from tracekit.search.local.from_all import most_passes, sets_from_all
 from tracekit.search.local.plan import log_spaced_sizes
 from tracekit.search.targets import Target

@@ -93,7 +93,7 @@ class TraceResult:
     """Weights of those examples, whose mean is 1; None if all count alike."""
     held_out_by: Mapping[str, float] | None = None
     """With `objective="auto"`, the mean effect of what each of the searches selects on one half of
-    the examples and does on the other, by method; part of what decided (`search/cross_fit.py`)."""
+    the examples and does on the other, by method; part of what decided (`search/auto.py`)."""
     also_metrics: tuple[str, ...] = ()
     """Further metrics by which the selection was measured."""
     also_per_example: Float[Tensor, "metric example"] | None = None

@@ -117,9 +117,14 @@ class Selection:
     """What the components were ranked by, where the search ranks them."""
     budget: int | None = None
     saved: Cost = field(default_factory=Cost)
-    """Work that a checkpoint saved."""
+    """Work that the account of what was searched lacks: what a checkpoint saved, or was done on
+    parts of the examples."""
     stopped: str | None = None
     """What cut the search short: `max_passes`, `max_seconds` or `interrupted`."""
+    by: Search | None = None
+    """Of a choice between searches, the one that selected the set."""
+    held_out_by: Mapping[str, float] | None = None
+    """Of such a choice, the mean effect on examples that had no part in selecting, by search."""
 
     @classmethod
     def measured(cls, engine: Target, indices: Sequence[int], **fields: Any) -> Selection:

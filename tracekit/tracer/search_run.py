@@ -1,8 +1,8 @@
 """A search on what a tracer asks: what it is given to search, and what becomes a result.
 
-A search is given the tracer's engine, or one that stands in for it: with scores in place of effects
-(`objective`), or one that leaves out sets beyond a bound (`keep`). With `objective="auto"` halves
-of the examples choose between its sets and those of components ranked one by one.
+A search is given a target (`search/targets.py`): by the objective, within the constraint. With
+`objective="auto"` halves of the examples choose between its sets and those of components ranked one
+by one (`search/auto.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -24,7 +25,6 @@ from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
-from tracekit.engine.set_effects import Recorder
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import draws
 from tracekit.errors import (
@@ -37,19 +37,17 @@ from tracekit.metrics import Effects, Metric
 from tracekit.models import model_name
 from tracekit.results.mib import model_sizes
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
+from tracekit.results.pareto_statistics import (
+    MOST_CONTROLS,
+    measure_statistics,
+    passes_from_all,
+    sizes_of_statistics,
+)
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
-from tracekit.search.base import best_within, config_of
-from tracekit.search.cross_fit import (
-    FEWEST_EXAMPLES,
-    RANKED_ALONE,
-    CrossFit,
-    cross_fit,
-    only_first_raises,
-    sizes_alone,
-)
+from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
+from tracekit.search.base import Planned, best_within, config_of, planned_for
 from tracekit.search.objectives import (
     Objective,
     ObjectiveName,
@@ -60,14 +58,16 @@ from tracekit.search.targets import (
     ConstrainedTarget,
     Constraint,
     Target,
+    cost_of,
     measured_history,
     nothing_within,
     target_of,
 )
 from tracekit.tracer import diagnostics
-from tracekit.tracer.estimate import Question, most_passes
 
 _T = TypeVar("_T")
+_CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
+_NO_ROOM = "The limits left no room for statistics: the front has none."
 
 
 class Measured(NamedTuple):
@@ -185,6 +185,7 @@ class Traced:
             cost=cost,
             seconds=spent.seconds,
             stopped=selection.stopped,
+            held_out_by=selection.held_out_by,
             metric=engine.metric.name,
             source=str(setup.source),
             source_seed=setup.source_seed if draws(setup.source) else None,
@@ -218,87 +219,136 @@ class Traced:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRun:
-    """One search for a goal, within bounds, by an objective."""
+    """One search for a goal, by an objective, within the bounds of a constraint."""
 
     traced: Traced
     search: Search
     goal: Goal
     objective: ObjectiveName | Objective
-    """What is maximised, or `auto`."""
-    keeping: tuple[Constraint, Engine] | None
-    """What is to stay as it is, and the engine that measures it."""
+    """What is maximised; with `auto` halves of the examples choose between searches."""
+    constraint: tuple[Constraint, Engine] | None
+    """What is to stay within bounds, and the engine that measures it."""
     seed: int
 
     def __post_init__(self) -> None:
         _ = self._maximised
-        if not self._chooses:
-            return
-        if self.keeping is not None:
+        if self._auto is not None and self.constraint is not None:
             raise ConfigError(
                 "objective='auto' chooses between sets that need not stay within a constraint. "
                 "Leave one of them out, or use another objective."
             )
-        if self.traced.engine.n_examples < FEWEST_EXAMPLES:
-            raise ConfigError(
-                f"objective='auto' searches halves of the examples, and there are "
-                f"{self.traced.engine.n_examples}. Give at least {FEWEST_EXAMPLES}, or use 'mean'."
-            )
-
-    # ---- what is searched -----------------------------------------------------------------
+        if self._auto is not None:
+            self._auto.check(self.traced.engine.n_examples)
 
     @property
     def _maximised(self) -> Objective | None:
         return resolve_objective(self.objective)
 
-    @property
-    def _chooses(self) -> bool:
-        """Whether halves of the examples choose between searches."""
-        return self.objective == "auto"
+    @cached_property
+    def _auto(self) -> Auto | None:
+        """The choice between searches, if there is one."""
+        return Auto(first=self.search) if self.objective == "auto" else None
 
     @property
-    def _rival(self) -> Search:
-        return RANKED_ALONE
+    def _searches(self) -> list[Search]:
+        return [self.search] if self._auto is None else self._auto.searches
 
-    def target(self, record: Recorder | None = None) -> Target:
+    @cached_property
+    def _best(self) -> BestMeasured:
+        return BestMeasured()
+
+    @cached_property
+    def target(self) -> Target:
         """What the search is given."""
-        return target_of(self.traced.engine, self._maximised, self.keeping, record)
+        engine = self.traced.engine
+        return target_of(engine, self._maximised, self.constraint, self._best.record)
 
-    def _kept(self, engine: Target, mask: Tensor) -> Mapping[str, Any] | None:
-        """What a set does to what is kept; None if nothing is, or if it leaves the bound."""
-        if not isinstance(engine, ConstrainedTarget):
-            return None
-        kept = engine.report(mask.nonzero()[:, 0].tolist())
-        return kept if abs(kept["effect"]) <= kept["at_most"] else None
+    @property
+    def _goal_of_search(self) -> Goal:
+        if self.constraint is not None and getattr(self.search, "records_every_size", False):
+            return self.goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
+        return self.goal
 
     # ---- what it takes --------------------------------------------------------------------
 
-    def question(self, *, statistics: bool | None = None) -> Question:
-        """The run as far as it decides how much is measured.
+    def planned(self, *, statistics: bool | None = None) -> Planned | None:
+        """Passes as a result's `cost` counts them; None if a search does not say.
 
         Args:
             statistics: Of a front, whether they are taken; None: this is no front.
         """
-        traced = self.traced
-        return Question(
-            search=self.search,
-            goal=self.goal,
-            objective=self.objective,
-            n_components=traced.engine.n_components,
-            n_examples=traced.engine.n_examples,
-            n_kept=None if self.keeping is None else self.keeping[1].n_examples,
-            n_also=len(traced.also),
-            n_held_out=0 if traced.held_out is None else traced.held_out.n_examples,
-            statistics=statistics,
-        )
+        n, goal = self.traced.engine.n_components, self.goal
+        planned = planned_for(self.search, n, self._goal_of_search)
+        cost = self._cost_of(self.search, self._goal_of_search)
+        if planned is None or cost is None:
+            return None
+        if self._maximised is not None:
+            cost += Cost(1)
+        if self._auto is not None:
+            if statistics is not None:
+                last = goal.budgets[-1]
+                sizes = {*sizes_of_statistics(range(1, last + 1)), *sizes_alone(n, 1, last)}
+                goal = Goal(budgets=tuple(sorted(sizes)))
+            alone = self._cost_of(self._auto.second, goal)
+            # Those of a front are counted with its statistics.
+            halves = Cost() if statistics is not None else self._cost_of_halves(goal)
+            return None if alone is None or halves is None else Planned(cost=cost + alone + halves)
+        follows_scores = self._maximised is not None and planned.cost.backward > 0
+        is_exact = planned.is_exact and self.constraint is None and not follows_scores
+        return Planned(cost=cost, is_exact=is_exact)
 
-    def _progress_of(
-        self, question: Question, on_note: Callable[..., None] | None
+    def further_passes(self, *, statistics: bool | None = None) -> float:
+        """Passes that no `cost` of a result counts: measured besides, or for statistics."""
+        traced, budgets = self.traced, self.goal.budgets
+        n_results = max(1, len(budgets)) if statistics is None else budgets[-1]
+        n_held_out = 0 if traced.held_out is None else traced.held_out.n_examples
+        has_also = len(traced.also) > 0
+        share = n_held_out / traced.engine.n_examples
+        passes = n_results * (has_also + share * (1 + has_also))
+        if statistics is None:
+            return passes
+        sizes = sizes_of_statistics(range(1, budgets[-1] + 1))
+        if statistics or self._auto is not None:
+            halves = self._cost_of_halves(Goal(budgets=tuple(sizes)))
+            passes += 0 if halves is None else halves.forward_equivalents
+        if statistics:
+            downwards = passes_from_all(traced.engine.n_components, sizes) / 2
+            passes += MOST_CONTROLS * len(sizes)
+            passes += cost_of(self.target, Cost(downwards, downwards)).forward_equivalents
+        return passes
+
+    def _cost_of(self, search: Search, goal: Goal) -> Cost | None:
+        """Passes of a search through the target; None if it does not say."""
+        planned = planned_for(search, self.traced.engine.n_components, goal)
+        if planned is None:
+            return None
+        # A limit is on all that is run.
+        is_limited = getattr(search, "max_passes", None) is not None
+        cost = planned.cost if is_limited else cost_of(self.target, planned.cost)
+        if self.constraint is not None:
+            share = self.constraint[1].n_examples / self.traced.engine.n_examples
+            cost += Cost(2 * max(1, len(goal.budgets)) * share)
+        return cost
+
+    def _cost_of_halves(self, goal: Goal) -> Cost | None:
+        """Passes of searches on both halves of the examples, and of measuring their sets."""
+        costs = [self._cost_of(search, goal) for search in self._searches]
+        if any(cost is None for cost in costs):
+            return None
+        return sum((c for c in costs if c), Cost(2 * len(costs) * len(goal.budgets)))
+
+    def _bar(
+        self, on_note: Callable[..., None] | None, *, statistics: bool | None = None
     ) -> AbstractContextManager[Any]:
         """The one progress bar of the run."""
-        engine = self.traced.engine
+        engine, planned = self.traced.engine, self.planned(statistics=statistics)
+        passes = None
+        if planned is not None:
+            further = self.further_passes(statistics=statistics)
+            passes = planned.cost.forward_equivalents + further
         return _progress.run(
             self.search.name,
-            most_passes(question),
+            passes,
             engine.n_examples,
             shown=engine.config.progress,
             on_note=on_note,
@@ -314,64 +364,45 @@ class SearchRun:
 
         Raises:
             BudgetError: A target, or no goal, with an objective that needs budgets.
-            NothingFoundError: No set that was tried stays within the bound.
+            NothingFoundError: No set that was tried stays within the bounds.
         """
-        self._check_goal()
-        with self._progress_of(self.question(), on_note):
-            return self._results()
-
-    def _check_goal(self) -> None:
-        goal = self.goal
-        if self._maximised is not None and goal.target is not None:
+        if self._maximised is not None and self.goal.target is not None:
             raise BudgetError(
                 "A target_effect is a mean effect, and the search maximises something else. Give "
                 "a budget, or leave the objective out."
             )
-        if self._chooses and not goal.budgets:
-            raise BudgetError(
-                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
-            )
+        if self._auto is not None:
+            self._auto.check_goal(self.goal)
+        with self._bar(on_note):
+            return self._results()
 
     def _results(self) -> list[TraceResult]:
-        goal, search, seed = self.goal, self.search, self.seed
-        best = BestMeasured()
-        engine, to_search = self.target(best.record), goal
-        if self.keeping is not None and getattr(search, "records_every_size", False):
-            # Its sets grow until they leave the bounds.
-            to_search = goal.with_smaller_sizes()
-        before, start = engine.cost, time.perf_counter()
+        goal, target, search = self.goal, self.target, self._auto or self.search
+        before, start = target.cost, time.perf_counter()
         try:
             selections, spent = self.traced.accounted(
-                engine, lambda: search.search(engine, to_search, seed)
+                target, lambda: search.search(target, self._goal_of_search, self.seed)
             )
         except KeyboardInterrupt:
-            selections = self._best_so_far(best.by_size)
-            spent = Spent(engine.cost - before, time.perf_counter() - start)
-        if self.keeping is not None and goal.budgets:
+            selections = self._best_so_far()
+            spent = Spent(target.cost - before, time.perf_counter() - start)
+        if self.constraint is not None and goal.budgets:
             selections = [best_within(selections, budget) for budget in goal.budgets]
         results = []
         for selection in selections:
-            kept = self._kept(engine, selection.mask)
-            if isinstance(engine, ConstrainedTarget) and self.keeping and kept is None:
-                report = engine.report(selection.mask.nonzero()[:, 0].tolist())
-                raise nothing_within(self.keeping[0], report["effect"])
+            kept = self._kept(selection.mask)
+            if self.constraint is not None and not _is_within(kept):
+                raise nothing_within(self.constraint[0], kept["effect"])
             results.append(self._result(selection, spent, kept))
-        is_whole = results[0].stopped != "interrupted"
-        if not self._chooses or not is_whole:
-            return results
-        try:
-            return self._chosen(results)
-        except KeyboardInterrupt:
-            # The halves are not at an end; the search is.
-            return [replace(result, stopped="interrupted") for result in results]
+        return results
 
-    def _best_so_far(self, by_size: dict[int, Measured]) -> list[Selection]:
+    def _best_so_far(self) -> list[Selection]:
         """The best sets that an interrupted search has measured, as answers to the goal.
 
         Raises:
             KeyboardInterrupt: They do not answer it.
         """
-        goal, n = self.goal, self.traced.engine.n_components
+        by_size, goal, n = self._best.by_size, self.goal, self.traced.engine.n_components
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:
             reaching = [size for size in by_size if by_size[size].mean >= goal.target]
@@ -380,49 +411,34 @@ class SearchRun:
             raise KeyboardInterrupt
         selections = []
         for rank, sizes in enumerate(fitting):
-            size = max(sizes, key=lambda size: by_size[size].mean)
-            _, members, effects = by_size[size]
+            best = by_size[max(sizes, key=lambda size: by_size[size].mean)]
             selections.append(
                 Selection(
-                    mask=from_indices(members, n),
-                    effects=effects,
+                    mask=from_indices(best.members, n),
+                    effects=best.effects,
                     budget=goal.budgets[rank] if goal.budgets else None,
                     stopped="interrupted",
                 )
             )
         return selections
 
-    def _result(
-        self, selection: Selection, spent: Spent, kept: Mapping[str, Any] | None
-    ) -> TraceResult:
+    def _kept(self, mask: Tensor) -> dict[str, Any]:
+        """What a set does to what is constrained; nothing if nothing is."""
+        target = self.target
+        if not isinstance(target, ConstrainedTarget):
+            return {}
+        return target.report(mask.nonzero()[:, 0].tolist())
+
+    def _result(self, selection: Selection, spent: Spent, kept: Mapping[str, Any]) -> TraceResult:
         return self.traced.result(
-            self.search,
+            selection.by or self.search,
             selection,
             self.goal,
             self.seed,
             spent,
-            kept=kept,
+            kept=kept or None,
             objective=self._maximised,
         )
-
-    def _chosen(self, results: Sequence[TraceResult]) -> list[TraceResult]:
-        """Results, or those of components ranked one by one where these hold better."""
-        traced, rival, goal, seed = self.traced, self._rival, self.goal, self.seed
-        engine, start = traced.engine, time.perf_counter()
-        alone, spent = traced.accounted(engine, lambda: rival.search(engine, goal, seed))
-        on_all = _effects_on_all(results, alone)
-        fit = cross_fit(engine, [self.search, rival], goal.budgets, seed, on_all=on_all)
-        cost = results[0].cost + fit.cost + spent.cost
-        seconds = results[0].seconds + time.perf_counter() - start
-        chosen = []
-        for rank, choice in enumerate(fit.choice()):
-            result = results[rank]
-            if choice == 1:
-                result = traced.result(rival, alone[rank], goal, seed, spent)
-            names, effects = (self.search.name, rival.name), fit.effects[:, rank].mean(-1).tolist()
-            held_out_by = dict(zip(names, effects, strict=True))
-            chosen.append(replace(result, cost=cost, seconds=seconds, held_out_by=held_out_by))
-        return chosen
 
     # ---- the front ------------------------------------------------------------------------
 
@@ -435,152 +451,90 @@ class SearchRun:
 
         Raises:
             NothingFoundError: A limit was reached before any set was measured.
-            NothingFoundError: No set that was measured stays within the bound.
+            NothingFoundError: No set that was measured stays within the bounds.
         """
-        with self._progress_of(self.question(statistics=statistics), on_note):
+        with self._bar(on_note, statistics=statistics):
             return self._front(statistics=statistics)
 
     def _front(self, *, statistics: bool) -> ParetoFront:
-        search, engine = cast(LocalSearch, self.search), self.target()
+        search, target = cast(LocalSearch, self.search), self.target
         state, spent = self.traced.accounted(
-            engine, lambda: search.run(engine, self.goal, self.seed)
+            target, lambda: search.run(target, self.goal, self.seed)
         )
-        results = []
-        for size in state.best_sets.improving:
-            selection = state.selection(size, size)
-            kept = self._kept(engine, selection.mask)
-            if self.keeping is None or kept is not None:
-                results.append(self._result(selection, spent, kept))
-        if self.keeping is not None and not results:
-            raise nothing_within(self.keeping[0])
-        front = ParetoFront.of(results, self.goal.budgets[-1], order=state.order)
-        if state.stopped == "interrupted":
-            diagnostics.warn(
-                "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics.",
-                SearchStoppedWarning,
-            )
-            return front
-        if not statistics and not self._chooses:
-            return front
-        # What was searched is not lost for what could not be added to it.
+        sets = {size: state.selection(size, size) for size in state.best_sets.improving}
+        fit, note = None, None
         try:
-            searches: list[Search] = [search]
-            fit = None
-            if self._chooses:
-                searches.append(self._rival)
-                front, fit = self._with_choices(front, searches)
-            elif engine.n_examples >= FEWEST_EXAMPLES:
-                sizes = sizes_of_statistics(front.sizes)
-                fit = cross_fit(self.traced.engine, searches, sizes, self.seed, searched=engine)
-            if statistics:
-                front = self._with_statistics(front, searches, fit, engine)
+            if state.stopped == "interrupted":
+                note = (
+                    "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
+                )
+            elif self._auto is not None:
+                sets, fit, spent = self._chosen(self._auto, sets, spent)
         except KeyboardInterrupt:
-            diagnostics.warn(
-                "Stopped by Ctrl-C: the front is complete, but has no statistics.",
-                SearchStoppedWarning,
-            )
+            note = _CUT_SHORT
         except NothingFoundError:
-            diagnostics.warn(
-                "The limits left no room for statistics: the front has none.", SearchStoppedWarning
-            )
+            note = _NO_ROOM
+        front = self._front_of(sets, spent, state.order)
+        if fit is not None:
+            front = replace(front, statistics_cost=fit.cost)
+        if statistics and note is None:
+            # What was searched is not lost for what could not be added to it.
+            try:
+                return self._with_statistics(front, fit)
+            except KeyboardInterrupt:
+                note = _CUT_SHORT
+            except NothingFoundError:
+                note = _NO_ROOM
+        if note is not None:
+            diagnostics.warn(note, SearchStoppedWarning)
         return front
 
-    def _with_choices(
-        self, front: ParetoFront, searches: Sequence[Search]
-    ) -> tuple[ParetoFront, CrossFit]:
-        """A front with the sets of components ranked one by one where these hold better.
-
-        There it has sets of sizes, too, at which the joint search found none with a larger mean:
-        for fresh examples, a component that does something alone is worth having.
-
-        Returns:
-            The front, and what chose.
-        """
-        traced, rival, seed = self.traced, self._rival, self.seed
-        engine = traced.engine
-        joint = {result.n_selected: result for result in front}
-        sizes = sizes_of_statistics(front.sizes)
-        between = sizes_alone(engine.n_components, front.sizes[0], front.largest)
-        goal = Goal(budgets=tuple(sorted({*sizes, *between})))
-        selections, spent = traced.accounted(engine, lambda: rival.search(engine, goal, seed))
-        alone = dict(zip(goal.budgets, selections, strict=True))
-        on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
-        fit = cross_fit(engine, searches, sizes, seed, on_all=on_all)
-        taken = {
-            size: selection
-            for size, selection in alone.items()
-            if fit.choice_near(size) == 1 and _is_taken(selection, joint.get(size))
-        }
-        # Whose set it is, both searches were run for it, and a limit of the first one counts.
-        first = front[0]
-        run = {
-            "cost": first.cost + spent.cost,
-            "seconds": first.seconds + spent.seconds,
-            "stopped": first.stopped,
-        }
-        chosen = {
-            size: traced.result(rival, selection, goal, seed, spent)
-            for size, selection in taken.items()
-        }
-        kept = {
-            size: result
-            for size, result in joint.items()
-            if fit.choice_near(size) == 0 or size in alone
-        }
-        by_size = sorted({**kept, **chosen}.items())
-        results = [replace(result, **run) for _, result in by_size]
-        front = ParetoFront.of(results, front.largest, order=front.ranking)
-        return replace(front, statistics_cost=fit.cost), fit
-
-    def _with_statistics(
-        self,
-        front: ParetoFront,
-        searches: Sequence[Search],
-        fit: CrossFit | None,
-        searched: Target,
-    ) -> ParetoFront:
-        """A front with what it takes to believe it."""
+    def _chosen(
+        self, auto: Auto, sets: Mapping[int, Selection], spent: Spent
+    ) -> tuple[dict[int, Selection], CrossFit, Spent]:
+        """The sets of the search that holds better, by size, what chose, and what both took."""
         engine = self.traced.engine
-        # A search that keeps something counts the traced work too; a score has accounts of its own.
-        accounts = {searched} if self.keeping is not None else {engine, searched}
+        sizes = sizes_of_statistics(sorted(sets))
+        (chosen, fit), more = self.traced.accounted(
+            engine, lambda: auto.front(engine, sets, sizes, self.seed)
+        )
+        cost = spent.cost + more.cost - fit.on_all_examples
+        return chosen, fit, Spent(cost, spent.seconds + more.seconds)
+
+    def _front_of(
+        self, sets: Mapping[int, Selection], spent: Spent, order: Sequence[int]
+    ) -> ParetoFront:
+        results = []
+        for selection in sets.values():
+            kept = self._kept(selection.mask)
+            if self.constraint is None or _is_within(kept):
+                results.append(self._result(selection, spent, kept))
+        if self.constraint is not None and not results:
+            raise nothing_within(self.constraint[0])
+        return ParetoFront.of(results, self.goal.budgets[-1], order=order)
+
+    def _with_statistics(self, front: ParetoFront, fit: CrossFit | None) -> ParetoFront:
+        """A front with what it takes to believe it."""
+        engine, target = self.traced.engine, self.target
+        # A constrained target counts the traced work too; a score has accounts of its own.
+        accounts = [target] if self.constraint is not None else [engine, target]
+        is_shared = len(accounts) == 2 and target.data.account is engine.data.account
+        accounts = accounts[:1] if is_shared else accounts
         before = [account.cost for account in accounts]
-        sets = {
-            size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist())
-            for size in (sizes_of_statistics(front.sizes) if fit is None else fit.sizes)
-        }
-        names = [search.name for search in searches]
-        rows = measure_statistics(engine, sets, self.seed, maximised=searched, fit=fit, names=names)
+        sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
         cost = Cost() if fit is None else fit.cost
-        for account, spent in zip(accounts, before, strict=True):
-            cost += account.cost - spent
+        if fit is None and engine.n_examples >= FEWEST_EXAMPLES:
+            fit = cross_fit(engine, self._searches, sizes, self.seed, searched=target)
+            cost = fit.on_halves
+        sets = {size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist()) for size in sizes}
+        names = [search.name for search in self._searches]
+        rows = measure_statistics(engine, sets, self.seed, maximised=target, fit=fit, names=names)
+        for account, earlier in zip(accounts, before, strict=True):
+            cost += account.cost - earlier
         front = replace(front, statistics=rows, statistics_cost=cost)
         diagnostics.warn_of_front(front)
         return front
 
 
-def _effects_on_all(
-    joint: Sequence[TraceResult], alone: Sequence[Selection]
-) -> Float[Tensor, "search size example"]:
-    """Effects on every example of what either search selected on all of them, by size."""
-    return torch.stack(
-        [
-            torch.stack([result.per_example for result in joint]),
-            torch.stack([selection.effects for selection in alone]),
-        ]
-    )
-
-
-def _is_taken(alone: Selection, joint: TraceResult | None) -> bool:
-    """Whether a front has a set of components ranked alone, where these hold better.
-
-    Where the joint search has no set of its size, all its components have to do something alone.
-
-    Args:
-        alone: The set.
-        joint: The joint search's set of the same size.
-    """
-    if joint is not None:
-        return not only_first_raises(joint.per_example.mean(), alone.effects.mean())
-    scores = alone.component_scores
-    does_something = scores is not None and bool((scores[alone.mask.bool()] > 0).all())
-    return does_something and bool(alone.effects.mean() > 0)
+def _is_within(kept: Mapping[str, Any]) -> bool:
+    return abs(kept["effect"]) <= kept["at_most"]

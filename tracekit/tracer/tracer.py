@@ -30,7 +30,7 @@ from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceCurve, TraceResult
 from tracekit.search import Goal, LocalSearch, MethodName, Search, make
-from tracekit.search.cross_fit import FEWEST_EXAMPLES, as_judged
+from tracekit.search.auto import FEWEST_EXAMPLES, as_judged
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
@@ -333,7 +333,7 @@ class Tracer(SetMethods):
             goal.require(search.name)
         checks.check_unchanged(self.engine)
         run = self._run_of(search, goal, objective, constraint, 0)
-        return estimate(run.question(), self.engine)
+        return estimate(run)
 
     def estimate_pareto(
         self,
@@ -354,7 +354,7 @@ class Tracer(SetMethods):
         """
         checks.check_unchanged(self.engine)
         run = self._pareto_run(max_budget, objective, constraint, statistics, 0, options)
-        return estimate(run.question(statistics=statistics), self.engine)
+        return estimate(run, statistics=statistics)
 
     def _pareto_run(
         self,
@@ -385,9 +385,7 @@ class Tracer(SetMethods):
             search=as_judged(search) if objective == "auto" else search,
             goal=goal,
             objective=objective,
-            keeping=None
-            if constraint is None
-            else (constraint, self._engine_of_constraint(constraint)),
+            constraint=constraint and (constraint, self._engine_of_constraint(constraint)),
             seed=seed,
         )
 

@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.cross_fit import CrossFit, as_judged, cross_fit, sizes_alone
+from tracekit.search.auto import CrossFit, as_judged, cross_fit, sizes_alone
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -25,7 +25,8 @@ def fit_of(effects, sizes=(1, 2), *, on_all=None):
         halves=HALVES,
         sets=(nothing,) * len(effects),
         effects=torch.tensor(effects),
-        cost=tk.engine.Cost(),
+        on_halves=tk.engine.Cost(),
+        on_all_examples=tk.engine.Cost(),
         on_all=torch.tensor(effects if on_all is None else on_all),
     )
 
@@ -150,7 +151,7 @@ def test_weights_are_those_of_the_whole_data_set(model):
 
 
 def patched(monkeypatch, rival):
-    monkeypatch.setattr("tracekit.tracer.search_run.RANKED_ALONE", rival)
+    monkeypatch.setattr("tracekit.search.auto.RANKED_ALONE", rival)
 
 
 def worst_first(tracer) -> tuple[int, ...]:
@@ -281,14 +282,14 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     assert (sizes[0], sizes[-1]) == (2, 300)
     assert 50 <= len(sizes) <= 64
     # Where the joint search has a set between these, it is left out if the choice is the other one.
-    monkeypatch.setattr("tracekit.search.cross_fit.MOST_ALONE", 11)
-    monkeypatch.setattr("tracekit.search.cross_fit._SIZES_OF_MANY", 3)
+    monkeypatch.setattr("tracekit.search.auto.MOST_ALONE", 11)
+    monkeypatch.setattr("tracekit.search.auto._SIZES_OF_MANY", 3)
     monkeypatch.setattr("tracekit.tracer.search_run.sizes_of_statistics", lambda sizes: [1, 7])
     monkeypatch.setattr(BestSets, "improving", [1, 2, 7])
     for choice, expected in ((1, (1, 3, 7, 9)), (0, (1, 2, 7))):
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
-        monkeypatch.setattr("tracekit.tracer.search_run._is_taken", lambda alone, joint: True)
+        monkeypatch.setattr("tracekit.search.auto._is_taken", lambda alone, joint: True)
         front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
         assert front.sizes == expected
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}
@@ -303,7 +304,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
         fits.append(cross_fit(*args, **options))
         return fits[-1]
 
-    monkeypatch.setattr("tracekit.tracer.search_run.cross_fit", kept)
+    monkeypatch.setattr("tracekit.search.auto.cross_fit", kept)
     if asked == "front":
         options = {"max_budget": 4, "statistics": False, "max_passes": 30}
         joint = tracer.pareto(objective="mean", start_from_examples=False, **options)

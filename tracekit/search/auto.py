@@ -1,19 +1,19 @@
-"""Cross-fitting: searches select on each half of the examples, and are judged on the other half.
+"""Auto: a choice between two searches by what their sets do on other examples.
 
 A set that was selected for its effect on some examples has less on others, and a search that tries
 more sets loses more. Where components truly act together, sets of a joint search hold on fresh
 examples; where they only seem to, the components with the largest single effects hold better.
 
-Two things say which it is. One is how far a joint search is ahead on the examples that it was
+Two things say which it is. One is how far the joint search is ahead on the examples that it was
 given: a lead that few examples make up is chance, as it had the choice among many sets. The other
-is what the sets of each half of the examples do on the other half: every example is measured once,
-with sets that it had no part in selecting.
+is a cross-fit: both searches select on each half of the examples, and their sets are measured on
+the other half, so that every example is measured with sets that it had no part in selecting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.errors import BudgetError, ConfigError
 from tracekit.search.base import Goal, Search, Selection
 from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
 from tracekit.search.learned.pgbct import PGBCT
@@ -67,6 +68,136 @@ def as_judged(search: Search) -> Search:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Auto:
+    """A joint search, or the components with the largest single effects where these hold better.
+
+    As a search it gives selections that say which search they are from (`Selection.by`).
+    """
+
+    first: Search
+    """The joint search."""
+    second: Search = field(default_factory=lambda: RANKED_ALONE)
+    """Ranks components one by one."""
+
+    @property
+    def name(self) -> str:
+        """That of the joint search."""
+        return self.first.name
+
+    @property
+    def searches(self) -> list[Search]:
+        """Both."""
+        return [self.first, self.second]
+
+    def check(self, n_examples: int) -> None:
+        """Refuses data that cannot be halved.
+
+        Raises:
+            ConfigError: There are too few examples.
+        """
+        if n_examples < FEWEST_EXAMPLES:
+            raise ConfigError(
+                f"objective='auto' searches halves of the examples, and there are {n_examples}. "
+                f"Give at least {FEWEST_EXAMPLES}, or use 'mean'."
+            )
+
+    def check_goal(self, goal: Goal) -> None:
+        """Refuses a goal whose sets have no sizes to compare at.
+
+        Raises:
+            BudgetError: It has no budgets.
+        """
+        if not goal.budgets:
+            raise BudgetError(
+                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
+            )
+
+    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+        """For each budget the set of the search that holds better.
+
+        After Ctrl-C, once the joint search has ended, its sets.
+        """
+        self.check_goal(goal)
+        joint = self.first.search(engine, goal, seed)
+        if joint[0].stopped == "interrupted":
+            return joint
+        try:
+            alone = self.second.search(engine, goal, seed)
+            on_all = _effects_on_all(joint, alone)
+            fit = cross_fit(engine, self.searches, goal.budgets, seed, on_all=on_all)
+        except KeyboardInterrupt:
+            return [replace(selection, stopped="interrupted") for selection in joint]
+        selections = []
+        for rank, choice in enumerate(fit.choice()):
+            means = fit.effects[:, rank].mean(-1).tolist()
+            selections.append(
+                replace(
+                    (joint, alone)[choice][rank],
+                    by=self.searches[choice],
+                    saved=joint[0].saved + fit.on_halves,
+                    held_out_by=dict(zip([s.name for s in self.searches], means, strict=True)),
+                )
+            )
+        return selections
+
+    def front(
+        self, engine: Engine, joint: Mapping[int, Selection], sizes: Sequence[int], seed: int
+    ) -> tuple[dict[int, Selection], CrossFit]:
+        """The sets of a front: the joint search's, or those ranked alone where these hold better.
+
+        There the front has sets of sizes, too, at which the joint search found none with a larger
+        mean: for fresh examples, a component that does something alone is worth having.
+
+        Args:
+            engine: The data set.
+            joint: The sets of the joint search, by size.
+            sizes: Sizes among them that the searches are compared at, ascending.
+            seed: Draws the halves; the seed of the searches.
+
+        Returns:
+            The sets, by size, and what chose.
+        """
+        between = sizes_alone(engine.n_components, min(joint), max(joint))
+        goal = Goal(budgets=tuple(sorted({*sizes, *between})))
+        alone = dict(zip(goal.budgets, self.second.search(engine, goal, seed), strict=True))
+        on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
+        fit = cross_fit(engine, self.searches, sizes, seed, on_all=on_all)
+        holds_better = {size: fit.choice_near(size) == 1 for size in {*joint, *alone}}
+        sets = {
+            size: each for size, each in joint.items() if not holds_better[size] or size in alone
+        }
+        # For whichever set, both searches were run, and a limit of the first one counts.
+        run = {"stopped": joint[min(joint)].stopped, "saved": joint[min(joint)].saved}
+        for size, selection in alone.items():
+            if holds_better[size] and _is_taken(selection, joint.get(size)):
+                sets[size] = replace(selection, by=self.second, **run)
+        return dict(sorted(sets.items())), fit
+
+
+def _effects_on_all(
+    joint: Sequence[Selection], alone: Sequence[Selection]
+) -> Float[Tensor, "search size example"]:
+    """Effects on every example of what either search selected on all of them, by size."""
+    return torch.stack([torch.stack([each.effects for each in found]) for found in (joint, alone)])
+
+
+def _is_taken(alone: Selection, joint: Selection | None) -> bool:
+    """Whether a front has a set of components ranked alone, where these hold better.
+
+    Where the joint search has no set of its size, all its components have to do something alone.
+
+    Args:
+        alone: The set.
+        joint: The joint search's set of the same size.
+    """
+    if joint is not None:
+        return not only_first_raises(joint.effects.mean(), alone.effects.mean())
+    scores = alone.component_scores
+    does_something = scores is not None and bool((scores[alone.mask.bool()] > 0).all())
+    return does_something and bool(alone.effects.mean() > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CrossFit:
     """What searches select on each half of the examples, and what that does on the other."""
 
@@ -78,10 +209,17 @@ class CrossFit:
     """Selected sets, by search, half and size."""
     effects: Float[Tensor, "search size example"]
     """Effect on each example of the set that was selected on the other half."""
-    cost: Cost
-    """Passes of the searches, in passes over the whole data set."""
+    on_halves: Cost
+    """Work of the searches on halves, in passes over the whole data set."""
+    on_all_examples: Cost
+    """Work of measuring what they selected on the whole data set."""
     on_all: Float[Tensor, "search size example"] | None = None
     """Effect on each example of the set that was selected on all of them; needed to choose."""
+
+    @property
+    def cost(self) -> Cost:
+        """All of the work."""
+        return self.on_halves + self.on_all_examples
 
     def choice(self) -> list[int]:
         """The search that each size takes: 0, the joint one, or 1, that of components alone.
@@ -122,7 +260,7 @@ class CrossFit:
 
 
 def cross_fit(
-    engine: Engine,
+    engine: Target,
     searches: Sequence[Search],
     sizes: Sequence[int],
     seed: int,
@@ -163,7 +301,8 @@ def cross_fit(
         halves=halves,
         sets=tuple(map(tuple, sets)),
         effects=effects,
-        cost=cost + (engine.cost - before),
+        on_halves=cost,
+        on_all_examples=engine.cost - before,
         on_all=on_all,
     )
 
