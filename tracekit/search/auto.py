@@ -141,7 +141,12 @@ class Auto:
         return selections
 
     def front(
-        self, engine: Engine, joint: Mapping[int, Selection], sizes: Sequence[int], seed: int
+        self,
+        engine: Engine,
+        joint: Mapping[int, Selection],
+        sizes: Sequence[int],
+        largest: int,
+        seed: int,
     ) -> tuple[dict[int, Selection], CrossFit]:
         """The sets of a front: the joint search's, or those ranked alone where these hold better.
 
@@ -152,12 +157,13 @@ class Auto:
             engine: The data set.
             joint: The sets of the joint search, by size.
             sizes: Sizes among them that the searches are compared at, ascending.
+            largest: Size at which the front ends.
             seed: Draws the halves; the seed of the searches.
 
         Returns:
             The sets, by size, and what chose.
         """
-        between = sizes_alone(engine.n_components, min(joint), max(joint))
+        between = sizes_alone(engine.n_components, min(joint), largest)
         goal = Goal(budgets=tuple(sorted({*sizes, *between})))
         alone = dict(zip(goal.budgets, self.second.search(engine, goal, seed), strict=True))
         on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])

@@ -496,7 +496,7 @@ class SearchRun:
         engine = self.traced.engine
         sizes = sizes_of_statistics(sorted(sets))
         (chosen, fit), more = self.traced.accounted(
-            engine, lambda: auto.front(engine, sets, sizes, self.seed)
+            engine, lambda: auto.front(engine, sets, sizes, self.goal.budgets[-1], self.seed)
         )
         cost = spent.cost + more.cost - fit.on_all_examples
         return chosen, fit, Spent(cost, spent.seconds + more.seconds)

@@ -385,7 +385,9 @@ class Tracer(SetMethods):
             search=as_judged(search) if objective == "auto" else search,
             goal=goal,
             objective=objective,
-            constraint=constraint and (constraint, self._engine_of_constraint(constraint)),
+            constraint=(
+                None if constraint is None else (constraint, self._engine_of_constraint(constraint))
+            ),
             seed=seed,
         )
 
