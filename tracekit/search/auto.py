@@ -184,7 +184,7 @@ def _effects_on_all(
     joint: Sequence[Selection], alone: Sequence[Selection]
 ) -> Float[Tensor, "search size example"]:
     """Effects on every example of what either search selected on all of them, by size."""
-    return torch.stack([torch.stack([each.effects for each in found]) for found in (joint, alone)])
+    return torch.stack([torch.stack([each.effects for each in sets]) for sets in (joint, alone)])
 
 
 def _is_taken(alone: Selection, joint: Selection | None) -> bool:
