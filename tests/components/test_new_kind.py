@@ -7,7 +7,6 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit import figures
 from tracekit.components import KINDS, Kind
 
 ATTENTION_OUTPUTS = Kind(
@@ -39,7 +38,7 @@ def test_a_new_kind_is_one_entry(registered, any_model, tmp_path):
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
     assert loaded.registry == tracer.registry
     assert loaded.components == result.components
-    axis = figures.heatmap(result).layout.xaxis.title.text
+    axis = result.heatmap().layout.xaxis.title.text
     assert axis == "coordinate of the attention output"
     hooked = []
 
@@ -57,4 +56,4 @@ def test_the_new_kind_combines_with_others(registered, model):
     assert len(tracer.registry) == 2 * (tiny.D_MODEL + 1)
     everything = tracer.evaluate(torch.ones(len(tracer.registry)))
     assert everything == pytest.approx(tracer.full_effect)
-    assert figures.heatmap(tracer.run("top-k", budget=2)).data
+    assert tracer.run("top-k", budget=2).heatmap().data

@@ -12,7 +12,7 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
-from tracekit.data.display import _changed, shown_pair
+from tracekit.data.display import _changed
 from tracekit.results.picture import selection_svg
 
 HOSTILE = "<script>alert('1')</script>\"&\u001b[31m\u202e"
@@ -137,7 +137,7 @@ def test_pairs_without_a_tokenizer_show_ids_and_noise_is_said(model):
     noisy = Reader(tiny.pairs(2, noise=True)._repr_html_())
     assert noisy.rows[1][2] == "the prompt with noise on its embeddings"
     assert noisy.bold == []
-    shown = shown_pair(tiny.pairs(1, noise=True).reversed()[0], {})
+    shown = tiny.pairs(1, noise=True).reversed()[0].shown({})
     assert shown.source.startswith("the prompt with noise on its embeddings; the counter")
 
 
@@ -150,7 +150,7 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
         "counterfactual_spans": {"who": "guard", "pronoun": " he"},
     }
     pairs = tk.PromptPairs.from_text([row], demo_model)
-    shown = shown_pair(pairs[0], pairs.token_texts)
+    shown = pairs[0].shown(pairs.token_texts)
 
     def changed(tokens):
         flagged = zip(tokens.texts, tokens.changed, strict=True)

@@ -12,8 +12,9 @@ from tests import tiny
 from tests.anatomy.test_explanation import Planted
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.results import effect_interval, interactions
-from tracekit.results.interactions import kinds_of_pairs, measure_pairs
+from tracekit.results.interactions import kinds_of_pairs
 from tracekit.results.intervals import row_intervals
+from tracekit.results.pair_effects import measure_pairs
 from tracekit.results.significance import (
     holm,
     max_t_p_values,

@@ -20,6 +20,7 @@ from tracekit.errors import (
     UnreliableResultWarning,
 )
 from tracekit.metrics import METRICS
+from tracekit.results.curve_figures import effect_curve
 from tracekit.search.objectives import (
     LowerBound,
     ObjectiveName,
@@ -192,7 +193,7 @@ def test_log_odds_rise_with_the_effect(model, metric, direction):
 
 def test_lines_of_figures_are_told_apart(tracer):
     results = [tracer.run("top-k", budget=3, objective=o) for o in ("mean", "log-odds")]
-    names = {trace.name for trace in tk.figures.curve(results).data if trace.name}
+    names = {trace.name for trace in effect_curve(results).data if trace.name}
     assert {"top-k", "top-k (log-odds)"} <= names
     assert list(tk.compare(results).labels) == ["top-k", "top-k (log-odds)"]
 

@@ -202,6 +202,11 @@ class Explanation:
         """Context of interactions that are tested: `averaged` up to 12 members, else `within`."""
         return "within" if self.pairs.averaged is None else "averaged"
 
+    @property
+    def context_text(self) -> str:
+        """The tested context in words."""
+        return _CONTEXTS[self.tested_context]
+
     @cached_property
     def additivity(self) -> pd.Series:
         """A pandas Series: the effect of the set against the sum of single effects.
@@ -316,22 +321,51 @@ class Explanation:
         return read_explanation(Path(folder))
 
     def waterfall(self) -> go.Figure:
-        """What each member brings on average, from the clean run to the effect of the set."""
-        from tracekit import figures
+        """Shapley values from the clean run to the effect of the set, one bar after the other.
 
-        return figures.waterfall(self)
+        Lines are 95 % intervals over examples. The numbers are those of `table`.
+        """
+        from tracekit.anatomy.figures import member_waterfall
+
+        return member_waterfall(self.table, value_title=self.axis_label, title=self._figure_title())
 
     def heatmap(self) -> go.Figure:
-        """Interactions of all pairs: alone above the diagonal, within the set below it."""
-        from tracekit import figures
+        """Interactions of all pairs: alone above the diagonal, in the tested context below it.
 
-        return figures.member_heatmap(self)
+        Below is the average over subsets, or with more than 12 members the interaction within the
+        set. The sign of a pair that interacts significantly stands in its cell. The numbers are
+        those of `interactions`.
+        """
+        from tracekit.anatomy.figures import member_heatmap
+
+        return member_heatmap(
+            self.labels,
+            self.interactions,
+            tested=self.tested_context,
+            context=self.context_text,
+            title=self._figure_title(),
+        )
 
     def network(self) -> go.Figure:
-        """Members by layer, joined where they interact significantly within the set."""
-        from tracekit import figures
+        """Members by layer, joined where they interact significantly in the tested context.
 
-        return figures.member_network(self)
+        The area of a node is its Shapley value, the width of a line the interaction: orange if the
+        two do more together, blue if less. Nodes whose value is negative are blue.
+        """
+        from tracekit.anatomy.figures import member_network
+
+        return member_network(
+            dict(zip(self.labels, self.components, strict=True)),
+            self.table,
+            self.interactions,
+            tested=self.tested_context,
+            title=self._figure_title(),
+        )
+
+    def _figure_title(self) -> str:
+        from tracekit.figures.style import data_and_model
+
+        return data_and_model(self.dataset, self.model)
 
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""
@@ -358,10 +392,9 @@ class Explanation:
                 strict=True,
             )
         ]
-        context = CONTEXTS[self.tested_context]
         lines.append(
-            f"{len(pairs)} of {len(self.interactions)} pairs interact {context} (p < .05, Holm)"
-            f"{': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
+            f"{len(pairs)} of {len(self.interactions)} pairs interact {self.context_text} "
+            f"(p < .05, Holm){': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
         )
         if self.backups is not None:
             columns = ["backup", "component", "rise"]
@@ -388,7 +421,7 @@ def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame.sort_values(column, ascending=False, ignore_index=True)
 
 
-CONTEXTS = {"averaged": "on average over subsets", "within": "within the set"}
+_CONTEXTS = {"averaged": "on average over subsets", "within": "within the set"}
 """Contexts in words."""
 _VERDICTS = {
     "with others": "More together with the others than alone",

@@ -237,10 +237,16 @@ class SideEffects:
         }
 
     def figure(self) -> go.Figure:
-        """The strength of the set on all data, beside that of random sets."""
-        from tracekit import figures
+        """The strength of the set on all data, with 95 % intervals; crosses are random sets.
 
-        return figures.side_effects(self)
+        The column on the right is the selectivity. The numbers are those of `table`.
+        """
+        from tracekit.anatomy.figures import strengths_figure
+        from tracekit.figures.style import plain
+
+        controls = [each.control_strengths.tolist() for each in (self.target, *self.others)]
+        title = f"{len(self.members)} components of {plain(self.model)}"
+        return strengths_figure(self.table, controls, title=title)
 
     def __str__(self) -> str:
         """The findings, a line for each data set."""

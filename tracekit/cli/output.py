@@ -20,7 +20,8 @@ from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
     from tracekit.data.prompts import PromptPairs
-    from tracekit.results.result import TraceCurve, TraceResult
+    from tracekit.results.curve import TraceCurve
+    from tracekit.results.result import TraceResult
     from tracekit.runs import Failure, Run
     from tracekit.tracer.estimate import Estimate
     from tracekit.tracer.tracer import Tracer

@@ -105,7 +105,7 @@ def pareto(given: Given) -> None:
 
 def _print_front(front: ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
-    from tracekit.results.result import also_columns
+    from tracekit.results.tables import also_columns
 
     also = list(also_columns(front.results))
     table = Table(

@@ -9,11 +9,14 @@ from difflib import SequenceMatcher
 from tracekit._util.markup import html_text
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
+    Counterfactual,
     Ids,
     NoiseCounterfactual,
     PromptCounterfactual,
 )
-from tracekit.data.prompts import PromptPair, PromptPairs
+
+MOST_ROWS = 12
+"""Examples that a table shows."""
 
 
 @dataclass(frozen=True)
@@ -41,38 +44,48 @@ class ShownPair:
     """Those of y; empty if there is none."""
 
 
-def shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
+def shown_pair(
+    prompt: Ids,
+    counterfactual: Counterfactual,
+    continuations: tuple[Ids, Ids],
+    token_texts: Mapping[int, str],
+    *,
+    has_noise: bool,
+) -> ShownPair:
     """An example with its tokens by their texts.
 
     Args:
-        pair: The example.
+        prompt: Tokens of the prompt.
+        counterfactual: What takes its place.
+        continuations: Tokens of x and y.
         token_texts: Text of each token; other tokens are shown by their ids.
+        has_noise: Whether there is noise on the embeddings of the prompt.
     """
 
     def texts_of(ids: Ids) -> tuple[str, ...]:
         return tuple(token_texts.get(token, str(token)) for token in ids)
 
-    own, other = pair.prompt_ids, pair.counterfactual_ids
-    is_prompt = isinstance(pair.counterfactual, PromptCounterfactual)
-    own_changed, other_changed = _changed(own, other)
+    other = counterfactual.reads(prompt)
+    is_prompt = isinstance(counterfactual, PromptCounterfactual)
+    changed, other_changed = _changed(prompt, other)
     return ShownPair(
-        prompt=ShownTokens(texts_of(own), own_changed),
+        prompt=ShownTokens(texts_of(prompt), changed),
         counterfactual=ShownTokens(texts_of(other), other_changed) if is_prompt else None,
-        source=_source(pair),
-        x=texts_of(pair.x_ids),
-        y=texts_of(pair.y_ids or ()),
+        source="the prompt with noise on its embeddings; the counterfactual is without"
+        if has_noise
+        else _source(counterfactual),
+        x=texts_of(continuations[0]),
+        y=texts_of(continuations[1]),
     )
 
 
-def _source(pair: PromptPair) -> str:
-    if pair.prompt_noise is not None:
-        return "the prompt with noise on its embeddings; the counterfactual is without"
-    if isinstance(pair.counterfactual, PromptCounterfactual):
+def _source(counterfactual: Counterfactual) -> str:
+    if isinstance(counterfactual, PromptCounterfactual):
         return ""
-    if isinstance(pair.counterfactual, NoiseCounterfactual):
+    if isinstance(counterfactual, NoiseCounterfactual):
         return "the prompt with noise on its embeddings"
-    if isinstance(pair.counterfactual, ConstantCounterfactual):
-        return f"no prompt, but {pair.counterfactual.constants.name} values"
+    if isinstance(counterfactual, ConstantCounterfactual):
+        return f"no prompt, but {counterfactual.constants.name} values"
     return "none"
 
 
@@ -89,14 +102,16 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
     return tuple(changed[0]), tuple(changed[1])
 
 
-_MOST_ROWS = 12
+def pairs_html(title: str, examples: Sequence[ShownPair], n_more: int) -> str:
+    """Examples as a table of HTML: every token visible, changed ones bold.
 
-
-def pairs_html(pairs: PromptPairs) -> str:
-    """Pairs as a table of HTML: a dozen examples, every token visible, changed ones bold."""
+    Args:
+        title: Above the table.
+        examples: The rows.
+        n_more: How many there are besides.
+    """
     rows = []
-    for number, pair in enumerate(pairs[:_MOST_ROWS]):
-        shown = shown_pair(pair, pairs.token_texts)
+    for number, shown in enumerate(examples):
         other = shown.counterfactual
         cells = [
             str(number),
@@ -109,10 +124,9 @@ def pairs_html(pairs: PromptPairs) -> str:
     names = ("", "prompt", "counterfactual", "x", "y")
     head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    n_more = len(pairs) - len(rows)
     more = f"<p>and {n_more} more</p>" if n_more else ""
     return (
-        f'<div style="overflow-x:auto"><p><b>{html_text(repr(pairs))}</b></p>'
+        f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
     )
 

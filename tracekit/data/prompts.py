@@ -28,6 +28,7 @@ from tracekit.data.counterfactuals import (
     as_ids,
     counterfactual_from_row,
 )
+from tracekit.data.display import MOST_ROWS, ShownPair, pairs_html, shown_pair
 from tracekit.data.spans import (
     LAST,
     REST,
@@ -158,6 +159,20 @@ class PromptPair:
         first_ids = " ".join(map(str, self.prompt_ids[:12]))
         return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
 
+    def shown(self, token_texts: Mapping[int, str]) -> ShownPair:
+        """The example with its tokens by their texts.
+
+        Args:
+            token_texts: Text of each token; other tokens are shown by their ids.
+        """
+        return shown_pair(
+            self.prompt_ids,
+            self.counterfactual,
+            (self.x_ids, self.y_ids or ()),
+            token_texts,
+            has_noise=self.prompt_noise is not None,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptPairs(Sequence[PromptPair]):
@@ -196,10 +211,9 @@ class PromptPairs(Sequence[PromptPair]):
         )
 
     def _repr_html_(self) -> str:
-        """A dozen examples for a notebook, with changed tokens in bold."""
-        from tracekit.data.display import pairs_html
-
-        return pairs_html(self)
+        """A table for notebooks: a dozen examples, with changed tokens in bold."""
+        shown = [pair.shown(self.token_texts) for pair in self.pairs[:MOST_ROWS]]
+        return pairs_html(repr(self), shown, len(self) - len(shown))
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tracekit._util.markup import html_text, printable, script_json
 from tracekit.components import ComponentGrid
 from tracekit.components.kinds import kind_of
-from tracekit.data.display import ShownTokens, shown_pair
+from tracekit.data.display import ShownTokens
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import Exploration, Measurement, Prediction, set_key
 from tracekit.models import model_name
@@ -46,7 +46,7 @@ def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str
         )
     kinds = registry.kinds
     clean = engine.clean
-    shown = [shown_pair(pair, pairs.token_texts) for pair in pairs]
+    shown = [pair.shown(pairs.token_texts) for pair in pairs]
     subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
     if source != "counterfactual":
         subtitle += f"; source {source}"

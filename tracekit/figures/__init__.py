@@ -1,48 +1,39 @@
-"""Figures: results -> data object -> plotly Figure.
+"""Figures: plain numbers and labels -> plotly Figure.
 
-Every function returns its figure and shows nothing. A figure is drawn from a data object that holds
-all of its numbers, which tests and readers compare instead of pixels. Nothing else imports plotly.
+Results draw themselves with these (`result.heatmap()`, `front.curve()`); nothing here knows a
+result. Every function returns its figure and shows nothing.
 """
 
-from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
+from tracekit.figures.cells import ColorScale, SelectionPanel, draw_panels
 from tracekit.figures.charts import Chart, bars, lines, similarities
-from tracekit.figures.curves import curve, curve_data, faithfulness_curve, pareto_curve
 from tracekit.figures.export import for_print, write, write_all
-from tracekit.figures.heatmap import (
-    Color,
-    SelectionPanel,
-    comparison_heatmap,
-    front_heatmap,
-    heatmap,
-    selection_data,
-)
-from tracekit.figures.interactions import interaction_heatmap
-from tracekit.figures.side_effects import side_effects
+from tracekit.figures.lines import Line, size_lines
+from tracekit.figures.members import Edge, Members, network, waterfall
+from tracekit.figures.pairs import PairMap, pair_map
+from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import HEIGHT, WIDTH, data_and_model
 
 __all__ = [
     "HEIGHT",
     "WIDTH",
     "Chart",
-    "Color",
+    "ColorScale",
+    "Edge",
+    "Line",
+    "Members",
+    "PairMap",
     "SelectionPanel",
+    "Strength",
     "bars",
-    "comparison_heatmap",
-    "curve",
-    "curve_data",
     "data_and_model",
-    "faithfulness_curve",
+    "draw_panels",
     "for_print",
-    "front_heatmap",
-    "heatmap",
-    "interaction_heatmap",
     "lines",
-    "member_heatmap",
-    "member_network",
-    "pareto_curve",
-    "selection_data",
-    "side_effects",
+    "network",
+    "pair_map",
     "similarities",
+    "size_lines",
+    "strengths",
     "waterfall",
     "write",
     "write_all",

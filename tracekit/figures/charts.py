@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import TICK_SIZE, finish, plain, styles
-from tracekit.search import title_of
+from tracekit.figures.style import color_bar, finish, plain, styles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,9 @@ class Chart:
     y: str
     """Column of the vertical axis."""
     series: str
-    """Column that names the line or bar of a row; methods have their usual colours."""
+    """Column that names the line or bar of a row; search methods have their usual colours."""
+    title_of: Callable[[str], str] = str
+    """Printed name of a line or bar."""
     axis_titles: tuple[str, str]
     """Titles of the horizontal and the vertical axis, with units."""
     title: str
@@ -56,12 +58,12 @@ def lines(
         figure.add_scatter(
             x=points[chart.x],
             y=points[chart.y],
-            name=plain(title_of(label)),
+            name=plain(chart.title_of(label)),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 14 else 5},
             hovertemplate=(
-                f"{title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
+                f"{chart.title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
                 "<extra></extra>"
             ),
         )
@@ -98,7 +100,7 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
         figure.add_bar(
             x=rows[chart.x],
             y=rows[chart.y],
-            name=plain(title_of(label)),
+            name=plain(chart.title_of(label)),
             marker={
                 "color": color,
                 "line": {"color": "black", "width": 1},
@@ -109,7 +111,8 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
                 },
             },
             hovertemplate=(
-                f"%{{x}}<br>{title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}<extra></extra>"
+                f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
+                "<extra></extra>"
             ),
         )
     heights = frame[chart.y]
@@ -134,11 +137,11 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
     """A square table of Jaccard similarities, in [0, 1], with the numbers in the cells.
 
     Args:
-        frame: Rows and columns are the methods that are compared.
+        frame: Rows and columns are what is compared.
         title: Above the figure.
         subtitle: Below the title.
     """
-    labels = [plain(title_of(label)) for label in frame.columns]
+    labels = list(map(plain, frame.columns))
     figure = go.Figure(
         go.Heatmap(
             z=frame.to_numpy(),
@@ -149,12 +152,7 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             zmax=1,
             texttemplate="%{z:.2f}",
             hovertemplate="%{y} and %{x}<br>Jaccard similarity: %{z:.3f}<extra></extra>",
-            colorbar={
-                "title": {"text": "Jaccard<br> ", "side": "top", "font": {"size": TICK_SIZE}},
-                "tickfont": {"size": TICK_SIZE},
-                "thickness": 13,
-                "outlinewidth": 1,
-            },
+            colorbar=color_bar("Jaccard"),
         )
     )
     figure.update_xaxes(constrain="domain", showgrid=False)

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
-
-if TYPE_CHECKING:
-    from tracekit.results.result import TraceResult
 
 WIDTH = 520
 """Pixels."""
@@ -39,7 +36,8 @@ TICK_SIZE = 13
 _BELOW_PLOT = 60.0
 """Height of tick labels and the title of the axis, in pixels."""
 _TITLE_SIZE = 17
-_SUBTITLE_SIZE = 14
+SUBTITLE_SIZE = 14
+"""Size of subtitles and of the titles of panels, in pixels."""
 # Okabe and Ito's palette, in an order that also differs in lightness.
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
@@ -82,14 +80,9 @@ def styles(labels: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     return {label: STYLES.get(label) or next(spare) for label in labels}
 
 
-def tick_positions(count: int, most: int = 16) -> list[int]:
-    """Evenly spaced positions from 0 to `count` - 1, at most `most`."""
-    return list(range(0, count, -(-count // most)))
-
-
-def data_and_model(result: TraceResult) -> str:
-    """What a figure is about, for its title."""
-    return f"{plain(result.dataset)} data, {plain(result.model)} model"
+def data_and_model(dataset: str, model: str) -> str:
+    """The title of a figure about one data set and one model."""
+    return f"{plain(dataset)} data, {plain(model)} model"
 
 
 def plain(text: str) -> str:
@@ -97,9 +90,40 @@ def plain(text: str) -> str:
     return escape(text, quote=False)
 
 
-def subtitle_size() -> int:
-    """Size of subtitles and of the titles of panels, in pixels."""
-    return _SUBTITLE_SIZE
+def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
+    """The bar beside a map that says which colour a value has.
+
+    Args:
+        title: Above the bar.
+        note: Below its title.
+        **more: Further entries, as plotly takes them.
+    """
+    return {
+        "title": {"text": f"{title}<br>{note or ' '}", "side": "top", "font": {"size": TICK_SIZE}},
+        "tickfont": {"size": TICK_SIZE},
+        "thickness": 13,
+        "outlinewidth": 1,
+        **more,
+    }
+
+
+def error_bars(
+    values: Iterable[float], low: Iterable[float], high: Iterable[float], **more: Any
+) -> dict[str, Any]:
+    """Bars from values to the ends of their intervals.
+
+    Args:
+        values: The middle of each.
+        low: Low end of each.
+        high: High end of each.
+        **more: Further entries, as plotly takes them.
+    """
+    middle = list(values)
+    return {
+        "array": [top - value for top, value in zip(high, middle, strict=True)],
+        "arrayminus": [value - bottom for value, bottom in zip(middle, low, strict=True)],
+        **more,
+    }
 
 
 def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
@@ -118,7 +142,7 @@ def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
         template="none",
         title={
             "text": title,
-            "subtitle": {"text": subtitle, "font": {"size": _SUBTITLE_SIZE}},
+            "subtitle": {"text": subtitle, "font": {"size": SUBTITLE_SIZE}},
             "font": {"size": _TITLE_SIZE},
             "x": 0.02,
             "xanchor": "left",
@@ -182,7 +206,8 @@ def add_legend(figure: go.Figure, plot: tuple[float, float], texts: float = 1.0)
         plot: Width and height of the plot, in pixels.
         texts: Size of texts, over that on the screen.
     """
-    shown = [trace for trace in figure.data if trace.name and trace.showlegend is not False]
+    drawn: list[Any] = list(figure.data)
+    shown = [trace for trace in drawn if trace.name and trace.showlegend is not False]
     names = [str(trace.name) for trace in shown]
     layout: Any = figure.layout
     if len(names) < 2 and not layout.showlegend:

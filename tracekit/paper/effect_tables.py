@@ -24,6 +24,7 @@ from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import PAPER_MODELS, SEVEN_MODELS, SINGLE_HEAD_TABLES
 from tracekit.paper.published import paper_similarity, paper_singles, single_heads
 from tracekit.results.comparison import compare
+from tracekit.results.curve_figures import effect_curve
 from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 from tracekit.runs.jobs import Job
@@ -139,7 +140,7 @@ def _curves(runs: Sequence[Run]) -> dict[str, Any]:
         effects = [result.effect for result in results]
         # Ratios of probabilities grow over orders of magnitude.
         is_wide = min(effects) > 0 and max(effects) > _WIDE_RANGE * min(effects)
-        curves[f"curve-{case}"] = figures.curve(results, log_y=is_wide)
+        curves[f"curve-{case}"] = effect_curve(results, log_y=is_wide)
     return curves
 
 
@@ -157,7 +158,9 @@ def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
         matrix = comparison.jaccard.set_axis(list(results)).set_axis(list(results), axis="columns")
         job = case_runs[0].job
         figures_by_name[f"similarity-{case}"] = figures.similarities(
-            matrix, title=f"{job.dataset} data, {job.model} model", subtitle="20 % of the heads"
+            matrix.rename(index=title_of, columns=title_of),
+            title=f"{job.dataset} data, {job.model} model",
+            subtitle="20 % of the heads",
         )
         tables[f"similarity-{case}"] = Table(
             frame=_similarity_rows(setting, job, matrix),
@@ -224,6 +227,7 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
             x="layer",
             y="share",
             series="method",
+            title_of=title_of,
             axis_titles=("layer", "share of the selected neurons"),
             title=f"{job.dataset} data, {job.model} model",
             subtitle="5 % of the neurons",
@@ -255,6 +259,7 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
             x="model",
             y="minutes",
             series="method",
+            title_of=title_of,
             axis_titles=("model", "minutes"),
             title=str(dataset),
             subtitle="wall time of a search for all budgets",

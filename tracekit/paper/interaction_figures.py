@@ -152,7 +152,7 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
                 for intervention, accuracies in run.accuracies.items()
             ]
             if result.budget in _LISTED_SIZES:
-                figures_by_name[f"selected-{case}-{result.budget}"] = figures.heatmap(result)
+                figures_by_name[f"selected-{case}-{result.budget}"] = result.heatmap()
                 sets.append(_set_row(setting, job, result))
         run_key = (job.dataset, job.model, job.label)
         run_rows = [r for r in rows if (r["dataset"], r["model"], r["method"]) == run_key]

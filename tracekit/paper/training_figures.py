@@ -20,6 +20,7 @@ from tracekit.paper.models import GPT2_FAMILY
 from tracekit.results.latex_table import Table
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
+from tracekit.search import title_of
 
 _LAMBDA = 1e-3
 """Of the ablation and of the curves over epochs."""
@@ -62,6 +63,7 @@ def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
             x="budget",
             y="effect",
             series="method",
+            title_of=title_of,
             axis_titles=("number of heads", axis_label),
             title=f"{dataset}, {model}",
             subtitle="PGB-CT, without either penalty, and DCM",
@@ -197,6 +199,7 @@ def _over_epochs(frame: Any, series: str, case_columns: list[str]) -> dict[str, 
                 x="epoch",
                 y=column,
                 series=series,
+                title_of=title_of,
                 axis_titles=("epoch", title),
                 title=", ".join(map(str, reversed(keys))),
             )

@@ -13,21 +13,16 @@ import plotly.graph_objects as go
 
 from tracekit.anatomy import Explanation, SideEffects
 from tracekit.anatomy.tables import member_table, side_effects_table
-from tracekit.data.display import shown_pair
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
-from tracekit.figures.anatomy import member_heatmap, member_network, waterfall
-from tracekit.figures.curves import curve, pareto_curve
-from tracekit.figures.heatmap import comparison_heatmap, front_heatmap
-from tracekit.figures.interactions import interaction_heatmap
-from tracekit.figures.side_effects import side_effects
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
-from tracekit.results.comparison import Comparison, check_comparable, compare
+from tracekit.results.comparison import Comparison, compare
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.results.tables import check_comparable
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.objectives import ObjectiveName
 
@@ -176,9 +171,9 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     for result in sorted(group.results, key=lambda result: result.n_selected):
         largest[result.series] = result
     drawn = list(largest.values())[-_MOST_PANELS:]
-    figures = [curve(group.results, spreads=True), comparison_heatmap(compare(drawn))]
+    figures = [compare(group.results).curve(), compare(drawn).heatmap()]
     for front in group.fronts:
-        figures += [pareto_curve(front), front_heatmap(front)]
+        figures += [front.curve(), front.heatmap()]
     return figures
 
 
@@ -235,8 +230,7 @@ def _prompts(results: Sequence[TraceResult]) -> list[str]:
         return []
     pairs = tracer.pairs
     return [
-        (pair.texts or {}).get("prompt")
-        or " ".join(shown_pair(pair, pairs.token_texts).prompt.texts)
+        (pair.texts or {}).get("prompt") or " ".join(pair.shown(pairs.token_texts).prompt.texts)
         for pair in pairs
     ]
 
@@ -255,7 +249,7 @@ def _explanation_section(why: Explanation) -> Section:
     return Section(
         heading=f"Why they act together: {_short(why.labels)}",
         paragraphs=str(why).splitlines(),
-        figures=[waterfall(why), member_heatmap(why), member_network(why)],
+        figures=[why.waterfall(), why.heatmap(), why.network()],
         table=member_table(why),
         note="Alone: its effect if nothing else is patched. Last: what leaving it out of the set "
         "costs. Value: its Shapley value, what it brings averaged over all orders in which members "
@@ -266,7 +260,7 @@ def _explanation_section(why: Explanation) -> Section:
 def _side_effects_section(side: SideEffects) -> Section:
     return Section(
         heading=f"Side effects of {_short(side.labels)}",
-        figures=[side_effects(side)],
+        figures=[side.figure()],
         table=side_effects_table(side),
         note="Strength: mean absolute effect, as a share of that of all components. Random sets: "
         "as many components of every kind in every layer; mean, and from least to greatest. p: "
@@ -288,7 +282,7 @@ def _grid_section(grids: Sequence[InteractionGrid]) -> Section:
             "How much more (red) or less (blue) two components do together than the sum of what "
             "each does alone."
         ],
-        figures=[interaction_heatmap(grid) for grid in grids],
+        figures=[grid.heatmap() for grid in grids],
     )
 
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit._util.markup import printable
 from tracekit.errors import ComparisonError, NoResultError
+from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.latex_table import Table
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
+from tracekit.results.tables import check_comparable
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit.figures import Color
+    from tracekit.results.panels import Color
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,26 +38,24 @@ class Comparison(Sequence[TraceResult]):
         """Which components each of them selects: a panel per result, layer by layer.
 
         Args:
-            color: As in `figures.heatmap`.
+            color: As in `TraceResult.heatmap`.
         """
-        from tracekit import figures
+        from tracekit.results.selection_figures import comparison_heatmap
 
-        return figures.comparison_heatmap(self, color=color)
+        return comparison_heatmap(self.results, self.labels, color=color)
 
     def curve(self) -> go.Figure:
         """Effect against number of components, with the spread of every result."""
-        from tracekit import figures
+        from tracekit.results.curve_figures import effect_curve
 
-        return figures.curve(self.results, spreads=True)
+        return effect_curve(self.results, spreads=True)
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
         from tracekit import figures
 
-        first = self.results[0]
-        return figures.similarities(
-            self.jaccard, title=figures.data_and_model(first), subtitle="Jaccard similarity"
-        )
+        title = figures.data_and_model(self.results[0].dataset, self.results[0].model)
+        return figures.similarities(self.jaccard, title=title, subtitle="Jaccard similarity")
 
     @property
     def jaccard(self) -> Any:
@@ -133,10 +133,14 @@ class Comparison(Sequence[TraceResult]):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from tracekit.results.display import comparison_html
-
-        return comparison_html(self)
+        """A table for notebooks: a row per result."""
+        first = self.results[0]
+        rows = [
+            [label, *result.cells()]
+            for label, result in zip(self.labels, self.results, strict=True)
+        ]
+        title = f"{first.dataset} data, {first.model} model, {first.metric}"
+        return card(title, table(["result", *COLUMNS], rows))
 
     def __repr__(self) -> str:
         named = ", ".join(
@@ -171,34 +175,6 @@ def compare(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
         )
     return Comparison(tuple(flat), tuple(labels or _labels(flat)))
-
-
-def check_comparable(results: Sequence[TraceResult]) -> None:
-    """Refuses results that answer different questions.
-
-    Raises:
-        ComparisonError: Names what differs.
-    """
-    for name, values in (
-        ("models", [result.model for result in results]),
-        ("data sets", [result.dataset for result in results]),
-        ("sources", [result.source for result in results]),
-        ("directions", [result.direction for result in results]),
-        ("examples", [result.dataset_fingerprint for result in results]),
-        ("metrics", [result.metric for result in results]),
-        ("continuation means", [result.continuation_mean for result in results]),
-        ("positions", [result.positions for result in results]),
-        ("components", [result.registry for result in results]),
-    ):
-        others = [value for value in values if value != values[0]]
-        if others:
-            shown = ""
-            if name not in ("examples", "components"):
-                shown = f" ({values[0]} and {others[0]})"
-            raise ComparisonError(
-                f"The results are of different {name}{shown}, so one figure or table would mix "
-                "numbers that mean different things. Make one for each."
-            )
 
 
 def _labels(results: Sequence[TraceResult]) -> list[str]:

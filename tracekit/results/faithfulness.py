@@ -29,9 +29,9 @@ from tracekit.components.masks import ranking as ranked
 from tracekit.components.members import members_of, scores_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError, ConfigError
+from tracekit.results.curve import TraceCurve
 from tracekit.results.intervals import ratio_interval
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.result import TraceCurve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,10 +110,36 @@ class Faithfulness:
         return pd.DataFrame(columns)
 
     def curve(self) -> go.Figure:
-        """Faithfulness and completeness against the number of components."""
-        from tracekit import figures
+        """Faithfulness and completeness against the number of components, with their intervals.
 
-        return figures.faithfulness_curve(self)
+        The numbers are those of `to_frame`.
+        """
+        from tracekit.figures.lines import Line, size_lines
+        from tracekit.figures.style import STYLES, plain
+
+        frame, n = self.to_frame().sort_values("size"), self.n_components
+        lines = []
+        for name, style in (("faithfulness", "local-search"), ("completeness", "greedy")):
+            columns = [list(frame[column]) for column in (name, f"{name}_low", f"{name}_high")]
+            line = Line(
+                name=name,
+                sizes=list(frame["size"]),
+                values=columns[0],
+                style=STYLES[style],
+                low=columns[1],
+                high=columns[2],
+                hover=[f"{v:.4g} ({a:.3g} to {b:.3g})" for v, a, b in zip(*columns, strict=True)],
+            )
+            lines.append(line)
+        made = "given sets" if self.ranking == "sets" else f"{self.ranking} ranking"
+        return size_lines(
+            lines,
+            n_components=n,
+            largest=max(self.sizes),
+            value_title="share of the whole effect",
+            title=f"{plain(self.method)}: faithfulness by {plain(self.metric)}",
+            subtitle=f"{made} of {n} components",
+        )
 
     def __repr__(self) -> str:
         values = ", ".join(

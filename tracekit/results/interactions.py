@@ -17,21 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.files import write_csv
-from tracekit._util.markup import printable
-from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.engine.engine import Engine
-from tracekit.errors import ComponentError
-from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import max_t_p_values, without_rounding
+from tracekit._util.markup import html_table, printable
+from tracekit.components import Component, kind_of
+from tracekit.errors import ConfigError
+from tracekit.results.display import MOST_ROWS, card, line
 from tracekit.results.storage import damaged, read_document, write_document
 
 if TYPE_CHECKING:
@@ -39,8 +37,12 @@ if TYPE_CHECKING:
 
 LEVEL = 0.05
 """Corrected p value below which an interaction counts."""
-_MOST_EFFECTS = 2**29
-"""Effects of sets on examples that are held at once: 2 GiB in float32."""
+_MARKED = 5
+"""Largest interactions, whose signs are written into the map."""
+_LEAST_MARKED = 0.02
+"""Share of the largest colour below which no sign is written."""
+_MOST_DOTTED = 24
+"""Components up to which significant pairs have a dot."""
 _STATISTICS = ("singles_interval", "interaction_interval", "p")
 
 
@@ -95,10 +97,24 @@ class InteractionGrid:
         return printable(f"InteractionGrid({text})")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from tracekit.results.display import grid_html
-
-        return grid_html(self)
+        """A table for notebooks: the pairs with the largest interactions."""
+        columns = ["pair", "effect", "interaction"]
+        frame = self.to_frame().head(MOST_ROWS)
+        rows: list[list[str]] = [
+            [f"{row.first}, {row.second}", f"{row.effect:.4g}", f"{row.interaction:+.4g}"]
+            for row in frame.itertuples()
+        ]
+        if "p" in frame:
+            columns += ["95 % interval", "p"]
+            for cells, row in zip(rows, frame.itertuples(), strict=True):
+                cells += [f"{row.low:.3g} to {row.high:.3g}", f"{row.p:.2g}"]
+        if "kind" in frame:
+            columns += ["kind"]
+            for cells, kind in zip(rows, frame["kind"], strict=True):
+                cells.append(kind)
+        n = len(self.labels)
+        text = f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"
+        return card(self.title or "Interactions", line(text), html_table(columns, rows))
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per unordered pair, largest interaction first.
@@ -115,7 +131,7 @@ class InteractionGrid:
             theirs = self.opposite._columns()
             names = ("effect", "interaction", "low", "high", "p")
             columns |= {f"opposite_{name}": theirs[name] for name in names if name in theirs}
-            columns["kind"] = kinds_of_pairs(self, self.opposite)
+            columns["kind"] = list(self.pair_kinds or ())
         frame = pd.DataFrame(columns)
         return frame.sort_values("interaction", key=abs, ascending=False, ignore_index=True)
 
@@ -135,20 +151,61 @@ class InteractionGrid:
         return columns
 
     @property
+    def pair_kinds(self) -> list[PairKind] | None:
+        """A word for each pair (see `kinds_of_pairs`); None without the other direction."""
+        return None if self.opposite is None else kinds_of_pairs(self, self.opposite)
+
+    @property
     def index_pairs(self) -> list[tuple[int, int]]:
         """Positions of the two components of each pair on the axes."""
         return list(combinations(range(len(self.labels)), 2))
 
     def heatmap(self, *, clip: float = 1.0) -> go.Figure:
-        """The pairwise map as a plotly figure.
+        """The pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below.
+
+        The signs of the five largest interactions stand in their cells, for print in grey. With up
+        to 24 components, a dot in the corner of a cell says that the corrected p value is below
+        0.05. A grid of both directions has its own above the diagonal, the other one below it.
 
         Args:
-            clip: Quantile beyond which colours no longer change, as in
-                `figures.interaction_heatmap`.
-        """
-        from tracekit import figures
+            clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
+                change. Below 1 a single strong pair does not make all others pale; the ends of the
+                colour bar then say that values lie beyond.
 
-        return figures.interaction_heatmap(self, clip=clip)
+        Raises:
+            ConfigError: `clip` is not in (0, 1].
+        """
+        from tracekit.figures.pairs import PairMap, pair_map
+        from tracekit.figures.style import plain
+
+        if not 0 < clip <= 1:
+            raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
+        values = _drawn(self)
+        sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()
+        bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
+        has_dots = self.p is not None and len(self.labels) <= _MOST_DOTTED
+        indices, groups, noun = _layers(self)
+        drawn = PairMap(
+            labels=indices or self.labels,
+            groups=groups,
+            noun=noun,
+            values=[[None if v != v else v for v in row] for row in values.tolist()],
+            hover=_hover(self),
+            bound=bound,
+            signed=_largest(self, values, bound),
+            dotted=_significant(self) if has_dots else (),
+            note="dot: p &lt; .05" if has_dots else "",
+        )
+        subtitle = formula = "l({i, j}) \u2212 l({i}) \u2212 l({j})"
+        if self.opposite is not None:
+            subtitle = f"above: {self.direction}; below: {self.opposite.direction}"
+        if self.given:
+            named = ", ".join(map(plain, self.given[:3])) + (", ..." if len(self.given) > 3 else "")
+            subtitle += f"; given {named}"
+        elif self.opposite is None:
+            subtitle = f"{formula}, l: {self.axis_label}"
+        title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
+        return pair_map(drawn, title=title, subtitle=subtitle)
 
     def save(self, path: str | Path) -> Path:
         """Writes all effects and returns the path.
@@ -324,142 +381,66 @@ def _kind_of_pair(
     return "and" if signs[0] < 0 else "or"
 
 
-MOST_IN_GRID = 256
-"""Components whose pairs a grid shows at most."""
+def _drawn(grid: InteractionGrid) -> Float[Tensor, "component component"]:
+    """Interactions as drawn: below the diagonal those of the other direction, if there are any."""
+    values = grid.interaction
+    return values if grid.opposite is None else values.triu() + grid.opposite.interaction.tril(-1)
 
 
-def chosen_for_pairs(
-    registry: ComponentRegistry,
-    components: Sequence[Component] | None,
-    *,
-    given: ComponentSet = (),
-    layers: Sequence[int] | None = None,
-    most: int | None = None,
-) -> list[int]:
-    """Flat indices of the components whose pairs are asked for.
+def _hover(grid: InteractionGrid) -> list[list[str]]:
+    """The text of each cell."""
+    from tracekit.figures.style import plain
 
-    Args:
-        registry: The components under study.
-        components: Those asked for; None: all that are not patched besides.
-        given: Flat indices of what is patched besides.
-        layers: Only those in these layers.
-        most: How many there may be; None: any number.
-
-    Raises:
-        ComponentError: One is named twice or patched besides, or there are too few or too many.
-    """
-    if components is not None and len(set(components)) < len(components):
-        raise ComponentError(
-            "A component is named twice among those to be paired. Name each one once."
-        )
-    rest = [i for i in range(len(registry)) if i not in set(given)]
-    paired = rest if components is None else [registry.index(c) for c in components]
-    both = sorted(set(paired) & set(given))
-    if both:
-        raise ComponentError(
-            f"{registry.label(both[0])} is among those to be paired and patched in every "
-            "set by given. Leave it out of one of them."
-        )
-    if layers is not None:
-        paired = [i for i in paired if registry[i].layer in layers]
-    if len(paired) < 2 and most is None:
-        raise ComponentError(f"{len(paired)} components were chosen for pairs. Choose at least 2.")
-    if most is not None and not 2 <= len(paired) <= most:
-        raise ComponentError(
-            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, "
-            f"for instance by layers; there are components in layers "
-            f"{', '.join(map(str, registry.layers))}. Of more components, "
-            "strongest_pairs finds the pairs that interact most."
-        )
-    return paired
+    labels, n = list(map(plain, grid.labels)), len(grid.labels)
+    texts = [[f"{labels[i]}<br>alone: {grid.singles[i]:.4g}"] * n for i in range(n)]
+    below = grid if grid.opposite is None else grid.opposite
+    kinds = None if grid.opposite is None else grid.pair_kinds
+    for drawn, is_below in ((grid, False), (below, True)):
+        interaction = drawn.interaction
+        for rank, (i, j) in enumerate(grid.index_pairs):
+            pair = (i, j)
+            first, second = (j, i) if is_below else pair
+            text = f"{labels[first]} and {labels[second]}<br>interaction: {interaction[pair]:.4g}"
+            if drawn.interaction_interval is not None and drawn.p is not None:
+                low, high = drawn.interaction_interval[rank].tolist()
+                text += f" ({low:.3g} to {high:.3g}), p = {drawn.p[rank]:.2g}"
+            text += (
+                f"<br>together: {drawn.pairs[pair]:.4g}"
+                f"<br>alone: {drawn.singles[first]:.4g}, {drawn.singles[second]:.4g}"
+            )
+            text += "" if kinds is None else f"<br>{drawn.direction}; {kinds[rank]}"
+            texts[first][second] = text
+    return texts
 
 
-def measure_pairs(
-    engine: Engine,
-    components: Sequence[int],
-    *,
-    title: str = "",
-    given: ComponentSet = (),
-) -> InteractionGrid:
-    """Measures every component and every pair of components.
-
-    Effects on single examples are held in float32 while intervals and p values are computed from
-    them, and no longer.
-
-    Args:
-        engine: The engine.
-        components: Flat indices, in the order wanted on the axes.
-        title: What the figure says above the grid.
-        given: Flat indices of what is patched besides, in every set.
-
-    Raises:
-        ComponentError: So many sets and examples that their effects would take over 2 GiB.
-    """
-    order = list(components)
-    n = len(order)
-    sets: list[tuple[int, ...]] = [(i,) for i in order]
-    sets += list(combinations(order, 2))
-    check_size(len(sets), engine.n_examples)
-    effects, context = added_effects(engine, sets, given, "pairs")
-    means, rank = effects.mean(1), torch.triu_indices(n, n, offset=1)
-    grid = torch.diag(means[:n])
-    grid[rank[0], rank[1]] = means[n:]
-    grid[rank[1], rank[0]] = means[n:]
-    weights = engine.pairs.weights
-    interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
-    scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
-    return InteractionGrid(
-        labels=tuple(engine.registry.label(i) for i in order),
-        components=tuple(engine.registry[i] for i in order),
-        singles=means[:n],
-        pairs=grid,
-        axis_label=engine.metric.axis_label,
-        title=title,
-        given=tuple(engine.registry.label(i) for i in given),
-        given_effect=context,
-        direction=engine.metric.direction,
-        singles_interval=row_intervals(effects[:n], weights=weights).float(),
-        interaction_interval=row_intervals(interactions, weights=weights).float(),
-        p=max_t_p_values(without_rounding(interactions, scale.double())).float(),
-    )
+def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[tuple[int, int]]:
+    """The cells of the largest interactions of each direction."""
+    cells: list[tuple[int, int]] = []
+    for is_below in (False, True):
+        half = [(j, i) if is_below else (i, j) for i, j in grid.index_pairs]
+        largest = sorted(half, key=lambda cell: -abs(values[cell].item()))[:_MARKED]
+        # A sign in a cell that looks white would claim what is hardly there.
+        cells += [cell for cell in largest if abs(values[cell].item()) > _LEAST_MARKED * bound]
+    return cells
 
 
-def added_effects(
-    engine: Engine,
-    sets: Sequence[ComponentSet],
-    given: ComponentSet,
-    label: str,
-    *,
-    examples: Int[Tensor, " example"] | None = None,
-) -> tuple[Float[Tensor, "set example"], float]:
-    """What sets add to what is patched besides, on every example, and the mean effect of that.
-
-    Args:
-        engine: The data set.
-        sets: The sets, which share nothing with what is patched besides.
-        given: What is patched besides.
-        label: Names the progress bar.
-        examples: The examples; all by default.
-    """
-    if not given:
-        return engine.set_effects(sets, label, examples=examples), 0.0
-    joined = [given, *(tuple(sorted((*given, *members))) for members in sets)]
-    effects = engine.set_effects(joined, label, examples=examples)
-    return effects[1:] - effects[0], effects[0].mean().item()
+def _significant(grid: InteractionGrid) -> list[tuple[int, int]]:
+    """The cells of significant pairs."""
+    below = grid if grid.opposite is None else grid.opposite
+    above, beneath = grid.significant or [], below.significant or []
+    cells: list[tuple[int, int]] = []
+    for rank, (i, j) in enumerate(grid.index_pairs):
+        cells += [(i, j)] if above and above[rank] else []
+        cells += [(j, i)] if beneath and beneath[rank] else []
+    return cells
 
 
-def check_size(n_sets: int, n_examples: int) -> None:
-    """Refuses so many sets that their effects on all examples would take over 2 GiB.
-
-    Args:
-        n_sets: Sets.
-        n_examples: Examples.
-
-    Raises:
-        ComponentError: They are too many.
-    """
-    if n_sets * n_examples > _MOST_EFFECTS:
-        raise ComponentError(
-            f"{n_sets} sets on {n_examples} examples have {n_sets * n_examples} effects, which are "
-            f"held at once; at most {_MOST_EFFECTS} are. Choose fewer components or examples."
-        )
+def _layers(grid: InteractionGrid) -> tuple[list[str], list[tuple[str, str, int]], str]:
+    """Indices of components, their layers and their noun; nothing unless all are of one kind."""
+    kinds = {component.kind for component in grid.components}
+    if len(kinds) != 1 or kind_of(grid.components[0].kind).component_dim is None:
+        return [], [], ""
+    by_layer = groupby(component.layer for component in grid.components)
+    groups = [(f"layer {layer}", str(layer), len(list(members))) for layer, members in by_layer]
+    indices = [str(component.index) for component in grid.components]
+    return indices, groups, kind_of(grid.components[0].kind).noun

@@ -14,9 +14,12 @@ from torch import Tensor
 from tracekit._util.markup import printable
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoResultError
+from tracekit.results.curve import load_runs, save_runs
+from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.pareto_statistics import SizeStatistics
-from tracekit.results.result import TraceResult, also_columns, load_runs, save_runs, tracer_of
+from tracekit.results.result import TraceResult, tracer_of
 from tracekit.results.storage import damaged, read_document, write_document
+from tracekit.results.tables import also_columns
 from tracekit.search.base import as_count, not_reached
 
 if TYPE_CHECKING:
@@ -171,16 +174,28 @@ class ParetoFront(Sequence[TraceResult]):
         return self.faithfulness()
 
     def curve(self) -> go.Figure:
-        """Effect against size, its spread, held-out effect, control and full effect."""
-        from tracekit import figures
+        """Effect of the best sets against their size, with held-out effects and random controls.
 
-        return figures.pareto_curve(self)
+        Open triangles are sets of a walk from all components downwards; on hover, how similar they
+        are to the best ones. The bars of held-out effects are 95 % confidence intervals, by a
+        bootstrap over examples. The band is how far the effect of the best set moves when the
+        examples that it was selected on are resampled (95 %). The bars of the control are the range
+        of its draws. The numbers are those of `to_frame`.
+        """
+        from tracekit.results.curve_figures import pareto_curve
+
+        return pareto_curve(self.to_frame(), self.results[0], self.largest)
 
     def heatmap(self) -> go.Figure:
-        """From which size on each component is in the best sets."""
-        from tracekit import figures
+        """From which size on each component is in the best sets.
 
-        return figures.front_heatmap(self)
+        Colour is the smallest size whose best set holds the component; best sets are not nested, so
+        it may be missing again from larger ones, which the hover text says. Kinds with many
+        components a layer show the share of them in the largest set.
+        """
+        from tracekit.results.selection_figures import front_heatmap
+
+        return front_heatmap(self.results, self.largest)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken.
@@ -219,10 +234,20 @@ class ParetoFront(Sequence[TraceResult]):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from tracekit.results.display import front_html
-
-        return front_html(self)
+        """A table for notebooks: a row per size, with held-out effects where there are any."""
+        last = self.results[-1]
+        held_out = {row.size: row.held_out for row in self.statistics}
+        rows = []
+        for result in self.results:
+            value = held_out.get(result.n_selected)
+            cells = ["" if value is None else f"{value:.4g}"] if held_out else []
+            rows.append([*result.cells()[:4], *cells])
+        stopped = f", stopped by {self.stopped}" if self.stopped else ""
+        return card(
+            f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
+            f"data, {last.model} model, {last.metric}{stopped}",
+            table([*COLUMNS[:4], *(["held out"] if held_out else [])], rows),
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""

@@ -7,11 +7,10 @@ A run folder holds `result.json` (everything but tensors, with a format version)
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -19,18 +18,18 @@ from torch import Tensor
 
 from tracekit._util.markup import printable
 from tracekit.components import Component, ComponentRegistry
-from tracekit.components.masks import BinaryMask, Mask
+from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import BudgetError, ConfigError, NoResultError, TracekitError
+from tracekit.errors import ConfigError, NoResultError, TracekitError
 from tracekit.metrics import Effects
+from tracekit.results.display import card, line, named
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import check_registry, write_mib
+from tracekit.results.picture import selection_svg
 from tracekit.results.storage import (
     damaged,
-    read_document,
     read_run,
-    write_document,
     write_run,
 )
 from tracekit.search.base import Record
@@ -38,12 +37,10 @@ from tracekit.search.base import Record
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit.figures import Color
+    from tracekit.figures import SelectionPanel
     from tracekit.results.faithfulness import Faithfulness
+    from tracekit.results.panels import Color
 
-CURVE = "curve.json"
-"""Name of the list of runs in a folder of several."""
-_RUN = "budget-"
 _TENSOR_FIELDS = (
     "binary_mask",
     "soft_mask",
@@ -275,10 +272,35 @@ class TraceResult:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from tracekit.results.display import result_html
+        """A card for notebooks: effect, interval, held-out effect, the set and its picture."""
+        facts = [
+            f"effect {self.effect:.4g} [{_ends(self.spread)}]",
+            f"{100 * self.share_of_full_effect:.0f} % of all ({self.full_effect:.4g})",
+        ]
+        if self.held_out_effect is not None and self.held_out_interval is not None:
+            facts.append(f"held out {self.held_out_effect:.4g} [{_ends(self.held_out_interval)}]")
+        facts += [f"{name} {effect:.4g}" for name, effect in self.also.items()]
+        facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.seconds:.1f} s")
+        if self.stopped:
+            facts.append(f"stopped by {self.stopped}")
+        return card(
+            f"{self.title}: {self.n_selected} of {self.n_components} components",
+            line(f"{self.dataset} data, {self.model} model, {self.metric}, {self.direction}"),
+            line(" \u00b7 ".join(facts)),
+            line(named(self.labels)),
+            selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
+        )
 
-        return result_html(self)
+    def cells(self) -> list[Any]:
+        """Its cells in a table of results: size, effect, spread, share of all, components."""
+        low, high = self.spread
+        return [
+            self.n_selected,
+            f"{self.effect:.4g}",
+            f"{low:.3g} to {high:.3g}",
+            f"{100 * self.share_of_full_effect:.0f} %",
+            named(self.labels, 6),
+        ]
 
     def faithfulness(self) -> Faithfulness:
         """How much the selected components do alone, and how much is left without them.
@@ -316,11 +338,86 @@ class TraceResult:
         """Which components are selected, layer by layer.
 
         Args:
-            color: What the colour of a cell says, as in `figures.heatmap`.
-        """
-        from tracekit import figures
+            color: What the colour of a cell says: `selected` (in the colour of the method), `soft`
+                (entry of the soft mask), `score` (what the method ranked by; for top-k the effect
+                of the component alone), `rank` (by that), or `none`. Where colour says something
+                else, selected components have a dark frame.
 
-        return figures.heatmap(self, color=color)
+        Raises:
+            ConfigError: An unknown `color`, or scores of a result that has none.
+        """
+        from tracekit.figures.cells import draw_panels
+        from tracekit.figures.style import WIDTH, data_and_model, plain
+        from tracekit.results.panels import scale_of
+
+        return draw_panels(
+            self.panels(color),
+            scale=scale_of(color, self.n_components, self.largest_score),
+            width=WIDTH,
+            outlines=color != "selected",
+            title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
+            subtitle=f"{self.n_selected} of {self.n_components} selected, "
+            f"effect {self.effect:.3g} (all: {self.full_effect:.3g})",
+        )
+
+    def panels(self, color: Color = "selected", *, title: str = "") -> list[SelectionPanel]:
+        """The data behind a selection heatmap: one panel per kind, a row per layer.
+
+        Args:
+            color: As in `heatmap`.
+            title: Above the panels.
+
+        Raises:
+            ConfigError: An unknown `color`, or scores of a result that has none.
+        """
+        from tracekit.figures.style import styles
+        from tracekit.results.panels import panels_of
+
+        return panels_of(
+            self.registry,
+            self.binary_mask,
+            values=self._color_values(color),
+            texts=list(map(self._selection_text, range(self.n_components))),
+            color=styles([self.method])[self.method][0] if color == "selected" else "#0072B2",
+            title=title,
+        )
+
+    def _color_values(self, color: Color) -> list[float]:
+        """A number for the colour of each component."""
+        from tracekit.results.panels import Color
+
+        if color not in get_args(Color):
+            raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(Color))}.")
+        scores = self.soft_mask if self.component_scores is None else self.component_scores
+        if color == "score" and self.component_scores is None:
+            raise ConfigError(
+                f"This result of {self.method} has no scores of components. Use color='selected', "
+                "or a result of top-k."
+            )
+        ranks = torch.empty(len(scores))
+        ranks[ranking(scores)] = torch.arange(1.0, len(scores) + 1)
+        return {
+            "selected": self.binary_mask.float(),
+            "soft": self.soft_mask,
+            "score": scores,
+            "rank": ranks,
+            "none": torch.zeros(len(scores)),
+        }[color].tolist()
+
+    def _selection_text(self, flat: int) -> str:
+        text = "selected" if self.binary_mask[flat] else "not selected"
+        soft = self.soft_mask[flat].item()
+        if soft != self.binary_mask[flat].item():
+            text += f"<br>soft mask {soft:.3f}"
+        if self.component_scores is not None:
+            text += f"<br>score {self.component_scores[flat]:.4g}"
+        return text
+
+    @property
+    def largest_score(self) -> float:
+        """Largest size of a score of a component; 1 if there is none."""
+        scores = self.component_scores
+        return 1.0 if scores is None else scores.abs().max().item() or 1.0
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder, which is made if need be; returns it."""
@@ -372,6 +469,10 @@ class TraceResult:
         except (KeyError, TypeError, ValueError, AttributeError, TracekitError) as error:
             raise damaged(folder) from error
         return result
+
+
+def _ends(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.3g}, {interval[1]:.3g}"
 
 
 def _check_consistent(result: TraceResult) -> None:
@@ -426,135 +527,3 @@ def tracer_of(result: TraceResult) -> Any:
             "tracer again and call tracer.faithfulness(result)."
         )
     return tracer
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TraceCurve(Sequence[TraceResult]):
-    """Results of one run at several budgets, ascending."""
-
-    results: tuple[TraceResult, ...]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.results[item]
-
-    def __repr__(self) -> str:
-        first = self.results[0]
-        by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
-        more = ", ..." if len(self) > 12 else ""
-        return printable(
-            f"TraceCurve({first.method} on {first.dataset}, {first.model}; "
-            f"effect by budget {by_budget}{more})"
-        )
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from tracekit.results.display import curve_html
-
-        return curve_html(self)
-
-    def at(self, n_components: int) -> TraceResult:
-        """The result for a budget of that many components.
-
-        Raises:
-            BudgetError: The curve has no such budget.
-        """
-        for result in self.results:
-            if result.budget == n_components:
-                return result
-        budgets = ", ".join(str(result.budget) for result in self.results)
-        raise BudgetError(f"The curve has no budget of {n_components}. It has {budgets}.")
-
-    def to_frame(self) -> Any:
-        """A pandas DataFrame with a row per budget."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "method": [result.method for result in self.results],
-                "budget": [result.budget for result in self.results],
-                "n_selected": [result.n_selected for result in self.results],
-                "effect": [result.effect for result in self.results],
-                **also_columns(self.results),
-            }
-        )
-
-    def curve(self) -> go.Figure:
-        """Effect against number of components."""
-        from tracekit import figures
-
-        return figures.curve(self.results)
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes one run folder per budget; returns the folder that holds them."""
-        save_runs(self.results, Path(folder))
-        return Path(folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> TraceCurve:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-        """
-        return cls(load_runs(Path(folder)))
-
-
-def also_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
-    """A column per further metric by which all of the results were measured."""
-    names = [name for name in results[0].also if all(name in result.also for result in results)]
-    return {name: [result.also[name] for result in results] for name in names}
-
-
-def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
-    """Writes a run folder for each of several results, and a list of them.
-
-    Runs that an earlier list in the folder names, and this one does not, are removed.
-
-    Returns:
-        The digest of the list.
-    """
-    earlier = _listed(folder)
-    digests: dict[str, str] = {}
-    for result in results:
-        size = result.n_selected if result.budget is None else result.budget
-        name = f"{_RUN}{size}"
-        while name in digests:
-            name += "b"
-        digests[name] = result._write(folder / name)
-    digest = write_document(folder / CURVE, {"runs": digests})
-    for name in earlier - set(digests):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    return digest
-
-
-def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
-    """Reads what `save_runs` wrote.
-
-    Args:
-        folder: The folder.
-        digest: What `save_runs` returned, where it is known.
-
-    Raises:
-        ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-    """
-    runs = read_document(folder, CURVE, digest).get("runs")
-    if not isinstance(runs, dict) or not runs or not all(map(_is_run_name, runs)):
-        raise damaged(folder)
-    return tuple(TraceResult._read(folder / name, run) for name, run in runs.items())
-
-
-def _listed(folder: Path) -> set[str]:
-    """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
-    try:
-        runs = read_document(folder, CURVE).get("runs")
-    except TracekitError:
-        return set()
-    return set(filter(_is_run_name, runs)) if isinstance(runs, dict) else set()
-
-
-def _is_run_name(name: str) -> bool:
-    """Whether a name is that of a run's folder, and no path to somewhere else."""
-    return name.startswith(_RUN) and name.removeprefix(_RUN).isalnum()

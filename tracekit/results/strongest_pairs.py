@@ -31,8 +31,9 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.results.interactions import LEVEL, added_effects, check_size
+from tracekit.results.interactions import LEVEL
 from tracekit.results.intervals import row_intervals
+from tracekit.results.pair_effects import added_effects, check_size
 from tracekit.results.significance import max_t_p_values, without_rounding
 from tracekit.results.storage import damaged, read_document, write_numbers
 from tracekit.search.racing import Portions, still_in

@@ -23,8 +23,9 @@ import torch
 from tracekit._util.files import digest_of, draft_folder
 from tracekit.errors import TracekitError
 from tracekit.models.loading import HookedModel
+from tracekit.results.curve import CURVE, TraceCurve
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.result import CURVE, TraceCurve, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.results.storage import damaged, read_document, versions, write_document
 from tracekit.runs.jobs import Job
 

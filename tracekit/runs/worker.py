@@ -25,8 +25,9 @@ from tracekit.errors import (
     WorkerError,
 )
 from tracekit.models.loading import HookedModel, load_model
+from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import (

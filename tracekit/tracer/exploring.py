@@ -11,8 +11,9 @@ from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import MissingExtraError
 from tracekit.metrics import Effects
+from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.search import Goal, Selection
 from tracekit.tracer.search_run import Spent, Traced
 

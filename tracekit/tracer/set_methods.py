@@ -34,17 +34,14 @@ from tracekit.engine.sources import name_of
 from tracekit.errors import ConfigError, MaskError
 from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, model_name
+from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import Faithfulness, Ranking, faithfulness_of
-from tracekit.results.interactions import (
-    MOST_IN_GRID,
-    InteractionGrid,
-    chosen_for_pairs,
-    measure_pairs,
-)
+from tracekit.results.interactions import InteractionGrid
 from tracekit.results.metric_table import effect_table, metric_table
 from tracekit.results.mib import model_sizes, read_mib
+from tracekit.results.pair_effects import MOST_IN_GRID, chosen_for_pairs, measure_pairs
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned

@@ -27,8 +27,9 @@ from tracekit.errors import (
 )
 from tracekit.metrics import Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, load_model, model_name
+from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.result import TraceCurve, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.search import Goal, LocalSearch, MethodName, Search, make
 from tracekit.search.auto import FEWEST_EXAMPLES, as_judged
 from tracekit.search.objectives import Objective, ObjectiveName
@@ -42,7 +43,7 @@ from tracekit.tracer.trackers import Observed, Observer, settings_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit import figures
+    from tracekit.results.panels import Color
 
 if TYPE_CHECKING:
     MethodChoice = MethodName
@@ -135,7 +136,7 @@ class Tracer(SetMethods):
             check_continuations(self.engine.pairs, each)
         checks.check_engine(self.engine)
         self._held_out = None if held_out is None else self._bound.engine(held_out)
-        self._front: ParetoFront | None = None
+        self._last: Sequence[TraceResult] = ()
         self.results = []
 
     def __repr__(self) -> str:
@@ -160,7 +161,7 @@ class Tracer(SetMethods):
         # Only what was measured before: looking at a tracer runs nothing.
         if "full_effects" in vars(self.engine):
             facts.append(("all components", f"effect {self.full_effect:.4g}"))
-        return tracer_html(facts, self.results)
+        return tracer_html(facts, [[each.title, *each.cells()] for each in self.results])
 
     # ---- searching ------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class Tracer(SetMethods):
             results = run.results(observed.step)
             observed.results(results)
         self.results += results
-        self._front = None
+        self._last = results
         diagnostics.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
             diagnostics.warn(
@@ -297,7 +298,7 @@ class Tracer(SetMethods):
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
-        self._front = front
+        self._last = front
         return front
 
     def estimate(
@@ -425,22 +426,20 @@ class Tracer(SetMethods):
 
     # ---- drawing --------------------------------------------------------------------------
 
-    def heatmap(
-        self, result: TraceResult | None = None, *, color: figures.Color = "selected"
-    ) -> go.Figure:
-        """Per-layer selection heatmap of a result, by default the last or a front's largest.
+    def heatmap(self, result: TraceResult | None = None, *, color: Color = "selected") -> go.Figure:
+        """Per-layer selection heatmap of a result.
 
         Args:
-            result: The result.
+            result: The result. None: the last one of `run`, or after `pareto` the largest set of
+                its front.
             color: What the colour of a cell says: `selected`, `soft`, `score`, `rank` or `none`
-                (see `figures.heatmap`).
+                (see `TraceResult.heatmap`).
 
         Raises:
             NoResultError: Nothing was run yet.
         """
-        from tracekit import figures
-
-        return figures.heatmap(result or self._latest()[-1], color=color)
+        last = self._last[-1] if self._last else None
+        return _drawn(result or last).heatmap(color=color)
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method.
@@ -450,16 +449,21 @@ class Tracer(SetMethods):
         Raises:
             NoResultError: Nothing was run yet.
         """
-        from tracekit import figures
+        from tracekit.results.curve_figures import effect_curve
 
         drawn = [results] if isinstance(results, TraceResult) else results
-        return figures.curve(drawn or self.results or self._latest())
+        return effect_curve(_drawn(drawn or self.results or self._last))
 
-    def _latest(self) -> list[TraceResult]:
-        results = self.results if self._front is None else list(self._front)
-        if not results:
-            raise NoResultError("There is no result to draw yet. Call run() first.")
-        return results
+
+def _drawn(results: Any) -> Any:
+    """Results to draw.
+
+    Raises:
+        NoResultError: There are none.
+    """
+    if not results:
+        raise NoResultError("There is no result to draw yet. Call run() first.")
+    return results
 
 
 def _is_shown(progress: bool | None) -> bool:

@@ -1,6 +1,5 @@
-"""Selection heatmaps: which components, layer by layer, of one result or of several side by side.
+"""Cells by layer: a panel per kind of component, a row per layer with layer 0 on top.
 
-A panel is a kind of component of one result: a cell per component, a row per layer, layer 0 on top.
 Where a layer has too many components to show, a panel holds a bar per layer instead: the share of
 the layer's components that is selected.
 """
@@ -10,39 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
 import plotly.graph_objects as go
-import torch
-from plotly.colors import sample_colorscale
 
-from tracekit.components import ComponentGrid, kind_of
-from tracekit.components.masks import Mask, ranking
-from tracekit.errors import ConfigError
+from tracekit.components import kind_of
 from tracekit.figures.style import (
     BOX,
+    SUBTITLE_SIZE,
     TICK_SIZE,
-    WIDE,
-    WIDTH,
     add_margins,
-    data_and_model,
+    color_bar,
     plain,
     set_titles,
-    styles,
-    subtitle_size,
 )
-from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.result import TraceResult
 
-if TYPE_CHECKING:
-    from tracekit.results.comparison import Comparison
-
-Color = Literal["selected", "soft", "score", "rank", "none"]
-"""What the colour of a cell says: whether the component is selected, its entry of the soft mask,
-its score (what the method ranked it by; its single effect for top-k), its rank by that, nothing."""
-
-_MAX_COLUMNS = 64
-"""Components of a layer beyond which a panel shows shares."""
 _CELL = 27.0
 """Largest size of a cell, in pixels."""
 _BARS = 130.0
@@ -53,15 +34,13 @@ _WIDE_GAP = 48.0
 """Beside a panel of one column, in pixels."""
 _TALLEST = 640.0
 """Height of all rows, in pixels."""
-_TICKS_OF_SIZES = 3
-"""Steps between the sizes that a bar of sizes names, at most."""
 _UNSTUDIED = "#d0d0d0"
 """Colour of cell borders, and of cells that are not studied."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SelectionPanel:
-    """One kind of component of one result, as a selection heatmap shows it."""
+    """The components of one kind as cells, or as one bar a layer."""
 
     title: str
     """Above the panel: the method, where several are compared."""
@@ -93,247 +72,38 @@ class SelectionPanel:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class ColorScale:
     """How values become colours."""
 
     colors: Any
+    """Colours or the name of a scale, as plotly takes it."""
     low: float
     high: float
     title: str
+    """Above the colour bar."""
     ticks: tuple[float, ...] = ()
     """Values that the bar names; those that fit by default."""
 
 
-def selection_data(
-    result: TraceResult, color: Color = "selected", *, title: str = ""
-) -> list[SelectionPanel]:
-    """The data behind a selection heatmap: one panel per kind, a row per layer.
-
-    Args:
-        result: The result.
-        color: What the colour of a cell says.
-        title: Above the panels.
-
-    Raises:
-        ConfigError: An unknown `color`, or scores of a result that has none.
-    """
-    values = _values(result, color)
-    return _panels(result, values, color, title)
-
-
-def heatmap(result: TraceResult, *, color: Color = "selected") -> go.Figure:
-    """Which components a result selects, a row per layer.
-
-    Args:
-        result: The result.
-        color: What the colour of a cell says: `selected` (in the colour of the method), `soft`
-            (entry of the soft mask), `score` (what the method ranked by; for top-k the effect of
-            the component alone), `rank` (by that), or `none`. Where colour says something else,
-            selected components have a dark frame.
-
-    Raises:
-        ConfigError: An unknown `color`, or scores of a result that has none.
-    """
-    panels = selection_data(result, color)
-    figure = _draw(panels, _scale([result], color), WIDTH, outlines=color != "selected")
-    title = f"{plain(result.title)}: {data_and_model(result)}"
-    return set_titles(figure, title, _subtitle(result))
-
-
-def comparison_heatmap(comparison: Comparison, *, color: Color = "selected") -> go.Figure:
-    """Which components each of several results selects: panels side by side.
-
-    Args:
-        comparison: The results.
-        color: As in `heatmap`.
-
-    Raises:
-        ConfigError: As in `heatmap`.
-    """
-    panels = [
-        panel
-        for result, label in zip(comparison, comparison.labels, strict=True)
-        for panel in selection_data(result, color, title=plain(label))
-    ]
-    first = comparison[0]
-    figure = _draw(panels, _scale(list(comparison), color), WIDE, outlines=color != "selected")
-    sizes = dict.fromkeys(str(result.n_selected) for result in comparison)
-    subtitle = f"{' / '.join(sizes)} of {first.n_components} selected"
-    return set_titles(figure, data_and_model(first), subtitle)
-
-
-def front_heatmap(front: ParetoFront) -> go.Figure:
-    """From which size on each component is in the best sets of a Pareto front.
-
-    Colour is the smallest size whose best set holds the component; best sets are not nested, so it
-    may be missing again from larger ones, which the hover text says. Kinds with many components a
-    layer show the share of them in the largest set.
-    """
-    largest, n = front[-1], front[0].n_components
-    members = torch.stack([result.binary_mask for result in front])
-    sizes = torch.tensor(front.sizes)
-    enters = torch.where(members, sizes[:, None], torch.iinfo(torch.long).max).amin(0)
-    values = [
-        float(size) if held else None for size, held in zip(enters, members.any(0), strict=True)
-    ]
-    texts = [
-        f"in the best sets of {held} of {len(sizes)} sizes" + (f", from {first} on" if held else "")
-        for held, first in zip(members.sum(0).tolist(), enters.tolist(), strict=True)
-    ]
-    panels = _panels(largest, values, "soft", "", texts)
-    first, last = front.sizes[0], front.sizes[-1]
-    # The lightest blues would look like no component.
-    blues = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
-    steps = min(_TICKS_OF_SIZES, last - first)
-    ticks = {round(first + (last - first) * step / max(1, steps)) for step in range(steps + 1)}
-    scale = _Scale(
-        blues, first, max(last, first + 1), "enters<br>at size", ticks=tuple(sorted(ticks))
-    )
-    figure = _draw(panels, scale, WIDTH, outlines=False)
-    return set_titles(
-        figure,
-        f"Pareto front: {data_and_model(largest)}",
-        f"sets of up to {front.largest} of {n} components; white: in none",
-    )
-
-
-# ---- data -----------------------------------------------------------------------------------
-
-
-def _values(result: TraceResult, color: str) -> list[float | None]:
-    """What the colour of each component says."""
-    if color not in get_args(Color):
-        raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(Color))}.")
-    if color == "score" and result.component_scores is None:
-        raise ConfigError(
-            f"This result of {result.method} has no scores of components. Use color='selected', or "
-            "a result of top-k."
-        )
-    if color == "none":
-        return [0.0] * result.n_components
-    if color == "rank":
-        order = ranking(_ranked_by(result))
-        ranks = torch.empty(len(order))
-        ranks[order] = torch.arange(1.0, len(order) + 1)
-        return ranks.tolist()
-    scores = {
-        "selected": result.binary_mask.float(),
-        "soft": result.soft_mask,
-        "score": result.component_scores,
-    }[color]
-    assert scores is not None
-    return scores.tolist()
-
-
-def _ranked_by(result: TraceResult) -> Mask:
-    return result.soft_mask if result.component_scores is None else result.component_scores
-
-
-def _panels(
-    result: TraceResult,
-    values: Sequence[float | None],
-    color: str,
-    title: str,
-    texts: Sequence[str] | None = None,
-) -> list[SelectionPanel]:
-    """A panel per kind; of spans of several components a layer, a panel per span.
-
-    `texts` are said of each component instead of what the result says.
-    """
-    panels = []
-    for grid in result.registry.grids:
-        of_span = f"{title}, {grid.span}" if title else plain(grid.span)
-        panels.append(_panel(result, grid, values, color, of_span if grid.span else title, texts))
-    return panels
-
-
-def _panel(
-    result: TraceResult,
-    grid: ComponentGrid,
-    values: Sequence[float | None],
-    color: str,
-    title: str,
-    texts: Sequence[str] | None,
-) -> SelectionPanel:
-    """A panel of a grid; a row is a share where there are too many columns."""
-    rows, is_share = grid.cells, len(grid.indices) > _MAX_COLUMNS
-    studied = [[flat for flat in row if flat is not None] for row in rows]
-    shares = [result.binary_mask[flat].float().mean().item() for flat in studied]
-    everywhere = [flat for row in studied for flat in row]
-    if is_share:
-        hover = [
-            [
-                f"layer {layer}: {round(share * len(flat))} of {len(flat)} "
-                f"selected ({100 * share:.3g} %)"
-            ]
-            for layer, flat, share in zip(grid.layers, studied, shares, strict=True)
-        ]
-        rows = tuple(() for _ in rows)
-    else:
-        hover = [
-            [_hover(result, flat, layer, texts) for flat in row]
-            for row, layer in zip(rows, grid.layers, strict=True)
-        ]
-    selected = result.binary_mask.tolist()
-    return SelectionPanel(
-        title=title,
-        kind=grid.kind,
-        layers=grid.layers,
-        indices=() if is_share else grid.indices,
-        span_names=() if is_share else grid.span_names,
-        selected=tuple(tuple(None if i is None else selected[i] for i in row) for row in rows),
-        values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
-        shares=tuple(shares),
-        overall_share=result.binary_mask[everywhere].float().mean().item(),
-        hover=tuple(map(tuple, hover)),
-        color=styles([result.method])[result.method][0] if color == "selected" else "#0072B2",
-    )
-
-
-def _hover(result: TraceResult, flat: int | None, layer: int, texts: Sequence[str] | None) -> str:
-    if flat is None:
-        return f"layer {layer}: not studied"
-    label = result.registry.label(flat)
-    if texts is not None:
-        return f"{label}: {texts[flat]}"
-    text = f"{label}: {'selected' if result.binary_mask[flat] else 'not selected'}"
-    soft = result.soft_mask[flat].item()
-    if soft != result.binary_mask[flat].item():
-        text += f"<br>soft mask {soft:.3f}"
-    if result.component_scores is not None:
-        text += f"<br>score {result.component_scores[flat]:.4g}"
-    return text
-
-
-def _scale(results: Sequence[TraceResult], color: str) -> _Scale | None:
-    """The colours of values, the same for all results; None if each has a colour of its own."""
-    if color in ("selected", "none"):
-        return None
-    if color == "soft":
-        return _Scale("Blues", 0.0, 1.0, "soft<br>mask")
-    if color == "rank":
-        return _Scale("Blues_r", 1.0, 1.1 * results[0].n_components, "rank")
-    scores = [result.component_scores for result in results]
-    bound = max(s.abs().max().item() for s in scores if s is not None) or 1.0
-    return _Scale("RdBu_r", -bound, bound, "score")
-
-
-def _subtitle(result: TraceResult) -> str:
-    text = f"{result.n_selected} of {result.n_components} selected, effect {result.effect:.3g}"
-    return f"{text} (all: {result.full_effect:.3g})"
-
-
-# ---- drawing --------------------------------------------------------------------------------
-
-
-def _draw(
+def draw_panels(
     panels: Sequence[SelectionPanel],
-    scale: _Scale | None,
-    width: int,
     *,
+    scale: ColorScale | None,
+    width: int,
     outlines: bool,
+    title: str,
+    subtitle: str,
 ) -> go.Figure:
-    """Panels side by side, with square cells of one size and rows that line up."""
+    """Panels side by side, with square cells of one size and rows that line up.
+
+    Args:
+        panels: From left to right.
+        scale: Colours of all values; None: white, and the panel's own colour.
+        width: Largest width, in pixels.
+        outlines: Whether selected cells have a dark frame.
+        title: Above the figure.
+        subtitle: Below the title.
+    """
     layers = sorted({layer for panel in panels for layer in panel.layers})
     has_titles = any(panel.title for panel in panels)
     margins = {"l": 58.0, "r": 14.0, "t": 92.0 if has_titles else 70.0, "b": 56.0}
@@ -402,7 +172,7 @@ def _draw(
     _mark_skipped_layers(figure, layers, len(panels))
     figure.update_layout(plot_bgcolor=_UNSTUDIED, showlegend=False)
     add_margins(figure, margins, plot_width, plot_height)
-    return figure
+    return set_titles(figure, title, subtitle)
 
 
 def _add_cells(
@@ -410,14 +180,15 @@ def _add_cells(
     panel: SelectionPanel,
     rows: Sequence[int],
     axes: dict[str, str],
-    scale: _Scale | None,
+    scale: ColorScale | None,
     cell: float,
     n_ticks: int,
 ) -> None:
     """Cells of a panel, each `cell` pixels wide, and at the first one a colour bar."""
     gap = 1.0 if cell >= 7 else 0.5
+    drawn: list[Any] = list(figure.data)
     is_first_with_bar = scale is not None and not any(
-        trace.type == "heatmap" and trace.showscale for trace in figure.data
+        trace.type == "heatmap" and trace.showscale for trace in drawn
     )
     # White under the cells of studied components that have no value.
     figure.add_heatmap(
@@ -443,21 +214,15 @@ def _add_cells(
         xgap=gap,
         ygap=gap,
         showscale=is_first_with_bar,
-        colorbar=None
-        if scale is None
-        else {
-            "title": {"text": f"{scale.title}<br> ", "side": "top", "font": {"size": TICK_SIZE}},
-            "tickfont": {"size": TICK_SIZE},
-            "thickness": 13,
-            "outlinewidth": 1,
-            **(
-                {"tickvals": [scale.low, 0, scale.high], "tickformat": ".2~g"}
-                if scale.low < 0
-                else ({"tickvals": scale.ticks} if scale.ticks else {"nticks": n_ticks})
-            ),
-        },
+        colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale, n_ticks)),
         **axes,
     )
+
+
+def _bar_ticks(scale: ColorScale, n_ticks: int) -> dict[str, Any]:
+    if scale.low < 0:
+        return {"tickvals": [scale.low, 0, scale.high], "tickformat": ".2~g"}
+    return {"tickvals": scale.ticks} if scale.ticks else {"nticks": n_ticks}
 
 
 def _add_outlines(
@@ -531,7 +296,7 @@ def _add_panel_title(figure: go.Figure, panel: SelectionPanel, number: int) -> N
         xanchor="left",
         yanchor="bottom",
         showarrow=False,
-        font={"size": subtitle_size()},
+        font={"size": SUBTITLE_SIZE},
     )
 
 

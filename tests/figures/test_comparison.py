@@ -1,0 +1,73 @@
+"""Comparisons: figures and tables of several results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tracekit.errors import ComparisonError, NoResultError
+
+
+class TestComparison:
+    def test_panels_share_rows_and_colours(self, tracer):
+        top_k, greedy = tracer.results[1], tracer.results[2]
+        figure = tk.compare([top_k, greedy], ["one", "two"]).heatmap()
+        first, _, second, _ = cells_of(figure)
+        assert [list(row) for row in first.z] == top_k.binary_mask[:12].reshape(3, 4).tolist()
+        assert [list(row) for row in second.z] == greedy.binary_mask[:12].reshape(3, 4).tolist()
+        assert first.colorscale[1][1] != second.colorscale[1][1]
+        assert [note.text for note in figure.layout.annotations] == ["one", "two"]
+
+    def test_similarities(self, tracer):
+        comparison = tk.compare(tracer.results[:3])
+        sets = [set(result.labels) for result in comparison]
+        expected = [[len(a & b) / len(a | b) for b in sets] for a in sets]
+        assert comparison.jaccard.to_numpy() == pytest.approx(torch.tensor(expected).numpy())
+        assert list(comparison.jaccard) == list(comparison.labels)
+        (trace,) = comparison.similarities().data
+        assert trace.z[0][1] == pytest.approx(expected[0][1])
+
+    def test_curves_have_the_intervals_of_results(self, tracer):
+        result = tracer.results[2]
+        figure = tk.compare(tracer.results).curve()
+        (trace,) = [trace for trace in figure.data if trace.name == "greedy"]
+        index = list(trace.x).index(result.n_selected)
+        low, high = result.spread
+        assert trace.error_y.array[index] == pytest.approx(high - result.effect)
+        assert trace.error_y.arrayminus[index] == pytest.approx(result.effect - low)
+        # Sizes that were passed on the way have no interval.
+        assert trace.error_y.array[0] == 0
+
+    def test_labels(self, tracer):
+        assert tk.compare(tracer.results[1:3]).labels == ("top-k", "greedy")
+        assert tk.compare([tracer.results[:2], tracer.results[2]]).labels == (
+            "top-k, 1",
+            "top-k, 4",
+            "greedy, 3",
+        )
+        twice = tk.compare([tracer.results[2], tracer.results[2]])
+        assert twice.labels == ("greedy, 3 (1)", "greedy, 3 (2)")
+        with pytest.raises(ComparisonError, match="There are 2 results and 1 labels. Give a label"):
+            tk.compare(tracer.results[:2], ["a"])
+        with pytest.raises(NoResultError, match="There is no result to compare. Give at least one"):
+            tk.compare([])
+
+    def test_the_table(self, tracer):
+        comparison = tk.compare(tracer.results[:3])
+        frame = comparison.to_frame()
+        assert frame["effect"].tolist() == [result.effect for result in comparison]
+        assert frame["share"].tolist() == pytest.approx(
+            [result.effect / result.full_effect for result in comparison]
+        )
+        assert frame["components"][2] == " ".join(comparison[2].labels)
+
+    def test_latex_and_markdown(self, tracer):
+        comparison = tk.compare(tracer.results)
+        text = comparison.to_latex(label="tab:mine")
+        assert "\\label{tab:mine}" in text
+        assert "\\textbf{" in text
+        assert "held out" not in text
+        lines = comparison.to_markdown().splitlines()
+        assert len(lines) == 2 + len(comparison)
+        assert lines[0].startswith("| result | selected | effect | 95 % spread | share | passes |")

@@ -1,0 +1,83 @@
+"""Effect curves against the effects of results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import ComparisonError
+from tracekit.results.curve_figures import effect_curve
+from tracekit.search import Goal
+
+
+def test_curve_data_has_every_measured_size(tracer):
+    frame = tk.results.curve_data(tracer.results)
+    sizes = {name: part["n_selected"].tolist() for name, part in frame.groupby("method")}
+    assert sizes == {"top-k": [1, 4], "greedy": [1, 2, 3], "random": [2, 4]}
+    greedy = tracer.results[2]
+    found = frame[frame["method"] == "greedy"]["effect"].tolist()
+    assert found == pytest.approx([record["effect"] for record in greedy.history], rel=1e-4)
+
+
+def test_curve_data_has_every_size_of_a_path(tracer):
+    search = tk.LocalSearch(max_passes=40)
+    found = search.search(tracer.engine, Goal(budgets=(3,)), 0)[0]
+    assert [record["n_selected"] for record in found.history] == [1, 2, 3]
+    before = list(tracer.results)
+    result = tracer.run(search, budget=3)
+    tracer.results[:] = before
+    frame = tk.results.curve_data([result])
+    assert frame["n_selected"].tolist() == [1, 2, 3]
+    assert frame["effect"].tolist() == pytest.approx([r["effect"] for r in result.history])
+
+
+def test_curves_draw_their_data(tracer):
+    figure = tracer.curve()
+    named = {trace.name: trace for trace in figure.data if trace.name}
+    assert list(named) == ["top-k", "greedy", "best of 3 random sets"]
+    assert len({trace.line.color for trace in named.values()}) == 3
+    assert len({trace.line.dash for trace in named.values()}) == 3
+    assert len({trace.marker.symbol for trace in named.values()}) == 3
+    assert list(named["greedy"].x) == [1, 2, 3]
+    starts = [trace for trace in figure.data if not trace.name and trace.mode == "lines"]
+    assert [(trace.x[0], trace.y[0]) for trace in starts] == [(0, 0)] * 3
+    assert figure.layout.shapes[0].y0 == pytest.approx(tracer.full_effect)
+    assert "odds ratio \u2212 1" in figure.layout.yaxis.title.text
+    # The second axis has shares of all 15 components.
+    ticks, texts = figure.layout.xaxis2.tickvals, figure.layout.xaxis2.ticktext
+    assert [float(text[:-2]) * 15 / 100 for text in texts] == pytest.approx(list(ticks))
+
+
+def test_pgb_ct_lies_on_top(tracer):
+    results = [replace(tracer.results[0], method="pgb-ct"), *tracer.results[1:]]
+    named = [trace.name for trace in effect_curve(results).data if trace.name]
+    assert named[-1] == "top-k"  # The title that was kept.
+
+
+def test_long_legends_leave_the_axis_alone(tracer):
+    results = [
+        replace(tracer.results[1], method=f"m{k}", method_title=f"a long name of method {k}")
+        for k in range(7)
+    ]
+    few, many = effect_curve(results[:1]), effect_curve(results)
+    assert many.layout.legend.yanchor == "top"
+    assert many.layout.height > few.layout.height + 7 * 10
+    assert many.layout.margin.b - few.layout.margin.b == many.layout.height - few.layout.height
+
+
+def test_curves_never_mix_what_is_not_comparable(model):
+    pairs = tiny.pairs(6)
+    base = tk.Tracer(model, pairs).run("top-k", budget=2)
+    for other, text in (
+        (tk.Tracer(model, tiny.pairs(6, seed=1)), "of different examples"),
+        (tk.Tracer(model, pairs, metric="probability-drop"), "(odds-ratio and probability-drop)"),
+        (tk.Tracer(model, pairs, "head-outputs"), "of different components"),
+        (tk.Tracer(model, pairs, positions="last"), "of different positions (prompt and last)"),
+    ):
+        with pytest.raises(ComparisonError) as caught:
+            effect_curve([base, other.run("top-k", budget=2)])
+        assert text in str(caught.value)
+    assert effect_curve([base, base]).data

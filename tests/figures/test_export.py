@@ -1,0 +1,149 @@
+"""Figures as files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+
+from tracekit import figures
+from tracekit.errors import ConfigError, FigureExportError
+
+BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
+
+
+def test_html_opens_offline(tracer, tmp_path):
+    path = figures.write(tracer.curve(), tmp_path / "deep" / "curve.html")
+    assert (path.parent / "plotly.min.js").stat().st_size > 1e6
+    text = path.read_text()
+    assert "plotly.min.js" in text
+    assert "cdn" not in text.split("<body>")[1][:3000].lower()
+
+
+@pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
+def test_images(tracer, tmp_path):
+    path = figures.write(tracer.heatmap(), tmp_path / "heatmap.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypatch):
+    figure = tracer.curve()
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "chrome"))
+    with pytest.raises(FigureExportError) as caught:
+        figures.write(figure, tmp_path / "curve.png")
+    assert str(caught.value).startswith("Could not write curve.png: ")
+    assert "Chrome" in str(caught.value).split(". Install")[0]
+    assert "or write .html" in str(caught.value)
+    paths = {tmp_path / name: figure for name in ("a.png", "b.html", "c.svg")}
+    with pytest.raises(FigureExportError, match=r"Could not write a.png, c.svg: "):
+        figures.write_all(paths)
+    assert (tmp_path / "b.html").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the browser that hangs is a shell script")
+def test_a_browser_that_hangs_is_tried_twice_and_given_up(tracer, tmp_path, monkeypatch):
+    browser = tmp_path / "chrome"
+    browser.write_text(f"#!/bin/sh\necho started >> {tmp_path / 'starts'}\nexec sleep 20\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    monkeypatch.setattr(figures.export, "_TO_START", 3.0)
+    monkeypatch.setattr(figures.export, "_PER_IMAGE", 1.0)
+    text = "Could not write curve.png: the browser did not answer in 4 seconds, 2 times. Install"
+    with pytest.raises(FigureExportError, match=text):
+        figures.write(tracer.curve(), tmp_path / "curve.png")
+    assert (tmp_path / "starts").read_text().split() == ["started", "started"]
+    assert not (tmp_path / "curve.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
+def test_many_figures_at_once(tracer, tmp_path):
+    paths = {tmp_path / "curve.svg": tracer.curve(), tmp_path / "heatmap.png": tracer.heatmap()}
+    assert figures.write_all(paths) == list(paths)
+    assert "all 15 components" in (tmp_path / "curve.svg").read_text()
+    alone = figures.write(tracer.heatmap(), tmp_path / "alone.png").read_bytes()
+    assert (tmp_path / "heatmap.png").read_bytes() == alone
+
+
+def test_images_have_the_size_of_their_figures(tracer, tmp_path):
+    """A PNG's header holds its size: two pixels a point; an SVG's its width and height."""
+    small, large = tracer.heatmap(), tracer.curve()
+    small.update_layout(width=310, height=170)
+    figures.write_all(
+        {tmp_path / "s.png": small, tmp_path / "l.png": large, tmp_path / "s.svg": small}
+    )
+    for name, figure in (("s.png", small), ("l.png", large)):
+        header = (tmp_path / name).read_bytes()[16:24]
+        size = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
+        assert size == (2 * figure.layout.width, 2 * figure.layout.height)
+    assert 'width="310" height="170"' in (tmp_path / "s.svg").read_text()
+
+
+class TestPrint:
+    def test_a_width_in_inches(self, tracer):
+        figure = tracer.heatmap()
+        before = figure.to_json()
+        printed = figures.for_print(figure, width="3.3in", font_size=8, font="Times", title=False)
+        assert figure.to_json() == before
+        assert printed.layout.width == pytest.approx(3.3 * 96)
+        assert printed.layout.font.size == pytest.approx(8 * 96 / 72)
+        assert printed.layout.font.family == "Times"
+        assert not printed.layout.title.text
+        # The plot keeps its proportions.
+        ratios = []
+        for layout in (figure.layout, printed.layout):
+            width = layout.width - layout.margin.l - layout.margin.r
+            ratios.append(width / (layout.height - layout.margin.t - layout.margin.b))
+        spare = figure.layout.margin.r - 20
+        assert spare >= 0
+        assert ratios[1] == pytest.approx(ratios[0], rel=1e-6)
+
+    def test_all_texts_shrink_alike(self, tracer):
+        figure = tracer.curve()
+        printed = figures.for_print(figure, width="3.3in")
+        factor = printed.layout.font.size / figure.layout.font.size
+        assert factor == pytest.approx(8 * 96 / 72 / figure.layout.font.size)
+        for get in (
+            lambda layout: layout.xaxis.tickfont.size,
+            lambda layout: layout.xaxis.title.font.size,
+            lambda layout: layout.legend.font.size,
+            lambda layout: layout.title.font.size,
+            lambda layout: layout.annotations[0].font.size,
+        ):
+            assert get(printed.layout) == pytest.approx(factor * get(figure.layout))
+
+    @pytest.mark.parametrize(
+        ("width", "inches"),
+        [("85mm", 85 / 25.4), ("8.5 cm", 8.5 / 2.54), (5, 5), ("200px", 200 / 96)],
+    )
+    def test_units(self, tracer, width, inches):
+        printed = figures.for_print(tracer.curve(), width=width, font_size=6)
+        assert printed.layout.width == pytest.approx(96 * inches)
+
+    @pytest.mark.parametrize("width", ["wide", "3.3 feet", "0in", "-2in", "900in", ""])
+    def test_widths_that_are_none(self, tracer, width):
+        with pytest.raises(
+            ConfigError, match="The width is .* Give inches, or a number with a unit"
+        ):
+            figures.for_print(tracer.curve(), width=width)
+
+    def test_sizes_that_do_not_fit(self, tracer):
+        with pytest.raises(ConfigError, match="leaves .* pixels for the plot at 20 points. Give a"):
+            figures.for_print(tracer.curve(), width="1in", font_size=20)
+        with pytest.raises(ConfigError, match="font_size is 1. Give points, from 2 to 72"):
+            figures.for_print(tracer.curve(), font_size=1)
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
+    def test_files_have_the_width(self, tracer, tmp_path):
+        figure = tracer.heatmap()
+        for name in ("a.png", "a.svg", "a.pdf"):
+            figures.write(figure, tmp_path / name, width="3.3in", font_size=8)
+        width = int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big")
+        assert width == pytest.approx(3.3 * 300, abs=3)
+        svg = re.search(r'width="([\d.]+)"', (tmp_path / "a.svg").read_text())
+        assert float(svg[1]) == pytest.approx(3.3 * 96, abs=1)
+        box = re.search(rb"/MediaBox ?\[0 0 ([\d.]+) ", (tmp_path / "a.pdf").read_bytes())
+        assert float(box[1]) == pytest.approx(3.3 * 72, abs=1.5)

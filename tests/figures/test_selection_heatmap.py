@@ -1,0 +1,181 @@
+"""Selection heatmaps against the masks that they show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit import figures
+from tracekit.errors import ConfigError
+
+
+def test_selection_data_holds_the_masks(tracer):
+    result = tracer.results[1]
+    heads, blocks = result.panels()
+    assert (heads.kind, blocks.kind) == ("head-outputs", "mlp-blocks")
+    assert heads.layers == blocks.layers == (0, 1, 2)
+    flat = [cell for row in heads.selected for cell in row] + [row[0] for row in blocks.selected]
+    assert flat == result.binary_mask.tolist()
+    assert heads.hover[1][2].startswith("L1H2: ")
+    assert "score " in heads.hover[1][2]
+    assert not heads.is_share
+    assert sum(heads.shares) * 4 + sum(blocks.shares) == result.n_selected
+
+
+def cells_of(figure):
+    """The heatmaps that show values; others are the white ground."""
+    return [t for t in figure.data if t.type == "heatmap" and t.hovertemplate]
+
+
+def test_heatmaps_show_what_is_selected(tracer):
+    result = tracer.results[1]
+    figure = tracer.heatmap(result)
+    heads, blocks = cells_of(figure)
+    assert [list(row) for row in heads.z] == result.binary_mask[:12].float().reshape(3, 4).tolist()
+    assert [row[0] for row in blocks.z] == result.binary_mask[12:].float().tolist()
+    # White, and the colour of the method in all other figures.
+    assert heads.colorscale == ((0, "white"), (1, figures.style.STYLES["top-k"][0]))
+    assert not heads.showscale
+    assert not [trace for trace in figure.data if trace.type == "scatter"]
+    assert f"{result.n_selected} of 15 selected" in figure.layout.title.subtitle.text
+    assert figure.layout.yaxis.title.text == "layer"
+
+
+@pytest.mark.parametrize("color", ["soft", "score", "rank", "none"])
+def test_other_colors_frame_what_is_selected(tracer, color):
+    result = tracer.results[1]
+    figure = result.heatmap(color=color)
+    heads = cells_of(figure)[0]
+    values = [value for row in heads.z for value in row]
+    scores = result.component_scores
+    expected = {
+        "soft": result.soft_mask.tolist(),
+        "score": scores.tolist(),
+        "rank": [1.0 + (scores > score).sum().item() for score in scores],
+        "none": [0.0] * 15,
+    }[color]
+    assert values == pytest.approx(expected[:12])
+    frames = [trace for trace in figure.data if trace.type == "scatter"]
+    corners = [(x, y) for trace in frames for x, y in zip(trace.x, trace.y, strict=True)]
+    assert corners.count((None, None)) == result.n_selected
+    first = next(i for i in range(12) if result.binary_mask[i])
+    assert (first % 4 - 0.5, first // 4 - 0.5) in corners
+    assert bool(heads.showscale) == (color != "none")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_colors_that_are_none_are_refused(tracer):
+    with pytest.raises(ConfigError, match="Unknown color 'red'. Use one of selected, soft, score"):
+        tracer.results[0].heatmap(color="red")
+    greedy = tracer.results[2]
+    assert greedy.component_scores is None
+    with pytest.raises(ConfigError, match="of greedy has no scores of components. Use color="):
+        greedy.heatmap(color="score")
+
+
+def test_cells_are_square_and_layer_0_is_on_top(tracer):
+    for figure in (tracer.heatmap(), tk.compare(tracer.results[:3]).heatmap()):
+        layout = figure.layout
+        plot = layout.width - layout.margin.l - layout.margin.r
+        height = layout.height - layout.margin.t - layout.margin.b
+        names = [name for name in layout.to_plotly_json() if name.startswith("xaxis")]
+        assert len(names) >= 2
+        for name in names:
+            x, y = layout[name], layout[name.replace("x", "y", 1)]
+            assert tuple(y.range) == (2.5, -0.5)
+            cell = (x.domain[1] - x.domain[0]) * plot / (x.range[1] - x.range[0])
+            assert cell == pytest.approx(height / 3, rel=0.03)
+            assert all((x.mirror, y.mirror, x.showline, y.showline))
+
+
+@pytest.mark.parametrize(("n_layers", "n_heads"), [(12, 12), (24, 16), (48, 25), (40, 40)])
+def test_large_models_fit_a_page(tracer, n_layers, n_heads):
+    shape = SimpleNamespace(n_layers=n_layers, n_heads=n_heads)
+    registry = tk.ComponentRegistry.build(shape)
+    mask = torch.rand(len(registry), generator=torch.Generator().manual_seed(0)) < 0.2
+    result = replace(
+        tracer.results[0],
+        registry=registry,
+        binary_mask=mask,
+        soft_mask=mask.float(),
+        component_scores=None,
+    )
+    alone, panel = result.heatmap(), tk.compare([result] * 3).heatmap()
+    assert alone.layout.width <= 540
+    assert panel.layout.width <= 660
+    assert max(alone.layout.height, panel.layout.height) <= 800
+    (cells,) = cells_of(alone)
+    assert sum(value for row in cells.z for value in row) == mask.sum()
+    n_labels = len(alone.layout.yaxis.tickvals)
+    assert 10 <= n_labels <= n_layers
+    assert 640 / n_layers * (n_layers / n_labels) >= 13
+
+
+def test_many_components_are_shares_of_layers(demo_model):
+    registry = tk.ComponentRegistry.build(demo_model.cfg, "mlp-outputs")
+    tracer = tk.Tracer(demo_model, tk.load_dataset("demo-professions", demo_model)[:4], registry)
+    result = tracer.run("random", budget=0.25, draws=1)
+    (panel,) = result.panels()
+    assert panel.is_share
+    per_layer = result.to_frame().groupby("layer")["selected"].mean().tolist()
+    assert panel.shares == pytest.approx(per_layer)
+    figure = tracer.heatmap()
+    (bar,) = [trace for trace in figure.data if trace.type == "bar"]
+    assert list(bar.x) == pytest.approx([100 * share for share in per_layer])
+    (uniform,) = [trace for trace in figure.data if trace.type == "scatter"]
+    assert uniform.x[0] == pytest.approx(25)
+    assert "of 128 selected" in bar.text[0]
+
+
+def test_a_few_of_many_components_are_cells(demo_model):
+    tracer = tk.Tracer(
+        demo_model,
+        tk.load_dataset("demo-professions", demo_model)[:4],
+        "mlp-outputs",
+        indices={0: [3, 70], 2: [70]},
+    )
+    (panel,) = tracer.run("top-k", budget=1).panels()
+    assert panel.indices == (3, 70)
+    assert [[cell is None for cell in row] for row in panel.selected] == [
+        [False, False],
+        [True, False],
+    ]
+
+
+def test_components_outside_the_registry_are_left_blank(model):
+    tracer = tk.Tracer(model, tiny.pairs(4), indices={0: [1], 2: [0, 3]})
+    result = tracer.run("top-k", budget=1)
+    (panel,) = result.panels()
+    assert panel.layers == (0, 2)
+    assert [[cell is None for cell in row] for row in panel.values] == [
+        [True, False, True, True],
+        [False, True, True, False],
+    ]
+    # Layer 1 is not there, and a line says so.
+    (line,) = result.heatmap().layout.shapes
+    assert (line.y0, line.y1) == (0.5, 0.5)
+
+
+def test_fronts_show_the_size_at_which_components_enter(model):
+    front = tk.Tracer(model, tiny.pairs(6)).pareto(max_budget=6, statistics=False, max_passes=100)
+    figure = front.heatmap()
+    (cells,) = cells_of(figure)
+    values = [value for row in cells.z for value in row]
+    for flat, value in enumerate(values):
+        sizes = [
+            size
+            for size, result in zip(front.sizes, front, strict=True)
+            if result.binary_mask[flat]
+        ]
+        assert value == (min(sizes) if sizes else None)
+    texts = [text for row in cells.text for text in row]
+    assert f"of {len(front)} sizes" in texts[0]
+    # The bar ends where the sizes do, and names both ends.
+    ends = (front.sizes[0], front.sizes[-1])
+    assert (cells.zmin, cells.zmax) == ends
+    assert (cells.colorbar.tickvals[0], cells.colorbar.tickvals[-1]) == ends

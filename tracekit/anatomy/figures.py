@@ -1,0 +1,128 @@
+"""Figures of an explanation and of side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracekit.components import Component
+from tracekit.figures.members import Edge, Members, network, waterfall
+from tracekit.figures.pairs import Cell, PairMap, pair_map
+from tracekit.figures.strengths import Strength, strengths
+from tracekit.figures.style import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+
+def member_waterfall(table: pd.DataFrame, *, value_title: str, title: str) -> go.Figure:
+    """Shapley values, one bar after the other; see `Explanation.waterfall`."""
+    return waterfall(
+        _members(table),
+        value_title=value_title,
+        title=title,
+        subtitle="Shapley values, with 95 % intervals over examples",
+    )
+
+
+def _members(table: pd.DataFrame) -> Members:
+    rows = table.to_dict("records")
+    return Members(
+        names=[row["component"] for row in rows],
+        values=[row["value"] for row in rows],
+        low=[row["value_low"] for row in rows],
+        high=[row["value_high"] for row in rows],
+        hover=[
+            f"alone: {row['alone']:.4g}<br>last: {row['last']:.4g}<br>{row['verdict']}"
+            for row in rows
+        ],
+    )
+
+
+def member_heatmap(
+    labels: Sequence[str], interactions: pd.DataFrame, *, tested: str, context: str, title: str
+) -> go.Figure:
+    """Interactions of all pairs in two contexts; see `Explanation.heatmap`."""
+    n, rank_of = len(labels), {label: rank for rank, label in enumerate(labels)}
+    cells: list[list[float | None]] = [[None] * n for _ in labels]
+    hover = [[plain(label)] * n for label in labels]
+    signed: list[Cell] = []
+    for row in interactions.to_dict("records"):
+        i, j = sorted((rank_of[row["first"]], rank_of[row["second"]]))
+        cells[i][j], cells[j][i] = row["alone"], row[tested]
+        pair = f"{plain(row['first'])} and {plain(row['second'])}<br>"
+        hover[i][j] = f"{pair}alone: {_interval(row, 'alone')}"
+        hover[j][i] = f"{pair}{context}: {_interval(row, tested)}<br>p = {row['p']:.2g} (Holm)"
+        signed += [(j, i)] if row["significant"] else []
+    bound = max((abs(value) for row in cells for value in row if value is not None), default=1.0)
+    drawn = PairMap(labels=labels, values=cells, hover=hover, bound=bound or 1.0, signed=signed)
+    subtitle = f"above: alone; below: {context} (+, \u2212: p &lt; .05)"
+    return pair_map(drawn, title=title, subtitle=subtitle)
+
+
+def member_network(
+    components: Mapping[str, Component],
+    table: pd.DataFrame,
+    interactions: pd.DataFrame,
+    *,
+    tested: str,
+    title: str,
+) -> go.Figure:
+    """Members by layer, joined where they interact; see `Explanation.network`."""
+    labels = list(components)
+    joined = [row for row in interactions.to_dict("records") if row["significant"]]
+    edges = [
+        Edge(
+            first=labels.index(row["first"]),
+            second=labels.index(row["second"]),
+            value=row[tested],
+            hover=f"{plain(row['first'])} and {plain(row['second'])}: "
+            f"{_interval(row, tested)}, p = {row['p']:.2g}",
+        )
+        for row in joined
+    ]
+    return network(
+        _members(table.set_index("component").loc[labels].reset_index()),
+        [component.layer for component in components.values()],
+        edges,
+        title=title,
+        subtitle="area: Shapley value; lines: interaction, p &lt; .05",
+    )
+
+
+def _interval(row: dict[Any, Any], name: str) -> str:
+    return f"{row[name]:+.4g} ({row[f'{name}_low']:.4g} to {row[f'{name}_high']:.4g})"
+
+
+def strengths_figure(
+    table: pd.DataFrame, controls: Sequence[Sequence[float]], *, title: str
+) -> go.Figure:
+    """Strengths on all data beside those of random sets; see `SideEffects.figure`."""
+    rows = [
+        Strength(
+            name=row["name"],
+            metric=row["metric"],
+            value=row["strength"],
+            low=row["strength_low"],
+            high=row["strength_high"],
+            controls=of_controls,
+            hover=f"mean effect: {row['effect']:.4g}<br>p = {row['p']:.2g}",
+            beside=_selectivity(row) if number else "",
+        )
+        for number, (row, of_controls) in enumerate(
+            zip(table.to_dict("records"), controls, strict=True)
+        )
+    ]
+    return strengths(
+        rows,
+        beside="selectivity",
+        value_title="strength (share of all components)",
+        title=title,
+        subtitle="mean absolute effect, as a share of all",
+    )
+
+
+def _selectivity(row: dict[Any, Any]) -> str:
+    ends = f"({row['selectivity_low']:.2f} to {row['selectivity_high']:.2f})"
+    return f"{row['selectivity']:.2f}<br>{ends}".replace("-", "\u2212")

@@ -1,0 +1,182 @@
+"""Values against the number of components: lines with intervals, and a second axis of shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log10
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tracekit.figures.style import TICK_SIZE, error_bars, finish, place_title, plain
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Line:
+    """One line, or the points of one, with the text of every point."""
+
+    name: str
+    """In the legend."""
+    sizes: Sequence[int]
+    """Number of components of each point."""
+    values: Sequence[float]
+    style: tuple[str, str, str]
+    """Colour, marker and dash, as from `styles`."""
+    hover: Sequence[str]
+    """Text of each point at the pointer, below the name and the size."""
+    low: Sequence[float] | None = None
+    """Low end of the interval of each point; None: there are none."""
+    high: Sequence[float] | None = None
+    """High end of each."""
+    is_band: bool = False
+    """Whether intervals are a band around the line instead of bars."""
+    is_hollow: bool = False
+    """Whether markers are hollow, so that those below can be seen, and the line starts at 0, 0."""
+    mode: str = "lines+markers"
+    """What is drawn, as plotly calls it."""
+    rank: int = 0
+    """Place in the legend."""
+
+
+def size_lines(
+    lines: Sequence[Line],
+    *,
+    n_components: int,
+    largest: int,
+    value_title: str,
+    title: str,
+    subtitle: str,
+    full: float | None = None,
+    log_y: bool = False,
+) -> go.Figure:
+    """Lines over the number of components, the last one on top.
+
+    Args:
+        lines: The lines.
+        n_components: How many components there are in all.
+        largest: Number of components at the end of the axis of shares.
+        value_title: Title of the vertical axis.
+        title: Above the figure.
+        subtitle: Below the title.
+        full: Value of all components, at which there is a horizontal line; None: lines at 0 and 1.
+        log_y: Whether values are logarithmic; those that are not positive are then missing.
+    """
+    figure = go.Figure()
+    for line in lines:
+        _add(figure, line, n_components, from_origin=line.is_hollow and not log_y)
+    figure.update_xaxes(title_text="number of components", rangemode="tozero")
+    figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
+    if full is None:
+        for height in (0, 1):
+            figure.add_hline(y=height, line={"color": "black", "width": 1, "dash": "dot"})
+    else:
+        _add_full(figure, n_components, full)
+    figure = _add_share_axis(finish(figure, title, subtitle), n_components, largest)
+    if log_y:
+        figure.update_yaxes(type="log", rangemode="normal")
+        # Annotations of logarithmic axes are positioned by the logarithm.
+        figure.update_annotations(y=log10(full) if full and full > 0 else 0)
+    return figure
+
+
+def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
+    color, symbol, dash = line.style
+    bars = None
+    if line.low is not None and line.high is not None:
+        bars = error_bars(line.values, line.low, line.high, color=color, thickness=1, width=3)
+        if line.is_band:
+            figure.add_scatter(
+                x=[*line.sizes, *line.sizes[::-1]],
+                y=[*line.high, *line.low[::-1]],
+                fill="toself",
+                fillcolor=color,
+                opacity=0.2,
+                line={"width": 0},
+                mode="lines",
+                hoverinfo="skip",
+                showlegend=False,
+            )
+    if from_origin:
+        figure.add_scatter(
+            x=[0, line.sizes[0]],
+            y=[0, line.values[0]],
+            mode="lines",
+            line={"color": color, "dash": dash, "width": 2},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    few, many = (9, 6) if line.is_hollow else (8, 5)
+    marker = {"color": color, "symbol": symbol, "size": few if len(line.sizes) < 14 else many}
+    if line.is_hollow:
+        marker |= {"color": "white", "line": {"color": color, "width": 2}}
+    figure.add_scatter(
+        x=line.sizes,
+        y=line.values,
+        name=plain(line.name),
+        legendrank=1000 + line.rank,
+        mode=line.mode,
+        line={"color": color, "dash": dash, "width": 2},
+        marker=marker,
+        error_y=None if line.is_band else bars,
+        customdata=[
+            f"{plain(line.name)}<br>{size} of {n} components ({100 * size / n:.1f} %)<br>{text}"
+            for size, text in zip(line.sizes, line.hover, strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _add_full(figure: go.Figure, n: int, full: float) -> None:
+    """A line at the value of all components."""
+    figure.add_hline(
+        y=full,
+        line={"color": "black", "width": 1.5, "dash": "dot"},
+        annotation_text=f"all {n} components",
+        # On the right: the curves begin on the left.
+        annotation_position="bottom right" if full > 0 else "top right",
+        annotation_font_size=TICK_SIZE,
+    )
+    # A point without colour above the line keeps it off the upper axis.
+    figure.add_scatter(
+        x=[0],
+        y=[1.08 * full],
+        mode="markers",
+        marker_opacity=0,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
+    """A second axis on top, with the share of all components."""
+    step = next((s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 25) if 100 * largest / n <= 6 * s), 20)
+    shares = [step * k for k in range(1, int(100 * largest / n / step + 1e-9) + 1)]
+    # An axis without a trace is not drawn.
+    figure.add_scatter(
+        x=[0],
+        y=[0],
+        xaxis="x2",
+        mode="markers",
+        marker_opacity=0,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    layout: Any = figure.layout
+    figure.update_layout(
+        xaxis2={
+            "overlaying": "x",
+            "matches": "x",
+            "side": "top",
+            "tickvals": [share * n / 100 for share in shares],
+            "ticktext": [f"{share:g} %" for share in shares],
+            "tickfont": {"size": TICK_SIZE},
+            "ticks": "outside",
+            "linecolor": "black",
+            "showgrid": False,
+            "zeroline": False,
+        },
+        margin_t=94,
+        height=layout.height + 24,
+    )
+    return place_title(figure)

@@ -1,0 +1,157 @@
+"""A square map of pairs: colour says how far two components are from additive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from tracekit.figures.style import BOX, TICK_SIZE, add_margins, color_bar, plain, set_titles
+
+_PLOT = 360.0
+"""Width and height of the map, in pixels."""
+Cell = tuple[int, int]
+"""Row and column."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairMap:
+    """A value for each ordered pair; those above and below the diagonal may mean two things."""
+
+    labels: Sequence[str]
+    """Of rows and columns."""
+    groups: Sequence[tuple[str, str, int]] = ()
+    """Long name, short name and number of neighbouring rows that belong together."""
+    noun: str = ""
+    """Title of the horizontal axis."""
+    values: Sequence[Sequence[float | None]]
+    """By row; None where there is no pair."""
+    hover: Sequence[Sequence[str]]
+    """Text at the pointer, by row."""
+    bound: float
+    """Size of the values with the darkest colours."""
+    signed: Iterable[Cell] = ()
+    """Cells in which the sign of the value is written."""
+    dotted: Iterable[Cell] = ()
+    """Cells with a dot in the corner."""
+    note: str = ""
+    """Below the title of the colour bar."""
+
+
+def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
+    """Draws a map: red above 0, blue below.
+
+    Args:
+        pairs: What is drawn.
+        title: Above the figure.
+        subtitle: Below the title.
+    """
+    n, bound = len(pairs.labels), pairs.bound
+    largest = max((abs(v) for row in pairs.values for v in row if v is not None), default=0.0)
+    figure = go.Figure(
+        go.Heatmap(
+            z=pairs.values,
+            x=list(range(n)),
+            y=list(range(n)),
+            text=pairs.hover,
+            hovertemplate="%{text}<extra></extra>",
+            colorscale="RdBu_r",
+            zmid=0,
+            zmin=-bound,
+            zmax=bound,
+            xgap=0.5 if n > 40 else 1,
+            ygap=0.5 if n > 40 else 1,
+            colorbar=color_bar(
+                "interaction",
+                pairs.note,
+                exponentformat="power",
+                **(_ticks_beyond(bound) if largest > bound * (1 + 1e-6) else {}),
+            ),
+        )
+    )
+    _mark(figure, pairs)
+    left, below = _label(figure, pairs)
+    figure.update_xaxes(**BOX, range=[-0.5, n - 0.5], constrain="domain", showgrid=False)
+    figure.update_yaxes(
+        **BOX, range=[n - 0.5, -0.5], scaleanchor="x", constrain="domain", showgrid=False
+    )
+    figure.update_layout(plot_bgcolor="#d0d0d0")
+    add_margins(figure, {"l": left, "r": 92.0, "t": 70.0, "b": below}, _PLOT, _PLOT)
+    return set_titles(figure, title, subtitle)
+
+
+def _ticks_beyond(bound: float) -> Mapping[str, Sequence[object]]:
+    """Ticks of a colour bar whose ends say that values lie beyond."""
+    ticks = [-bound, -bound / 2, 0, bound / 2, bound]
+    texts = [f"{tick:.2g}".replace("-", "\u2212") for tick in ticks]
+    return {
+        "tickvals": ticks,
+        "ticktext": [f"\u25bc {texts[0]}", *texts[1:4], f"\u25b2 {texts[4]}"],
+    }
+
+
+def _mark(figure: go.Figure, pairs: PairMap) -> None:
+    """Writes signs into cells, and dots into their corners."""
+    n = len(pairs.labels)
+
+    def color(cell: Cell) -> str:
+        return "white" if abs(pairs.values[cell[0]][cell[1]] or 0) > 0.6 * pairs.bound else "black"
+
+    signed, dotted = list(pairs.signed), list(pairs.dotted)
+    quiet = {"hoverinfo": "skip", "showlegend": False}
+    figure.add_scatter(
+        x=[j for _, j in signed],
+        y=[i for i, _ in signed],
+        text=["+" if (pairs.values[i][j] or 0) > 0 else "\u2212" for i, j in signed],
+        mode="text",
+        textfont={
+            "size": max(9, min(18, round(0.9 * _PLOT / n))),
+            "color": list(map(color, signed)),
+        },
+        **quiet,
+    )
+    if dotted:
+        figure.add_scatter(
+            x=[j + 0.32 for _, j in dotted],
+            y=[i - 0.32 for i, _ in dotted],
+            mode="markers",
+            marker={
+                "symbol": "circle",
+                "size": max(3, min(7, round(_PLOT / n / 6))),
+                "color": list(map(color, dotted)),
+            },
+            **quiet,
+        )
+
+
+def _label(figure: go.Figure, pairs: PairMap) -> tuple[float, float]:
+    """Labels both axes; returns the margins on the left and below."""
+    n = len(pairs.labels)
+    step = max(1, round(17 * n / _PLOT + 0.5)) if n > 18 else 1
+    ticks = list(range(0, n, step))
+    names = [plain(pairs.labels[i]) for i in ticks]
+    longest = max(map(len, names))
+    is_upright = not pairs.groups and (n > 4 or longest > 8)
+    figure.update_xaxes(tickvals=ticks, ticktext=names, tickangle=-90 if is_upright else 0)
+    figure.update_yaxes(tickvals=ticks, ticktext=names)
+    font = {"showarrow": False, "font": {"size": TICK_SIZE}}
+    line = {"type": "line", "line": {"color": "black", "width": 1}}
+    first = 0
+    for long, short, size in pairs.groups:
+        middle, text = first + (size - 1) / 2, long if size * _PLOT / n > 50 else short
+        below = {"x": middle, "xref": "x", "y": 0, "yref": "y domain", "yshift": -24}
+        figure.add_annotation(**below, yanchor="top", text=text, **font)
+        beside = {"y": middle, "yref": "y", "x": 0, "xref": "x domain", "xshift": -28}
+        figure.add_annotation(**beside, xanchor="right", textangle=-90, text=text, **font)
+        first += size
+        if first < n:
+            at = {"x0": first - 0.5, "x1": first - 0.5, "xref": "x"}
+            figure.add_shape(**at, y0=0, y1=1, yref="y domain", **line)
+            at = {"y0": first - 0.5, "y1": first - 0.5, "yref": "y"}
+            figure.add_shape(**at, x0=0, x1=1, xref="x domain", **line)
+    figure.update_xaxes(title_text=pairs.noun, title_standoff=22)
+    if pairs.groups:
+        return 78.0, 72.0
+    room = 22 + 8.2 * longest
+    return max(78.0, room), max(72.0, room) if is_upright else 42.0

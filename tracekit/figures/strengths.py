@@ -1,0 +1,118 @@
+"""Strengths with intervals, a row each, beside those of random sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from tracekit.figures.style import (
+    BOX,
+    CONTROL,
+    GRID,
+    TICK_SIZE,
+    add_margins,
+    error_bars,
+    plain,
+    set_titles,
+)
+
+_SET = "#D55E00"
+_ROW = 62.0
+"""Height of a row, in pixels."""
+_PLOT = 250.0
+_APART = 0.17
+"""How far the set stands above the middle of its row, and random sets below it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strength:
+    """A row: the strength of a set on one data set."""
+
+    name: str
+    metric: str
+    value: float
+    low: float
+    """Low end of its interval."""
+    high: float
+    """High end."""
+    controls: Sequence[float]
+    """Strengths of random sets."""
+    hover: str
+    """Text at the pointer, below the name."""
+    beside: str = ""
+    """Text on the right."""
+
+
+def strengths(
+    rows: Sequence[Strength], *, beside: str, value_title: str, title: str, subtitle: str
+) -> go.Figure:
+    """Points with intervals, and crosses for random sets.
+
+    Args:
+        rows: From top to bottom.
+        beside: Heading of the texts on the right.
+        value_title: Title of the horizontal axis.
+        title: Above the figure.
+        subtitle: Below the title.
+    """
+    n, figure = len(rows), go.Figure()
+    color, symbol, _ = CONTROL
+    controls = [(x, number) for number, row in enumerate(rows) for x in row.controls]
+    figure.add_scatter(
+        x=[x for x, _ in controls],
+        y=[number + _APART for _, number in controls],
+        mode="markers",
+        name="random sets",
+        marker={"symbol": f"{symbol}-thin", "size": 7, "line": {"color": color, "width": 1.2}},
+        hovertemplate="random set: %{x:.4g}<extra></extra>",
+    )
+    ends = [[row.value for row in rows], [row.low for row in rows], [row.high for row in rows]]
+    figure.add_scatter(
+        x=ends[0],
+        y=[number - _APART for number in range(n)],
+        mode="markers",
+        name="the set",
+        marker={"symbol": "circle", "size": 8, "color": _SET, "line": {"width": 1}},
+        error_x=error_bars(*ends, color="black", thickness=1.4, width=4),
+        customdata=[
+            f"{plain(row.name)}: {row.value:.4g} ({row.low:.4g} to {row.high:.4g})<br>{row.hover}"
+            for row in rows
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    note = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False}
+    note["font"] = {"size": TICK_SIZE}
+    figure.add_annotation(**note, yref="y domain", y=1, yanchor="bottom", text=beside)
+    for number, row in enumerate(rows):
+        if row.beside:
+            figure.add_annotation(**note, yref="y", y=number, align="left", text=row.beside)
+    names = [plain(row.name) for row in rows]
+    metrics = [plain(row.metric) for row in rows]
+    figure.update_yaxes(
+        **BOX,
+        tickmode="array",
+        tickvals=list(range(n)),
+        ticktext=[f"{name}<br>{metric}" for name, metric in zip(names, metrics, strict=True)],
+        range=[n - 0.5, -0.5],
+        showgrid=False,
+    )
+    figure.update_xaxes(**BOX, title=value_title, gridcolor=GRID)
+    largest = max([*ends[2], *(x for x, _ in controls)])
+    figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest], title_standoff=8)
+    figure.update_layout(
+        legend={
+            "orientation": "h",
+            "y": -62 / (_ROW * n),
+            "yref": "paper",
+            "yanchor": "top",
+            "x": 0.5,
+            "xanchor": "center",
+            "font": {"size": TICK_SIZE},
+        }
+    )
+    longest = max(map(len, [*names, *metrics]))
+    margins = {"l": 22.0 + 7.4 * longest, "r": 126.0, "t": 88.0, "b": 92.0}
+    add_margins(figure, margins, _PLOT, _ROW * n)
+    return set_titles(figure, title, subtitle)

@@ -1,0 +1,150 @@
+"""Results of one run at several budgets, and folders of several results."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracekit._util.markup import printable
+from tracekit.errors import BudgetError, TracekitError
+from tracekit.results.display import COLUMNS, card, table
+from tracekit.results.result import TraceResult
+from tracekit.results.storage import damaged, read_document, write_document
+from tracekit.results.tables import also_columns
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+CURVE = "curve.json"
+"""Name of the list of runs in a folder of several."""
+_RUN = "budget-"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TraceCurve(Sequence[TraceResult]):
+    """Results of one run at several budgets, ascending."""
+
+    results: tuple[TraceResult, ...]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.results[item]
+
+    def __repr__(self) -> str:
+        first = self.results[0]
+        by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
+        more = ", ..." if len(self) > 12 else ""
+        return printable(
+            f"TraceCurve({first.method} on {first.dataset}, {first.model}; "
+            f"effect by budget {by_budget}{more})"
+        )
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a row per budget."""
+        first = self.results[0]
+        title = f"{first.title}: {first.dataset} data, {first.model} model, {first.metric}"
+        rows = [[result.budget, *result.cells()] for result in self.results]
+        return card(title, table(["budget", *COLUMNS], rows))
+
+    def at(self, n_components: int) -> TraceResult:
+        """The result for a budget of that many components.
+
+        Raises:
+            BudgetError: The curve has no such budget.
+        """
+        for result in self.results:
+            if result.budget == n_components:
+                return result
+        budgets = ", ".join(str(result.budget) for result in self.results)
+        raise BudgetError(f"The curve has no budget of {n_components}. It has {budgets}.")
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row per budget."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "method": [result.method for result in self.results],
+                "budget": [result.budget for result in self.results],
+                "n_selected": [result.n_selected for result in self.results],
+                "effect": [result.effect for result in self.results],
+                **also_columns(self.results),
+            }
+        )
+
+    def curve(self) -> go.Figure:
+        """Effect against number of components."""
+        from tracekit.results.curve_figures import effect_curve
+
+        return effect_curve(self.results)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes one run folder per budget; returns the folder that holds them."""
+        save_runs(self.results, Path(folder))
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> TraceCurve:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
+        """
+        return cls(load_runs(Path(folder)))
+
+
+def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
+    """Writes a run folder for each of several results, and a list of them.
+
+    Runs that an earlier list in the folder names, and this one does not, are removed.
+
+    Returns:
+        The digest of the list.
+    """
+    earlier = _listed(folder)
+    digests: dict[str, str] = {}
+    for result in results:
+        size = result.n_selected if result.budget is None else result.budget
+        name = f"{_RUN}{size}"
+        while name in digests:
+            name += "b"
+        digests[name] = result._write(folder / name)
+    digest = write_document(folder / CURVE, {"runs": digests})
+    for name in earlier - set(digests):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return digest
+
+
+def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
+    """Reads what `save_runs` wrote.
+
+    Args:
+        folder: The folder.
+        digest: What `save_runs` returned, where it is known.
+
+    Raises:
+        ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
+    """
+    runs = read_document(folder, CURVE, digest).get("runs")
+    if not isinstance(runs, dict) or not runs or not all(map(_is_run_name, runs)):
+        raise damaged(folder)
+    return tuple(TraceResult._read(folder / name, run) for name, run in runs.items())
+
+
+def _listed(folder: Path) -> set[str]:
+    """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
+    try:
+        runs = read_document(folder, CURVE).get("runs")
+    except TracekitError:
+        return set()
+    return set(filter(_is_run_name, runs)) if isinstance(runs, dict) else set()
+
+
+def _is_run_name(name: str) -> bool:
+    """Whether a name is that of a run's folder, and no path to somewhere else."""
+    return name.startswith(_RUN) and name.removeprefix(_RUN).isalnum()

@@ -1,0 +1,139 @@
+"""Curves of results: effect or faithfulness against the number of components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracekit.figures.lines import Line, size_lines
+from tracekit.figures.style import CONTROL, OTHER_SETS, STYLES, data_and_model, plain, styles
+from tracekit.results.result import TraceResult
+from tracekit.results.tables import check_comparable, curve_data
+from tracekit.search import title_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+
+def effect_curve(
+    results: Sequence[TraceResult], *, log_y: bool = False, spreads: bool = False
+) -> go.Figure:
+    """Effect against number of components: a line per method, and one at the full effect.
+
+    Every line starts at no component and no effect, unless the axis is logarithmic.
+
+    Args:
+        results: Of one or several methods on the same data, components and metric.
+        log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
+        spreads: Whether every result shows how far its effect moves when the examples are resampled
+            (95 %).
+
+    Raises:
+        ComparisonError: The results are of different data, models, components or metrics.
+    """
+    check_comparable(results)
+    frame = curve_data(results)
+    styles_by_method = styles(frame["method"])
+    names = {result.series: _name(result) for result in results}
+    lines = []
+    for rank, (method, style) in enumerate(styles_by_method.items()):
+        points = frame[frame["method"] == method]
+        sizes, effects = list(points["n_selected"]), list(points["effect"])
+        ends = {(r.n_selected, r.effect): r.spread for r in results if r.series == method}
+        ranges = [ends.get((s, e), (e, e)) for s, e in zip(sizes, effects, strict=True)]
+        line = Line(
+            name=names[method],
+            sizes=sizes,
+            values=effects,
+            style=style,
+            low=[low for low, _ in ranges] if spreads else None,
+            high=[high for _, high in ranges] if spreads else None,
+            hover=[f"{results[0].axis_label}: {effect:.4g}" for effect in effects],
+            is_hollow=True,
+            rank=rank,
+        )
+        lines.append((method, line))
+    # The method of the paper is drawn last: where lines coincide it lies on top.
+    lines.sort(key=lambda line: line[0].startswith("pgb-ct"))
+    largest = int(frame["n_selected"].max())
+    return _of_results([line for _, line in lines], results[0], largest, log_y=log_y)
+
+
+def _name(result: TraceResult) -> str:
+    """The legend's name of a method."""
+    draws = result.config.get("draws") if result.method == "random" else None
+    return f"best of {draws} random sets" if draws else result.title
+
+
+def _of_results(
+    lines: Sequence[Line], first: TraceResult, largest: int, **options: Any
+) -> go.Figure:
+    return size_lines(
+        lines,
+        n_components=first.n_components,
+        largest=largest,
+        value_title=first.axis_label,
+        title=data_and_model(first.dataset, first.model),
+        subtitle=first.registry.describe(),
+        full=first.full_effect,
+        **options,
+    )
+
+
+def pareto_curve(frame: pd.DataFrame, first: TraceResult, largest: int) -> go.Figure:
+    """Effect of the best sets against their size; see `ParetoFront.curve`.
+
+    Args:
+        frame: As from `ParetoFront.to_frame`.
+        first: Any result of the front.
+        largest: Largest budget asked for.
+    """
+    lines = []
+    for name, column, style in (
+        ("best set", "effect", STYLES["local-search"]),
+        ("held out", "held_out", STYLES["greedy"]),
+        ("random, same layers", "control", CONTROL),
+    ):
+        rows = frame.dropna(subset=[column])
+        if rows.empty:
+            continue
+        hover = [
+            f"{first.axis_label}: {row[column]:.4g} "
+            f"({row[f'{column}_low']:.4g} to {row[f'{column}_high']:.4g})"
+            for row in rows.to_dict("records")
+        ]
+        notes = [""] * len(rows)
+        if column == "effect":
+            notes = [f"<br>set of {plain(title_of(method))}" for method in rows["method"]]
+        elif column == "held_out":
+            notes = [
+                f"<br>Jaccard similarity of the halves: {each:.2f}" for each in rows["stability"]
+            ]
+        line = Line(
+            name=name,
+            sizes=list(rows["size"]),
+            values=list(rows[column]),
+            style=style,
+            low=list(rows[f"{column}_low"]),
+            high=list(rows[f"{column}_high"]),
+            hover=[text + note for text, note in zip(hover, notes, strict=True)],
+            is_band=column == "effect",
+        )
+        lines.append(line)
+    others = frame.dropna(subset=["from_all"])
+    if len(others):
+        texts = [
+            f"{first.axis_label}: {effect:.4g}<br>Jaccard similarity to the best set: {same:.2f}"
+            for effect, same in zip(others["from_all"], others["from_all_similarity"], strict=True)
+        ]
+        line = Line(
+            name="from all downwards",
+            sizes=list(others["size"]),
+            values=list(others["from_all"]),
+            style=(*OTHER_SETS, "solid"),
+            hover=texts,
+            mode="markers",
+        )
+        lines.append(line)
+    return _of_results(lines, first, largest)

@@ -1,0 +1,161 @@
+"""Measured effects of pairs of components, and what sets add to others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.engine.engine import Engine
+from tracekit.errors import ComponentError
+from tracekit.results.interactions import InteractionGrid
+from tracekit.results.intervals import row_intervals
+from tracekit.results.significance import max_t_p_values, without_rounding
+
+_MOST_EFFECTS = 2**29
+"""Effects of sets on examples that are held at once: 2 GiB in float32."""
+
+
+MOST_IN_GRID = 256
+"""Components whose pairs a grid shows at most."""
+
+
+def chosen_for_pairs(
+    registry: ComponentRegistry,
+    components: Sequence[Component] | None,
+    *,
+    given: ComponentSet = (),
+    layers: Sequence[int] | None = None,
+    most: int | None = None,
+) -> list[int]:
+    """Flat indices of the components whose pairs are asked for.
+
+    Args:
+        registry: The components under study.
+        components: Those asked for; None: all that are not patched besides.
+        given: Flat indices of what is patched besides.
+        layers: Only those in these layers.
+        most: How many there may be; None: any number.
+
+    Raises:
+        ComponentError: One is named twice or patched besides, or there are too few or too many.
+    """
+    if components is not None and len(set(components)) < len(components):
+        raise ComponentError(
+            "A component is named twice among those to be paired. Name each one once."
+        )
+    rest = [i for i in range(len(registry)) if i not in set(given)]
+    paired = rest if components is None else [registry.index(c) for c in components]
+    both = sorted(set(paired) & set(given))
+    if both:
+        raise ComponentError(
+            f"{registry.label(both[0])} is among those to be paired and patched in every "
+            "set by given. Leave it out of one of them."
+        )
+    if layers is not None:
+        paired = [i for i in paired if registry[i].layer in layers]
+    if len(paired) < 2 and most is None:
+        raise ComponentError(f"{len(paired)} components were chosen for pairs. Choose at least 2.")
+    if most is not None and not 2 <= len(paired) <= most:
+        raise ComponentError(
+            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, "
+            f"for instance by layers; there are components in layers "
+            f"{', '.join(map(str, registry.layers))}. Of more components, "
+            "strongest_pairs finds the pairs that interact most."
+        )
+    return paired
+
+
+def measure_pairs(
+    engine: Engine,
+    components: Sequence[int],
+    *,
+    title: str = "",
+    given: ComponentSet = (),
+) -> InteractionGrid:
+    """Measures every component and every pair of components.
+
+    Effects on single examples are held in float32 while intervals and p values are computed from
+    them, and no longer.
+
+    Args:
+        engine: The engine.
+        components: Flat indices, in the order wanted on the axes.
+        title: What the figure says above the grid.
+        given: Flat indices of what is patched besides, in every set.
+
+    Raises:
+        ComponentError: So many sets and examples that their effects would take over 2 GiB.
+    """
+    order = list(components)
+    n = len(order)
+    sets: list[tuple[int, ...]] = [(i,) for i in order]
+    sets += list(combinations(order, 2))
+    check_size(len(sets), engine.n_examples)
+    effects, context = added_effects(engine, sets, given, "pairs")
+    means, rank = effects.mean(1), torch.triu_indices(n, n, offset=1)
+    grid = torch.diag(means[:n])
+    grid[rank[0], rank[1]] = means[n:]
+    grid[rank[1], rank[0]] = means[n:]
+    weights = engine.pairs.weights
+    interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
+    scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
+    return InteractionGrid(
+        labels=tuple(engine.registry.label(i) for i in order),
+        components=tuple(engine.registry[i] for i in order),
+        singles=means[:n],
+        pairs=grid,
+        axis_label=engine.metric.axis_label,
+        title=title,
+        given=tuple(engine.registry.label(i) for i in given),
+        given_effect=context,
+        direction=engine.metric.direction,
+        singles_interval=row_intervals(effects[:n], weights=weights).float(),
+        interaction_interval=row_intervals(interactions, weights=weights).float(),
+        p=max_t_p_values(without_rounding(interactions, scale.double())).float(),
+    )
+
+
+def added_effects(
+    engine: Engine,
+    sets: Sequence[ComponentSet],
+    given: ComponentSet,
+    label: str,
+    *,
+    examples: Int[Tensor, " example"] | None = None,
+) -> tuple[Float[Tensor, "set example"], float]:
+    """What sets add to what is patched besides, on every example, and the mean effect of that.
+
+    Args:
+        engine: The data set.
+        sets: The sets, which share nothing with what is patched besides.
+        given: What is patched besides.
+        label: Names the progress bar.
+        examples: The examples; all by default.
+    """
+    if not given:
+        return engine.set_effects(sets, label, examples=examples), 0.0
+    joined = [given, *(tuple(sorted((*given, *members))) for members in sets)]
+    effects = engine.set_effects(joined, label, examples=examples)
+    return effects[1:] - effects[0], effects[0].mean().item()
+
+
+def check_size(n_sets: int, n_examples: int) -> None:
+    """Refuses so many sets that their effects on all examples would take over 2 GiB.
+
+    Args:
+        n_sets: Sets.
+        n_examples: Examples.
+
+    Raises:
+        ComponentError: They are too many.
+    """
+    if n_sets * n_examples > _MOST_EFFECTS:
+        raise ComponentError(
+            f"{n_sets} sets on {n_examples} examples have {n_sets * n_examples} effects, which are "
+            f"held at once; at most {_MOST_EFFECTS} are. Choose fewer components or examples."
+        )

@@ -1,0 +1,102 @@
+"""Panels of selection heatmaps: the components of one result, kind by kind, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from tracekit.components import ComponentGrid, ComponentRegistry
+from tracekit.components.masks import BinaryMask
+from tracekit.figures.cells import ColorScale, SelectionPanel
+from tracekit.figures.style import plain
+
+Color = Literal["selected", "soft", "score", "rank", "none"]
+"""What the colour of a cell says: whether the component is selected, its entry of the soft mask,
+its score (what the method ranked it by; its single effect for top-k), its rank by that, nothing."""
+
+_MAX_COLUMNS = 64
+"""Components of a layer beyond which a panel shows shares."""
+
+
+def panels_of(
+    registry: ComponentRegistry,
+    selected: BinaryMask,
+    *,
+    values: Sequence[float | None],
+    texts: Sequence[str],
+    color: str,
+    title: str = "",
+) -> list[SelectionPanel]:
+    """A panel per kind; of spans of several components a layer, a panel per span.
+
+    Args:
+        registry: The components.
+        selected: Which are selected.
+        values: What the colour of each says; None: white.
+        texts: What the pointer says of each, below its name.
+        color: Colour of what is selected.
+        title: Above the panels.
+    """
+    panels = []
+    hover = [f"{registry.label(i)}: {text}" for i, text in enumerate(texts)]
+    for grid in registry.grids:
+        of_span = f"{title}, {grid.span}" if title else plain(grid.span)
+        name = of_span if grid.span else title
+        panels.append(_panel(grid, selected, values, hover, color, name))
+    return panels
+
+
+def _panel(
+    grid: ComponentGrid,
+    selected: BinaryMask,
+    values: Sequence[float | None],
+    hover: Sequence[str],
+    color: str,
+    title: str,
+) -> SelectionPanel:
+    """A panel of a grid; a row is a share where there are too many columns."""
+    rows, is_share = grid.cells, len(grid.indices) > _MAX_COLUMNS
+    studied = [[flat for flat in row if flat is not None] for row in rows]
+    shares = [selected[flat].float().mean().item() for flat in studied]
+    texts = [
+        [f"layer {layer}: not studied" if flat is None else hover[flat] for flat in row]
+        for row, layer in zip(rows, grid.layers, strict=True)
+    ]
+    if is_share:
+        texts = [
+            [
+                f"layer {layer}: {round(share * len(flat))} of {len(flat)} "
+                f"selected ({100 * share:.3g} %)"
+            ]
+            for layer, flat, share in zip(grid.layers, studied, shares, strict=True)
+        ]
+        rows = tuple(() for _ in rows)
+    is_selected = selected.tolist()
+    return SelectionPanel(
+        title=title,
+        kind=grid.kind,
+        layers=grid.layers,
+        indices=() if is_share else grid.indices,
+        span_names=() if is_share else grid.span_names,
+        selected=tuple(tuple(None if i is None else is_selected[i] for i in row) for row in rows),
+        values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
+        shares=tuple(shares),
+        overall_share=selected[[flat for row in studied for flat in row]].float().mean().item(),
+        hover=tuple(map(tuple, texts)),
+        color=color,
+    )
+
+
+def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None:
+    """The colours of values, the same for all results; None if each has a colour of its own.
+
+    Args:
+        color: What colours say.
+        n_components: How many components there are.
+        largest: Largest size of a score.
+    """
+    if color == "soft":
+        return ColorScale("Blues", 0.0, 1.0, "soft<br>mask")
+    if color == "rank":
+        return ColorScale("Blues_r", 1.0, 1.1 * n_components, "rank")
+    return ColorScale("RdBu_r", -largest, largest, "score") if color == "score" else None

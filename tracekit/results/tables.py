@@ -1,0 +1,75 @@
+"""Tables of several results, and whether one table may hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tracekit.errors import ComparisonError
+from tracekit.results.result import TraceResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
+    """The table behind an effect curve: a row per method and number of components.
+
+    Methods that record an effect for each of several sizes (see `TraceResult.records_every_size`)
+    contribute all of them. Where two runs of a method measured the same size, the larger effect
+    counts.
+
+    Args:
+        results: Of one or several methods.
+
+    Returns:
+        A DataFrame with the columns `method`, `n_selected` and `effect`.
+    """
+    import pandas as pd
+
+    rows = []
+    for result in results:
+        rows.append((result.series, result.n_selected, result.effect))
+        if result.records_every_size:
+            rows += [
+                (result.series, int(record["n_selected"]), float(record["effect"]))
+                for record in result.history
+            ]
+    frame = pd.DataFrame(rows, columns=["method", "n_selected", "effect"])
+    frame["method"] = pd.Categorical(frame["method"], categories=frame["method"].unique())
+    groups = frame.groupby(["method", "n_selected"], observed=True, as_index=False)
+    return groups.agg({"effect": "max"}).astype({"method": str})
+
+
+def also_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
+    """A column per further metric by which all of the results were measured."""
+    names = [name for name in results[0].also if all(name in result.also for result in results)]
+    return {name: [result.also[name] for result in results] for name in names}
+
+
+def check_comparable(results: Sequence[TraceResult]) -> None:
+    """Refuses results that answer different questions.
+
+    Raises:
+        ComparisonError: Names what differs.
+    """
+    for name, values in (
+        ("models", [result.model for result in results]),
+        ("data sets", [result.dataset for result in results]),
+        ("sources", [result.source for result in results]),
+        ("directions", [result.direction for result in results]),
+        ("examples", [result.dataset_fingerprint for result in results]),
+        ("metrics", [result.metric for result in results]),
+        ("continuation means", [result.continuation_mean for result in results]),
+        ("positions", [result.positions for result in results]),
+        ("components", [result.registry for result in results]),
+    ):
+        others = [value for value in values if value != values[0]]
+        if others:
+            shown = ""
+            if name not in ("examples", "components"):
+                shown = f" ({values[0]} and {others[0]})"
+            raise ComparisonError(
+                f"The results are of different {name}{shown}, so one figure or table would mix "
+                "numbers that mean different things. Make one for each."
+            )
