@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tracekit as tk
+from tests.figures.test_selection_heatmap import cells_of
 from tracekit.errors import ComparisonError, NoResultError
 
 

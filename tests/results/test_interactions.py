@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tests.anatomy.test_explanation import Planted
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
-from tracekit.results import effect_interval, interactions
+from tracekit.results import effect_interval, pair_effects
 from tracekit.results.interactions import kinds_of_pairs
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import measure_pairs
@@ -144,7 +144,7 @@ class Behaviour(Planted):
         everything = frozenset({1, 2, 3})
         start = everything if direction == "noising" else frozenset()
         super().__init__(lambda patched: self.change(behaviour, start, patched & everything))
-        self._direction = direction
+        vars(self)["_direction"] = direction
 
     def change(self, behaviour, start, patched):
         change = float(behaviour(start)) - float(behaviour(start ^ patched))
@@ -251,7 +251,7 @@ def test_bad_input(tracer, monkeypatch, unchecked):
         with pytest.raises(error) as caught:
             tracer.interactions(members, **options)
         assert text in str(caught.value)
-    monkeypatch.setattr(interactions, "_MOST_EFFECTS", 100)
+    monkeypatch.setattr(pair_effects, "_MOST_EFFECTS", 100)
     with pytest.raises(ComponentError, match="10 sets on 12 examples have 120 effects, which are"):
         tracer.interactions(members)
 

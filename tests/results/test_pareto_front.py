@@ -86,4 +86,4 @@ def test_the_curve_of_a_front_draws_its_data(front):
     band = figure.data[0]
     assert list(band.y) == [*frame["effect_high"], *frame["effect_low"][::-1]]
     assert figure.layout.shapes[0].y0 == pytest.approx(front[0].full_effect)
-    assert "Jaccard" in named["held out"].customdata[0][2]
+    assert "Jaccard" in named["held out"].customdata[0]
