@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tests.anatomy.test_explanation import Planted
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
-from tracekit.results import effect_interval, pair_effects
+from tracekit.results import effect_interval, interactions, pair_effects
 from tracekit.results.interactions import kinds_of_pairs
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import measure_pairs
