@@ -169,7 +169,8 @@ class TestSetsFromAll:
 
     def test_none_is_said_where_the_front_took_components_ranked_one_by_one(self, front):
         rows = [replace(row, from_all_gain=0.5, from_all_similarity=0) for row in front.statistics]
-        results = [replace(result, method="top-k") for result in front]
+        scores = torch.ones(len(front[0].registry))
+        results = [replace(result, component_scores=scores) for result in front]
         ranked = tk.ParetoFront.of(results, front.largest, order=front.ranking)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="A walk from all|Another set")

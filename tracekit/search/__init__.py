@@ -24,7 +24,7 @@ from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.local_search import LocalSearch
-from tracekit.search.targets import Constraint
+from tracekit.search.targets import Constraint, Target
 
 MethodName = Literal[
     "pgb-ct",
@@ -73,6 +73,7 @@ __all__ = [
     "Search",
     "Selection",
     "ShrunkenTopK",
+    "Target",
     "TopK",
     "make",
     "title_of",

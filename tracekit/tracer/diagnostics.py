@@ -16,7 +16,6 @@ from tracekit.errors import UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.search.local.local_search import LocalSearch
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -83,7 +82,7 @@ def _warn_of_other_sets(front: ParetoFront) -> None:
         for row in front.statistics
         if row.from_all_gain is not None
         and row.from_all_gain >= -_AS_GOOD
-        and front.at(row.size).method == LocalSearch.name
+        and front.at(row.size).component_scores is None
     ]
     if not rows:
         return
