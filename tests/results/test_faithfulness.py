@@ -247,14 +247,6 @@ def test_searches_within_bounds_rank_nothing(tracer, tmp_path):
             _ = result.ranked_by
 
 
-def test_completeness_is_measured_with_faithfulness(tracer):
-    result = tracer.run("top-k", budget=3)
-    (completeness,) = result.completeness().completeness
-    assert completeness == result.faithfulness().completeness[0]
-    front = tracer.pareto(max_budget=3, statistics=False)
-    assert front.completeness().completeness == front.faithfulness().completeness
-
-
 def test_a_selection_ranks_nothing(tracer, tmp_path):
     result = tracer.run("greedy", budget=3)
     for ask in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracekit.figures.lines import Line, size_lines
+from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import CONTROL, OTHER_SETS, STYLES, data_and_model, plain, styles
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable, curve_data

@@ -18,20 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
-from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask
-from tracekit.components.masks import ranking as ranked
-from tracekit.components.members import members_of, scores_of
-from tracekit.engine.engine import Engine
-from tracekit.errors import BudgetError, ConfigError
-from tracekit.results.curve import TraceCurve
-from tracekit.results.intervals import ratio_interval
-from tracekit.results.pareto_front import ParetoFront
+from tracekit.errors import BudgetError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +103,7 @@ class Faithfulness:
 
         The numbers are those of `to_frame`.
         """
-        from tracekit.figures.lines import Line, size_lines
+        from tracekit.figures.size_axis import Line, size_lines
         from tracekit.figures.style import STYLES, plain
 
         frame, n = self.to_frame().sort_values("size"), self.n_components
@@ -149,94 +138,3 @@ class Faithfulness:
         areas = f"; CPR {self.cpr:.4g}, CMD {self.cmd:.4g}" if self.shares == MIB_SHARES else ""
         source = self.method or "scores"
         return f"Faithfulness({source} by {self.metric}, {self.ranking}: {values}{areas})"
-
-
-def faithfulness_of(engine: Engine, given: Any, ranking: Ranking | None = None) -> Faithfulness:
-    """Faithfulness of sets in every form in which they are given; see `Tracer.faithfulness`.
-
-    Args:
-        engine: The data set.
-        given: A result, a list of components or a mask; a curve or a front; or, with `ranking`, a
-            score for each component.
-        ranking: How the components are ranked by their scores.
-
-    Raises:
-        ConfigError: Another ranking.
-        MaskError, ComponentError: About the set, or soft masks.
-    """
-    registry, n = engine.registry, engine.n_components
-    if ranking is not None:
-        if ranking not in get_args(Ranking):
-            raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
-        sets = prefix_sets(scores_of(given, registry), ranking)
-        method = getattr(given, "method", "")
-        return measure_faithfulness(engine, sets, shares=MIB_SHARES, how=ranking, method=method)
-    if isinstance(given, ParetoFront) and given.largest == n:
-        sets = [
-            members_of(given.at(int(share * n)), registry) if share * n >= given.sizes[0] else ()
-            for share in MIB_SHARES
-        ]
-        # All components, of which no set of fewer may do better.
-        sets[-1] = tuple(range(n))
-        return measure_faithfulness(engine, sets, shares=MIB_SHARES, method=given[0].method)
-    results = given if isinstance(given, (ParetoFront, TraceCurve)) else [given]
-    sets = [members_of(result, registry) for result in results]
-    return measure_faithfulness(engine, sets, method=getattr(results[0], "method", ""))
-
-
-def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
-    """Components with the highest scores, at each of the shares of MIB.
-
-    Args:
-        scores: One per component.
-        how: Whether by the scores or by their absolute values.
-    """
-    order = ranked(scores if how == "signed" else scores.abs())
-    n = len(order)
-    return [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
-
-
-def measure_faithfulness(
-    engine: Engine,
-    sets: Sequence[ComponentSet],
-    *,
-    shares: tuple[float, ...] = (),
-    how: str = "sets",
-    method: str = "",
-) -> Faithfulness:
-    """Measures sets and their complements.
-
-    Args:
-        engine: The data set.
-        sets: Sets of flat indices.
-        shares: What each was made for.
-        how: How they were made.
-        method: What found them.
-    """
-    everything = range(engine.n_components)
-    complements = [tuple(i for i in everything if i not in set(members)) for members in sets]
-    effects = engine.set_effects([*sets, *complements], "faithfulness")
-    of_sets, of_others = effects[: len(sets)], effects[len(sets) :]
-    full = engine.full_effects
-    if engine.metric.direction == "noising":
-        faithful, complete = full - of_others, full - of_sets
-    else:
-        faithful, complete = of_sets, of_others
-    return Faithfulness(
-        sizes=tuple(map(len, sets)),
-        n_components=engine.n_components,
-        faithfulness=_ratios(faithful, full),
-        faithfulness_intervals=tuple(ratio_interval(row, full) for row in faithful),
-        completeness=_ratios(complete, full),
-        completeness_intervals=tuple(ratio_interval(row, full) for row in complete),
-        shares=shares,
-        ranking=how,
-        metric=engine.metric.name,
-        method=method,
-    )
-
-
-def _ratios(
-    effects: Float[Tensor, "set example"], full: Float[Tensor, " example"]
-) -> tuple[float, ...]:
-    return tuple((effects.mean(1) / full.mean()).tolist())

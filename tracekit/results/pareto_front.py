@@ -165,14 +165,6 @@ class ParetoFront(Sequence[TraceResult]):
         """
         return tracer_of(self.results[0]).faithfulness(self)
 
-    def completeness(self) -> Faithfulness:
-        """How much is left without its sets: what `faithfulness` measures, too.
-
-        Raises:
-            NoResultError: The front was loaded, or its tracer is gone.
-        """
-        return self.faithfulness()
-
     def curve(self) -> go.Figure:
         """Effect of the best sets against their size, with held-out effects and random controls.
 

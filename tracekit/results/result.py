@@ -312,14 +312,6 @@ class TraceResult:
         """
         return tracer_of(self).faithfulness(self)
 
-    def completeness(self) -> Faithfulness:
-        """How much is left without the selected components: what `faithfulness` measures, too.
-
-        Raises:
-            NoResultError: The result was loaded, or its tracer is gone.
-        """
-        return self.faithfulness()
-
     def to_mib(self, path: str | Path) -> Path:
         """Writes the importance of every component as a file of the MIB benchmark.
 

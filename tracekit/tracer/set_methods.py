@@ -35,7 +35,8 @@ from tracekit.errors import ConfigError, MaskError
 from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, model_name
 from tracekit.results.curve import TraceCurve
-from tracekit.results.faithfulness import Faithfulness, Ranking, faithfulness_of
+from tracekit.results.faithfulness import Faithfulness, Ranking
+from tracekit.results.faithfulness_of_sets import faithfulness_of
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.metric_table import effect_table, metric_table
 from tracekit.results.mib import model_sizes, read_mib
