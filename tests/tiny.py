@@ -35,6 +35,7 @@ WRITING_KINDS = (
 PATCHED_KINDS = (*WRITING_KINDS, "keys", "residual-before")
 """Kinds with every form of activation, and at every place of a block."""
 METHOD_OPTIONS = {
+    "pgb-ct+local": {"epochs": 5},
     "pgb-ct": {"trials": 3, "epochs": 5},
     "top-k": {},
     "shrunken-top-k": {},

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from tracekit.search import Greedy as Greedy
     from tracekit.search import LocalSearch as LocalSearch
     from tracekit.search import MaskIG as MaskIG
+    from tracekit.search import PGBCTLocal as PGBCTLocal
     from tracekit.search import Random as Random
     from tracekit.search import Search as Search
     from tracekit.search import Selection as Selection
@@ -131,6 +132,7 @@ _NAMES = {
         "LocalSearch",
         "MaskIG",
         "PGBCT",
+        "PGBCTLocal",
         "Random",
         "Search",
         "Selection",

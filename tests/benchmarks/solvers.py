@@ -49,21 +49,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 import transformers
 import typer
+from tracekit.search.cross_fit import RANKED_ALONE, cross_fit
+from tracekit.search.local.plan import log_spaced_sizes
 
 import tracekit as tk
 from tests.benchmarks.setting import DATA, SIZES, Padded, tokenizer
 from tracekit.components.masks import ranking
 from tracekit.data.registry import DATASETS
-from tracekit.engine.engine import Engine
+from tracekit.engine.engine import Engine, EngineConfig
 from tracekit.metrics import resolve
 from tracekit.results.strongest_pairs import strongest_pairs
 from tracekit.search import Goal, LocalSearch, Search, TopK, make
-from tracekit.search.auto import RANKED_ALONE, cross_fit
 from tracekit.search.base import as_count
-from tracekit.search.local.plan import log_spaced_sizes
-from tracekit.search.objectives import LogOdds, TrimmedMean
+from tracekit.search.objectives import LogOdds, ScoringEngine, TrimmedMean
 from tracekit.search.shrinkage import shrunken_effects
-from tracekit.search.targets import target_of
 
 SHARES = (0.1, 0.2, 0.3, 0.4)
 SCALES = {"strong": 1.3, "mild": 0.85}
@@ -535,8 +534,8 @@ def sets_of_objectives(case: Engine) -> Sets:
         "greedy": selected(case, "greedy"),
         "top-k": selected(case, "top-k"),
         "local search": selected(case, "local-search"),
-        "local search, log-odds": selected(target_of(case, LogOdds()), "local-search"),
-        "local search, trimmed mean": selected(target_of(case, TrimmedMean()), "local-search"),
+        "local search, log-odds": selected(ScoringEngine(case, LogOdds()), "local-search"),
+        "local search, trimmed mean": selected(ScoringEngine(case, TrimmedMean()), "local-search"),
     }
 
 

@@ -24,7 +24,7 @@ def test_trace_writes_figures_and_results(command, tmp_path):
     for name in ("heatmap.html", "curve.html", "plotly.min.js"):
         assert (tmp_path / name).exists()
     result = tk.TraceResult.load(tmp_path / "random-4")
-    assert (result.budget, result.config) == (4, {"draws": 5, "race": False})
+    assert (result.budget, result.config) == (4, {"draws": 5})
     assert f"{result.effect:.4g}" in out
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
@@ -76,7 +76,7 @@ class TestOptionsFromAFile:
         assert code == 0, err
         assert "6 examples of demo-bias" in out
         first = tk.TraceResult.load(tmp_path / "one" / "random-6")
-        assert first.config == {"draws": 5, "race": False}
+        assert first.config == {"draws": 5}
         # What was saved repeats the run.
         code, _, err = command("trace", "--config", saved, "--output", tmp_path / "two")
         assert code == 0, err

@@ -34,17 +34,17 @@ def tracer_for(model, name, components=None, limit=None):
     ],
 )
 @pytest.mark.parametrize(
-    "options",
+    ("method", "options"),
     [
-        {"refine": False, "trials": 4},
-        pytest.param({"refine": False}, marks=pytest.mark.soak),
-        {},
+        ("pgb-ct", {"trials": 4}),
+        pytest.param("pgb-ct", {}, marks=pytest.mark.soak),
+        ("pgb-ct+local", {}),
     ],
     ids=["four trials", "eight trials", "refined"],
 )
-def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, options):
+def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, method, options):
     tracer = tracer_for(demo_model, name)
-    ours = tracer.run(budgets=budgets, **options)
+    ours = tracer.run(method, budgets=budgets, **options)
     theirs = tracer.run("top-k", budgets=budgets)
     for one, other in zip(ours, theirs, strict=True):
         assert one.n_selected <= one.budget == other.budget

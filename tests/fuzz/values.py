@@ -42,7 +42,7 @@ def option_names() -> list[str]:
 
 
 # What would only take long, and says nothing about what is refused.
-_LONG = {"epochs", "draws", "steps", "trials", "max_passes", "soft_steps", "checkpoint"}
+_LONG = {"epochs", "draws", "steps", "trials", "max_passes", "checkpoint"}
 options = st.dictionaries(
     st.sampled_from([name for name in option_names() if name not in _LONG]),
     scalars,

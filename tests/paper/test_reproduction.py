@@ -118,7 +118,7 @@ class TestPlans:
     def test_options_are_the_papers(self):
         jobs = EXPERIMENTS["table-neurons"].jobs(Setting(held_out=False))
         ours = next(one for one in jobs if one.method == "pgb-ct")
-        assert ours.options == {"refine": False, "epochs": 30}
+        assert ours.options == {"epochs": 30}
         assert ours.budgets == (0.025, 0.05, 0.1, 0.15)
         facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
         assert facts.setup.metric == "probability-ratio"

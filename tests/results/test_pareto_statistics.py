@@ -18,7 +18,7 @@ from tracekit.results import pareto_statistics
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
 from tracekit.results.storage import read_document, write_document
 from tracekit.search import Goal
-from tracekit.search.local.from_all import sets_from_all
+from tracekit.search.backward import backward_elimination
 from tracekit.tracer.diagnostics import warn_of_front
 
 WORSE = {"from_all_similarity": 0.0, "from_all_gain": -0.2}
@@ -94,7 +94,7 @@ class TestSetsFromAll:
     """What a walk from all components downwards finds beside the front."""
 
     def test_have_the_effects_of_sets_of_their_size(self, front, tracer):
-        others = sets_from_all(tracer.engine, [row.size for row in front.statistics])
+        others = backward_elimination(tracer.engine, [row.size for row in front.statistics])
         for row in front.statistics:
             members, own = others[row.size], front.at(row.size)
             effect = tracer.evaluate(from_indices(members, 12))

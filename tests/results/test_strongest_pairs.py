@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from itertools import combinations
 
-import pandas as pd
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError,
 from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding
-from tracekit.results.strongest_pairs import _interacting, _may_be_strongest
+from tracekit.results.strongest_pairs import _interacting
 
 
 @pytest.fixture(scope="module")
@@ -203,54 +202,3 @@ def test_bad_input(tracer):
     flat = tk.Tracer(tracer.model, tracer.pairs, "attention-patterns", "accuracy")
     with pytest.raises(NotDifferentiableError, match="strongest_pairs"):
         flat.strongest_pairs()
-
-
-@pytest.fixture(scope="module")
-def wide(model):
-    """With enough examples to race on a half of them."""
-    return tk.Tracer(model, tiny.pairs(256), metric="logit-difference")
-
-
-def test_races_drop_pairs_and_keep_the_strongest(wide):
-    before = wide.engine.cost
-    exact = wide.strongest_pairs(3)
-    middle = wide.engine.cost
-    raced = wide.strongest_pairs(3, race=True)
-    shared = ["first", "second", "effect", "interaction", "predicted", "low", "high"]
-    pd.testing.assert_frame_equal(
-        raced.to_frame()[shared], exact.to_frame()[shared], rtol=1e-3, atol=1e-7
-    )
-    assert 3 <= raced.n_measured < exact.n_measured / 2
-    # Fewer pairs are tested, so fewer are corrected for.
-    assert (raced.p <= exact.p).all()
-    assert (wide.engine.cost - middle).forward < 0.85 * (middle - before).forward
-
-
-def test_races_see_nothing_of_the_examples_that_test(wide, monkeypatch):
-    seen = []
-    original = Engine.set_effects
-
-    def spy(engine, sets, label="effects", *, examples=None):
-        seen.append(None if examples is None else frozenset(examples.tolist()))
-        return original(engine, sets, label, examples=examples)
-
-    monkeypatch.setattr(Engine, "set_effects", spy)
-    wide.strongest_pairs(3, race=True, seed=3)
-    proposing = torch.randperm(256, generator=torch.Generator().manual_seed(3))[:128].tolist()
-    *raced, last = seen
-    assert last == set(range(256)) - set(proposing)
-    assert frozenset().union(*raced) == set(proposing)
-    assert [len(part) for part in raced] == [32, 32, 64]
-
-
-def test_few_examples_do_not_race(tracer):
-    exact, raced = (tracer.strongest_pairs(3, n_looked_at=4, race=race) for race in (False, True))
-    assert raced.n_measured == exact.n_measured
-    assert raced.to_frame().equals(exact.to_frame())
-
-
-def test_strong_pairs_of_either_sign_stay():
-    noise = torch.randn(4, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    interactions = torch.tensor([[-3.0], [2.0], [-0.1], [0.1]], dtype=torch.float64) + 0.2 * noise
-    assert _may_be_strongest(interactions, 200, 2).tolist() == [True, True, False, False]
-    assert _may_be_strongest(interactions, 200, 9).all()

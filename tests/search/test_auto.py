@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.auto import CrossFit, as_judged, cross_fit, sizes_alone
+from tracekit.search.auto import CrossFit, cross_fit, sizes_alone
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -186,7 +186,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     patched(monkeypatch, Oracle())
     front = tracer.pareto(max_budget=4)
     on_all = torch.stack([result.per_example for result in joint]).expand(2, -1, -1)
-    searches = [tk.LocalSearch(start_from_examples=False), Oracle()]
+    searches = [tk.LocalSearch(), Oracle()]
     fit = cross_fit(tracer.engine, searches, joint.sizes, 0, on_all=on_all)
     chosen = ["oracle" if search else "local-search" for search in fit.choice()]
     assert [result.method for result in front] == chosen
@@ -225,14 +225,14 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     patched(monkeypatch, Ranked())
     # The joint search found sets of one and of seven components.
     monkeypatch.setattr(BestSets, "improving", [1, 7])
-    front = tracer.pareto(max_budget=9, max_passes=60)
+    front = tracer.pareto(max_budget=9, max_passes=200)
     assert front.sizes == (1, 2, 3, 4, 5, 7)
     assert {result.method for result in front} == {"ranked"}
     assert [front.at(size).n_selected for size in (3, 6, 9)] == [3, 5, 7]
     assert front.at(4).effect == 0.25
     # Where they do not hold better there are none between.
     monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: int(size > 3))
-    front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
+    front = tracer.pareto(max_budget=9, max_passes=200, statistics=False, objective="auto")
     assert front.sizes == (1, 4, 5, 7)
     assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
 
@@ -262,7 +262,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
         "tracekit.tracer.search_run.sizes_of_statistics", lambda sizes: [1, 3, 5, 6]
     )
     monkeypatch.setattr(BestSets, "improving", [1, 2, 3, 5, 6])
-    front = tracer.pareto(max_budget=6, max_passes=60, start_from_examples=False)
+    front = tracer.pareto(max_budget=6, max_passes=60)
     methods = {result.n_selected: result.method for result in front}
     joint, alone = "local-search", "ranked"
     assert methods == {1: alone, 2: joint, 3: alone, 5: alone, 6: joint}
@@ -270,9 +270,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
     frame = front.to_frame().set_index("size")
     for size, search in ((3, "ranked"), (6, "local-search")):
         assert frame["held_out"][size] == frame[f"held_out by {search}"][size]
-    results = tracer.run(
-        "local-search", budgets=[1, 2], objective="auto", max_passes=60, start_from_examples=False
-    )
+    results = tracer.run("local-search", budgets=[1, 2], objective="auto", max_passes=60)
     assert [result.method for result in results] == [alone, joint]
 
 
@@ -290,7 +288,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
         monkeypatch.setattr("tracekit.search.auto._is_taken", lambda alone, joint: True)
-        front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
+        front = tracer.pareto(max_budget=9, max_passes=200, statistics=False, objective="auto")
         assert front.sizes == expected
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}
 
@@ -307,7 +305,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
     monkeypatch.setattr("tracekit.search.auto.cross_fit", kept)
     if asked == "front":
         options = {"max_budget": 4, "statistics": False, "max_passes": 30}
-        joint = tracer.pareto(objective="mean", start_from_examples=False, **options)
+        joint = tracer.pareto(objective="mean", **options)
         tracer.pareto(objective="auto", **options)
     else:
         joint = tracer.run("greedy", budgets=[2, 5])
@@ -351,25 +349,6 @@ def test_what_was_chosen_from_is_saved(tracer, tmp_path):
     assert set(result.held_out_by) == {"local-search", "shrunken-top-k"}
     plain = tracer.run("local-search", budget=3, max_passes=60)
     assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
-
-
-@pytest.mark.parametrize("given", [None, True])
-def test_auto_makes_no_sets_for_single_examples_unless_asked_to(tracer, given, monkeypatch):
-    patched(monkeypatch, Fixed(order=worst_first(tracer)))
-    options = {} if given is None else {"start_from_examples": given}
-    results = [
-        tracer.pareto(max_budget=3, objective="auto", max_passes=15, **options)[0],
-        tracer.run("local-search", budget=3, objective="auto", max_passes=15, **options),
-    ]
-    assert [result.method for result in results] == ["local-search"] * 2
-    assert [result.config["start_from_examples"] for result in results] == [bool(given)] * 2
-    plain = tracer.pareto(max_budget=3, objective="mean", max_passes=15, **options)[0]
-    assert plain.config["start_from_examples"] is given
-
-
-def test_nor_does_the_refinement_of_pgb_ct():
-    for given, judged in ((None, False), (True, True), (False, False)):
-        assert as_judged(tk.PGBCT(start_from_examples=given)).start_from_examples is judged
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tracekit.errors import ConfigError
 from tracekit.search import METHODS
 
 QUICK = {
-    "pgb-ct": {"trials": 1, "epochs": 2, "refine": False},
+    "pgb-ct": {"trials": 1, "epochs": 2},
     "dcm": {"trials": 1, "epochs": 2},
     "local-search": {"max_passes": 30},
     "random": {"draws": 3},

@@ -16,7 +16,7 @@ METHODS = {
     "greedy": {},
     "random": {"draws": 10},
     "exhaustive": {},
-    "pgb-ct": {"epochs": 6, "refine": False},
+    "pgb-ct": {"epochs": 6},
     "dcm": {"epochs": 6, "trials": 3, "learning_rate": 0.02},
 }
 

@@ -114,7 +114,9 @@ def test_contradictory_or_missing_goals(tracer):
     with pytest.raises(BudgetError, match="The list of budgets is empty."):
         tracer.run(budgets=[])
     for method in tiny.METHOD_OPTIONS:
-        with pytest.raises(BudgetError, match=f"'{method}' needs to know how many components"):
+        with pytest.raises(
+            BudgetError, match=f"'{re.escape(method)}' needs to know how many components"
+        ):
             tracer.run(method)
 
 
@@ -125,7 +127,7 @@ def test_unknown_methods_and_options(tracer):
         tracer.run(budget=2, lamda1=1.0)
     with pytest.raises(UnknownNameError, match="none, as the search was given ready-made"):
         tracer.run(tk.Random(draws=5), budget=2, draws=6)
-    assert tracer.run(tk.Random(draws=5), budget=2).config == {"draws": 5, "race": False}
+    assert tracer.run(tk.Random(draws=5), budget=2).config == {"draws": 5}
     with pytest.raises(ConfigError, match="draws is 0. It must be at least 1."):
         tk.Random(draws=0)
 
@@ -180,7 +182,6 @@ def test_options_of_the_wrong_type(tracer, option, value, text):
             [],
             "The option max_passes is \\[\\]. Input should be a valid",
         ),
-        (tk.LocalSearch, "race", "yes", "The option race is 'yes'. Give a number, True or False"),
         (tk.Random, "draws", "x", "The option draws is 'x'. Input should be a valid integer"),
     ],
 )
@@ -211,4 +212,4 @@ def test_search_classes_and_a_search_of_your_own(tracer):
     result = tracer.run(First(), budget=3)
     assert (result.method, tiny.members_of(result), result.config) == ("first", (0, 1, 2), {})
     assert tracer.run(tk.TopK, budget=2).method == "top-k"
-    assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4, "race": False}
+    assert tracer.run(tk.Random, budget=2, draws=4).config == {"draws": 4}

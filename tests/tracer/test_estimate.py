@@ -32,8 +32,8 @@ DETERMINISTIC = {
     "mask-ig": {"steps": 3},
 }
 BOUNDED = {
-    "pgb-ct": {"epochs": 3},
-    "pgb-ct unrefined": {"epochs": 3, "trials": 2, "refine": False},
+    "pgb-ct+local": {"epochs": 3},
+    "pgb-ct": {"epochs": 3, "trials": 2},
     "dcm": {"epochs": 3, "trials": 2},
     "local-search": {"max_passes": 40},
 }
@@ -56,9 +56,8 @@ class TestPasses:
     @pytest.mark.parametrize("method", BOUNDED)
     def test_are_a_bound_otherwise(self, tracer, method):
         options, goal = BOUNDED[method], {"budgets": [2, 4]}
-        name = method.split()[0]
-        estimate = tracer.estimate(name, **goal, **options)
-        passes = passes_of(tracer.run(name, **goal, **options))
+        estimate = tracer.estimate(method, **goal, **options)
+        passes = passes_of(tracer.run(method, **goal, **options))
         assert not estimate.is_exact
         # A bound that says something.
         assert passes <= estimate.passes <= 8 * passes
@@ -211,8 +210,8 @@ class TestTime:
 
 
 def test_an_estimate_is_one_line(tracer):
-    text = repr(tracer.estimate("pgb-ct", budget=3))
-    assert text.startswith("Estimate(pgb-ct: up to 250 passes, about ")
+    text = repr(tracer.estimate(budget=3))
+    assert text.startswith("Estimate(pgb-ct+local: up to 250 passes, about ")
     assert "MiB" in text
     assert "\n" not in text
 

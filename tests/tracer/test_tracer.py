@@ -243,7 +243,7 @@ def test_a_model_that_changed_is_not_measured(pairs):
 
 
 def test_a_result_that_selects_nothing_has_no_effect(tracer):
-    result = tracer.run(lambda1=50.0, refine=False, epochs=2)
+    result = tracer.run("pgb-ct", lambda1=50.0, epochs=2)
     assert result.n_selected == 0
     assert tracer.evaluate(result) == 0
 

@@ -23,7 +23,7 @@ METHODS = {
     "random": {"draws": 5},
     "exhaustive": {},
     "mask-ig": {"steps": 2},
-    "pgb-ct": {"epochs": 2, "refine": False},
+    "pgb-ct": {"epochs": 2},
     "local-search": {"max_passes": 30},
 }
 

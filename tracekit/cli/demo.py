@@ -30,7 +30,7 @@ _BUDGETS = (2, 3, 4, 6, 9)
 _SHOWN = (2, 6)
 """Budgets whose sets are shown in full."""
 _METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("pgb-ct", {}),
+    ("pgb-ct+local", {}),
     ("greedy", {}),
     ("top-k", {}),
     ("random", {"draws": 100}),
@@ -61,7 +61,7 @@ class _Traced:
     @property
     def story(self) -> str:
         """What the demo shows, in one or two sentences with its numbers."""
-        best, top_k, random = (self.curves[name] for name in ("pgb-ct", "top-k", "random"))
+        best, top_k, random = (self.curves[name] for name in ("pgb-ct+local", "top-k", "random"))
         pair = best.at(2)
         parts = [f"{component} alone {self.alone(component):.3f}" for component in pair.components]
         below = [str(k) for k in _BUDGETS if top_k.at(k).effect < random.at(k).effect]
@@ -174,8 +174,8 @@ def _write_page(traced: _Traced, output: Path) -> Path:
     import tracekit as tk
     from tracekit.reports.page import Section, write_page
 
-    shown = [traced.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct", "top-k")]
-    chosen = traced.curves["pgb-ct"].at(max(_SHOWN))
+    shown = [traced.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
+    chosen = traced.curves["pgb-ct+local"].at(max(_SHOWN))
     members = pd.DataFrame(
         [
             [

@@ -38,8 +38,8 @@ from tracekit.cli.parsing import goal, parse_options
     ),
     method=option(
         *(None, TEXTS, HOW, "NAME"),
-        "pgb-ct, local-search, dcm, top-k, shrunken-top-k, greedy, random, exhaustive, mask-ig, "
-        "attribution; may be given several times. Default: pgb-ct.",
+        "pgb-ct+local, pgb-ct, local-search, dcm, top-k, shrunken-top-k, greedy, random, "
+        "exhaustive, mask-ig, attribution; may be given several times. Default: pgb-ct+local.",
     ),
     option=option(
         *(None, TEXTS, HOW, "NAME=VALUE"),
@@ -48,13 +48,13 @@ from tracekit.cli.parsing import goal, parse_options
 )
 def trace(given: Given) -> None:
     """Traces any model on any data set, and writes figures and results."""
-    from tracekit.search import make
+    from tracekit.search import DEFAULT_METHOD, make
 
     output, seed, objective = given["output"], given["seed"], given["objective"]
 
     # Before anything slow: checks of everything that needs no model.
     check_folder(output)
-    methods = given["method"] or ["pgb-ct"]
+    methods = given["method"] or [DEFAULT_METHOD]
     by_method = parse_options(given["option"] or [], methods)
     goals = {
         name: goal(given["budget"], given["target_effect"], by_method[name]) for name in methods

@@ -46,6 +46,7 @@ OTHER_SETS = ("#000000", "triangle-down-open")
 STYLES = {
     "random": CONTROL,
     "pgb-ct": ("#D55E00", "circle", "solid"),
+    "pgb-ct+local": ("#D55E00", "hexagon", "solid"),
     "greedy": ("#0072B2", "square", "dash"),
     "top-k": ("#009E73", "diamond", "dot"),
     "exhaustive": ("#000000", "star", "longdash"),

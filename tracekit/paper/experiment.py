@@ -137,8 +137,7 @@ def trace_job(
 ) -> Job:
     """A search with the paper's options.
 
-    PGB-CT runs as in the paper, without refinement. On facts the metric is the ratio of
-    probabilities, as in the published numbers.
+    On facts the metric is the ratio of probabilities, as in the published numbers.
 
     Args:
         setting: Gives seed, limit, dtype, draws and options of the data set.
@@ -151,8 +150,6 @@ def trace_job(
             paper's.
     """
     options: dict[str, Any] = {}
-    if method == "pgb-ct":
-        options["refine"] = False
     if method in ("pgb-ct", "dcm") and dataset in _EPOCHS:
         options["epochs"] = _EPOCHS[dataset]
     if method == "random":

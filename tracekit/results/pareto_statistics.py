@@ -9,7 +9,7 @@ search may find another set next time. So at some sizes a front is measured agai
 - the sets that the two halves selected: their Jaccard similarity is the *stability*. The seed draws
   the halves;
 - a set found by a walk from all components downwards, which knows nothing of the front (see
-  `search/local/from_all.py`): its effect, and its Jaccard similarity to the front's set. Where it
+  `search/backward.py`): its effect, and its Jaccard similarity to the front's set. Where it
   is as good and shares few components, the examples do not single out one set.
 """
 
@@ -27,8 +27,8 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.auto import CrossFit
-from tracekit.search.local.from_all import most_passes, sets_from_all
-from tracekit.search.local.plan import log_spaced_sizes
+from tracekit.search.backward import backward_elimination, most_passes
+from tracekit.search.base import log_spaced_sizes
 from tracekit.search.targets import Target
 
 _AT_MOST = 12
@@ -142,7 +142,7 @@ def _from_all(
     engine: Engine, maximised: Target, sets: Mapping[int, ComponentSet]
 ) -> list[dict[str, Any]]:
     """What a walk from all components downwards finds at each size."""
-    others = sets_from_all(maximised, list(sets))
+    others = backward_elimination(maximised, list(sets))
     pairs = [each for size in sets for each in (sets[size], others[size])]
     values = maximised.set_effects(pairs, "from all").mean(1).unflatten(0, (-1, 2)).tolist()
     effects = engine.set_effects([others[size] for size in sets], "from all").mean(1).tolist()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import printable
@@ -36,7 +36,6 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size
 from tracekit.results.significance import max_t_p_values, without_rounding
 from tracekit.results.storage import damaged, read_document, write_numbers
-from tracekit.search.racing import Portions, still_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +160,6 @@ def strongest_pairs(
     *,
     given: ComponentSet = (),
     n_looked_at: int = 64,
-    race: bool = False,
     seed: int = 0,
     title: str = "",
 ) -> StrongestPairs:
@@ -173,8 +171,7 @@ def strongest_pairs(
         count: Pairs wanted.
         given: Flat indices of what is patched besides, in every set.
         n_looked_at: Components at which a look-ahead is taken.
-        race: Whether pairs far behind on a part of the proposing half are measured no further.
-        seed: Draws the random signs, the half of the examples that proposes, and their order.
+        seed: Draws the random signs, and the half of the examples that proposes.
         title: What the text calls them.
 
     Raises:
@@ -195,14 +192,7 @@ def strongest_pairs(
     looked_at = _interacting(engine, components, given, proposing, n_looked_at, generator)
     most = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count)
     proposals = _proposals(engine, components, looked_at, given, proposing, most)
-    rounds = [torch.arange(engine.n_examples)]
-    if race and proposing is not None:
-        # The testing half comes last: it has no part in dropping what it is to test.
-        own = engine.with_pairs(engine.pairs.subset(proposing.tolist()))
-        portions = Portions.make(own, seed)
-        if not portions.is_whole:
-            rounds = [*(proposing[part] for part in portions.rounds), testing]
-    proposals, together, parts = _measured(engine, proposals, given, rounds, count)
+    together, parts = _measured(engine, proposals, given)
     interactions = together - parts.sum(1)
     scale = together.abs() + parts.abs().sum(1)
     strongest = interactions.mean(1).abs().argsort(descending=True)[:count]
@@ -290,53 +280,23 @@ def _proposals(
 
 
 def _measured(
-    engine: Engine,
-    proposals: Sequence[_Proposal],
-    given: ComponentSet,
-    rounds: Sequence[Int[Tensor, " _"]],
-    count: int,
-) -> tuple[list[_Proposal], Float[Tensor, "pair example"], Float[Tensor, "pair 2 example"]]:
+    engine: Engine, proposals: Sequence[_Proposal], given: ComponentSet
+) -> tuple[Float[Tensor, "pair example"], Float[Tensor, "pair 2 example"]]:
     """Effects of both components of each pair together, and of each of them.
 
     Args:
         engine: The data set.
         proposals: The pairs.
-        given: What is patched besides.
-        rounds: The examples that are measured one part after the other. After each part but the
-            last, pairs that cannot be among the strongest any more are dropped.
-        count: Pairs wanted.
-
-    Returns:
-        The pairs that are left, and what was measured of them on all examples.
+        given: Flat indices of what is patched besides.
     """
-    running, order = list(proposals), torch.empty(0, dtype=torch.long)
-    together = torch.empty(len(running), 0, dtype=torch.float64)
-    parts = torch.empty(len(running), 2, 0, dtype=torch.float64)
-    for number, examples in enumerate(rounds):
-        members = sorted({member for proposal in running for member in proposal.pair})
-        sets: list[ComponentSet] = [(member,) for member in members]
-        sets += [proposal.pair for proposal in running]
-        check_size(len(sets), engine.n_examples)
-        effects, _ = added_effects(engine, sets, given, "strongest pairs", examples=examples)
-        row_of = {member: row for row, member in enumerate(members)}
-        rows = torch.tensor([[row_of[i], row_of[j]] for (i, j), _ in running])
-        together = torch.cat([together, effects[len(members) :].double()], -1)
-        parts = torch.cat([parts, effects[rows].double()], -1)
-        order = torch.cat([order, examples])
-        if number + 1 < len(rounds):
-            stays = _may_be_strongest(together - parts.sum(1), engine.n_examples, count)
-            running = [pair for pair, stay in zip(running, stays.tolist(), strict=True) if stay]
-            together, parts = together[stays], parts[stays]
-    back = order.argsort()
-    return running, together[..., back], parts[..., back]
-
-
-def _may_be_strongest(
-    interactions: Float[Tensor, "pair seen"], n_examples: int, count: int
-) -> Bool[Tensor, " pair"]:
-    """Which pairs may yet be among the strongest. Either sign counts: each is made positive."""
-    positive = interactions * interactions.mean(1, keepdim=True).sign()
-    return still_in(positive.float(), n_examples, n_winners=min(count, len(positive)))
+    members = sorted({member for proposal in proposals for member in proposal.pair})
+    sets: list[ComponentSet] = [(member,) for member in members]
+    sets += [proposal.pair for proposal in proposals]
+    check_size(len(sets), engine.n_examples)
+    effects, _ = added_effects(engine, sets, given, "strongest pairs")
+    row_of = {member: row for row, member in enumerate(members)}
+    rows = torch.tensor([[row_of[i], row_of[j]] for (i, j), _ in proposals])
+    return effects[len(members) :].double(), effects[rows].double()
 
 
 def _ranked(

@@ -28,7 +28,7 @@ from tracekit.errors import (
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models.loading import DEMO, locate
 from tracekit.runs.jobs import Job, ModelSource
-from tracekit.search import METHODS, make
+from tracekit.search import DEFAULT_METHOD, METHODS, make
 from tracekit.search.objectives import ObjectiveName
 
 
@@ -41,7 +41,7 @@ class Grid:
     datasets: Sequence[Any]
     """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options of the data
     set."""
-    methods: Sequence[Any] = ("pgb-ct",)
+    methods: Sequence[Any] = (DEFAULT_METHOD,)
     """Each a name, a mapping of `name` and options, or a search such as `tk.PGBCT(epochs=8)`."""
     budgets: Sequence[Any] = (0.1,)
     """Counts (int) or shares (float). Empty: the methods decide their own sizes."""

@@ -31,6 +31,7 @@ from tracekit.runs.grid import Grid, part_of
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
+from tracekit.search import DEFAULT_METHOD
 
 _TABLE = "runs.csv"
 _LOCK = "sweep"
@@ -136,7 +137,7 @@ def load_runs(folder: str | Path) -> Runs:
 def sweep(
     models: Sequence[Any],
     datasets: Sequence[Any],
-    methods: Sequence[Any] = ("pgb-ct",),
+    methods: Sequence[Any] = (DEFAULT_METHOD,),
     budgets: Sequence[int | float] = (0.1,),
     *,
     output: str | Path,

@@ -23,10 +23,12 @@ from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
+from tracekit.search.learned.pgbct_local import PGBCTLocal
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.targets import Constraint, Target
 
 MethodName = Literal[
+    "pgb-ct+local",
     "pgb-ct",
     "local-search",
     "dcm",
@@ -40,9 +42,13 @@ MethodName = Literal[
 ]
 """Names of search methods, for completion; a test holds them against `METHODS`."""
 
+DEFAULT_METHOD: MethodName = "pgb-ct+local"
+"""The search method where none is named."""
+
 METHODS: Mapping[str, type[Search]] = {
     method.name: method
     for method in (
+        PGBCTLocal,
         PGBCT,
         LocalSearch,
         DCM,
@@ -58,6 +64,7 @@ METHODS: Mapping[str, type[Search]] = {
 
 __all__ = [
     "DCM",
+    "DEFAULT_METHOD",
     "METHODS",
     "PGBCT",
     "Attribution",
@@ -68,6 +75,7 @@ __all__ = [
     "LocalSearch",
     "MaskIG",
     "MethodName",
+    "PGBCTLocal",
     "Planned",
     "Random",
     "Search",

@@ -24,11 +24,8 @@ from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.base import Goal, Search, Selection
+from tracekit.search.base import Goal, Search, Selection, log_spaced_sizes
 from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
-from tracekit.search.learned.pgbct import PGBCT
-from tracekit.search.local.local_search import LocalSearch
-from tracekit.search.local.plan import log_spaced_sizes
 from tracekit.search.targets import Target
 
 FEWEST_EXAMPLES = 4
@@ -55,16 +52,6 @@ def sizes_alone(n_components: int, first: int, last: int) -> Sequence[int]:
     if n_components <= MOST_ALONE:
         return range(first, last + 1)
     return log_spaced_sizes(first, last, _SIZES_OF_MANY)
-
-
-def as_judged(search: Search) -> Search:
-    """The same search; it makes no sets for single examples unless told to.
-
-    Such sets have a larger mean on the examples at hand, and less on fresh ones.
-    """
-    if isinstance(search, LocalSearch | PGBCT) and search.start_from_examples is None:
-        return replace(search, start_from_examples=False)
-    return search
 
 
 @dataclass(frozen=True, kw_only=True)

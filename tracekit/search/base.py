@@ -27,6 +27,7 @@ Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
 
 _T = TypeVar("_T")
+_BISECTIONS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,7 @@ class Goal:
         """The same budgets and smaller ones, at most 32 of them, on a logarithmic scale."""
         if not self.budgets:
             return self
-        last = self.budgets[-1]
-        smaller = {round(last ** (step / 31)) for step in range(32)}
+        smaller = log_spaced_sizes(1, self.budgets[-1], 32)
         return replace(self, budgets=tuple(sorted({*self.budgets, *smaller})))
 
     def require(self, method: str) -> None:
@@ -230,6 +230,31 @@ def as_count(budget: int | float, n_components: int) -> int:
             "amounts to at least one component."
         )
     return count
+
+
+def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
+    """At most `count` whole numbers, and at least the ends, from `first` to `last`.
+
+    They are spread on a logarithmic scale, as far as whole numbers can be: small ones follow each
+    other until the factor between neighbours exceeds one whole step.
+    """
+    close, wide = 1.0, float(max(2, last))
+    # The smallest factor between neighbours that gives few enough sizes.
+    for _ in range(_BISECTIONS):
+        factor = (close * wide) ** 0.5
+        if len(_steps(first, last, factor)) > count:
+            close = factor
+        else:
+            wide = factor
+    return _steps(first, last, wide)
+
+
+def _steps(first: int, last: int, factor: float) -> tuple[int, ...]:
+    """Whole numbers from the first to the last, each about a factor above the one before."""
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(min(last, max(sizes[-1] + 1, round(sizes[-1] * factor))))
+    return tuple(sizes)
 
 
 def smallest_size(

@@ -406,7 +406,6 @@ class SetMethods:
         components: Sequence[Component] | None = None,
         given: Any = None,
         n_looked_at: int = 64,
-        race: bool = False,
         seed: int = 0,
     ) -> StrongestPairs:
         """Finds the pairs that interact most among any number of components.
@@ -422,8 +421,6 @@ class SetMethods:
             given: What is patched besides, in every set, as in `interactions`.
             n_looked_at: Components whose interactions with all others are predicted, one by one;
                 the more, the more passes, and the fewer pairs are missed.
-            race: Whether pairs that are far behind on a part of the proposing half are measured no
-                further. From 192 examples on; what is reported is measured on all.
             seed: Draws the halves, and the random signs that choose these components.
 
         Raises:
@@ -441,7 +438,6 @@ class SetMethods:
             count,
             given=context,
             n_looked_at=n_looked_at,
-            race=race,
             seed=seed,
             title=self._title,
         )

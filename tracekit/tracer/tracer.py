@@ -30,8 +30,8 @@ from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.search import Goal, LocalSearch, MethodName, Search, make
-from tracekit.search.auto import FEWEST_EXAMPLES, as_judged
+from tracekit.search import DEFAULT_METHOD, Goal, LocalSearch, MethodName, Search, make
+from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
@@ -194,7 +194,7 @@ class Tracer(SetMethods):
 
     def run(
         self,
-        method: MethodChoice | type | Search = "pgb-ct",
+        method: MethodChoice | type | Search = DEFAULT_METHOD,
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -208,9 +208,10 @@ class Tracer(SetMethods):
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct`, `local-search`, `dcm`, `top-k`, `shrunken-top-k`, `greedy`, `random`,
-                `exhaustive`, `mask-ig`, `attribution`, or a search such as `PGBCT(epochs=30)`, one
-                of tracekit or your own.
+            method: `pgb-ct+local` (PGB-CT, whose sets local search improves), `pgb-ct` (the
+                paper's method), `local-search`, `dcm`, `top-k`, `shrunken-top-k`, `greedy`,
+                `random`, `exhaustive`, `mask-ig`, `attribution`, or a search such as
+                `PGBCT(epochs=30)`, one of tracekit or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach with as few components
@@ -272,8 +273,7 @@ class Tracer(SetMethods):
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             objective: What the search maximises over the examples, as in `run`. By default
-                `auto`, or `mean` without statistics or with a constraint. With `auto` no sets are
-                made for single examples unless you ask for them (`start_from_examples=True`).
+                `auto`, or `mean` without statistics or with a constraint.
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
@@ -303,7 +303,7 @@ class Tracer(SetMethods):
 
     def estimate(
         self,
-        method: MethodChoice | type | Search = "pgb-ct",
+        method: MethodChoice | type | Search = DEFAULT_METHOD,
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -317,7 +317,7 @@ class Tracer(SetMethods):
         Runs nothing but one timed probe, of a few sets and, for methods that learn, a gradient.
 
         ```python
-        print(tracer.estimate("pgb-ct", budget=6))
+        print(tracer.estimate(budget=6))
         print(tracer.estimate("greedy", budgets=[2, 4, 6]).seconds)
         ```
 
@@ -383,7 +383,7 @@ class Tracer(SetMethods):
     ) -> SearchRun:
         return SearchRun(
             traced=self._traced(),
-            search=as_judged(search) if objective == "auto" else search,
+            search=search,
             goal=goal,
             objective=objective,
             constraint=(

@@ -13,7 +13,6 @@ from tracekit.errors import (
 )
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
-from tracekit.search.local.best_sets import BestSets
 
 
 def test_one_step_of_the_paper_by_hand(tracer):
@@ -44,29 +43,11 @@ def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
         assert result.history[0]["lambda1"] > 0
 
 
-@pytest.mark.parametrize(
-    ("carries", "option", "starts"),
-    [(True, None, 1), (True, True, 1), (True, False, 0), (False, None, 0)],
-)
-def test_refinement_makes_sets_for_single_examples_where_one_carries(
-    tracer, monkeypatch, carries, option, starts
-):
-    asked = []
-    monkeypatch.setattr(BestSets, "does_one_example_carry", carries)
-    monkeypatch.setattr(BestSets, "start_from_examples", lambda self, *given: asked.append(given))
-    tracer.run(budget=6, epochs=3, start_from_examples=option)
-    assert len(asked) == starts
-    for sizes, passes in asked:
-        # About 240 passes are left by training.
-        assert sizes == (1, 2, 3, 4, 5, 6)
-        assert 45 < passes < 50
-
-
 def test_later_budgets_take_half_of_the_training_runs(tracer):
     """Those of the first one are used again."""
-    options = {"trials": 5, "epochs": 2, "refine": False, "lambda2": 0.0}
-    first = tracer.run(budget=1, **options)
-    both = tracer.run(budgets=[1, 6], **options)
+    options = {"trials": 5, "epochs": 2, "lambda2": 0.0}
+    first = tracer.run("pgb-ct", budget=1, **options)
+    both = tracer.run("pgb-ct", budgets=[1, 6], **options)
     assert 0 < first.cost.backward <= 5 * 2
     assert both[0].cost.backward <= first.cost.backward + 3 * 2
 
@@ -160,9 +141,9 @@ def test_hyper_parameters_out_of_range(options, text, unchecked):
 
 
 def test_pgbct_without_one_of_its_penalties(tracer):
-    first = tracer.run(budgets=[3, 6], lambda1=0.0, lambda2=1e-2, refine=False, epochs=4)
+    first = tracer.run("pgb-ct", budgets=[3, 6], lambda1=0.0, lambda2=1e-2, epochs=4)
     assert first[0].history[-1]["size_penalty"] == 0
-    second = tracer.run(budgets=[3, 6], lambda2=0.0, refine=False, epochs=4, trials=2)
+    second = tracer.run("pgb-ct", budgets=[3, 6], lambda2=0.0, epochs=4, trials=2)
     assert second[0].history[-1]["binary_penalty"] == 0
     assert second[0].history[-1]["size_penalty"] > 0
     for result in (*first, *second):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.engine import Engine
 from tracekit.errors import (
     ConfigError,
     NonFiniteMetricError,
@@ -18,8 +21,10 @@ from tracekit.errors import (
     TargetNotReachedError,
     UnreliableResultWarning,
 )
-from tracekit.search.local import local_search
-from tracekit.search.local.best_sets import BestSets
+from tracekit.search import Goal
+from tracekit.search.local import local_search, sweeps
+
+NAMES = ("pgb-ct", "pgb-ct+local")
 
 
 @pytest.mark.slow
@@ -45,29 +50,13 @@ def test_few_passes_still_beat_the_rankings(model):
         assert found[0].cost.forward_equivalents <= 40
 
 
-@pytest.fixture
-def without_walk(monkeypatch):
-    """Searches as for many components, or with something to keep."""
-    monkeypatch.setattr("tracekit.search.local.local_search.effects_tell_all", lambda target: False)
-
-
-def test_many_components_are_ranked_first(model, without_walk):
-    """Neurons: sizes are spread, soft top-k ranks, and the passes stay below top-k's."""
+def test_sets_of_many_components_are_better_than_of_rankings(model):
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-outputs")
-    n = len(tracer.registry)
-    search = tk.LocalSearch(max_passes=n // 2, soft_steps=4)
-    curve = tracer.run(search, budgets=[3, 0.1, 0.3])
-    rivals = [tracer.run(method, budgets=[3, 0.1, 0.3]) for method in ("top-k", "random")]
-    for rival in rivals:
-        for ours, theirs in zip(curve, rival, strict=True):
+    curve = tracer.run("local-search", budgets=[3, 0.1, 0.3])
+    for method in ("top-k", "random"):
+        for ours, theirs in zip(curve, tracer.run(method, budgets=[3, 0.1, 0.3]), strict=True):
             assert ours.effect >= theirs.effect
-    assert curve[0].cost.forward_equivalents <= n // 2
-    assert curve[0].component_scores is not None
-    plain = tracer.run(
-        "local-search", budgets=[3, 0.1, 0.3], max_passes=n // 2, refine=False, soft_steps=4
-    )
-    assert all(ours.effect >= other.effect for ours, other in zip(curve, plain, strict=True))
-    assert plain[0].cost.forward_equivalents <= n // 2
+    assert curve[0].cost.forward_equivalents <= 300
 
 
 @pytest.mark.slow
@@ -84,55 +73,80 @@ def test_refinement_never_loses_and_keeps_to_its_passes(model):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
     gained = 0
     for budget in (2, 6):
-        plain = tracer.run(budget=budget, refine=False, trials=1, epochs=6)
-        polished = tracer.run(budget=budget, epochs=6)
-        assert polished.effect >= plain.effect
-        assert polished.n_selected <= budget
-        assert polished.cost.forward_equivalents <= 250
-        assert torch.equal(polished.soft_mask, plain.soft_mask)
-        assert tracer.evaluate(polished) == pytest.approx(polished.effect, rel=1e-4)
-        gained += polished.effect > plain.effect * 1.001
+        plain = tracer.run("pgb-ct", budget=budget, trials=1, epochs=6)
+        refined = tracer.run("pgb-ct+local", budget=budget, epochs=6)
+        assert refined.effect >= plain.effect
+        assert refined.n_selected <= budget
+        assert refined.cost.forward_equivalents <= 250
+        assert torch.equal(refined.soft_mask, plain.soft_mask)
+        assert tracer.evaluate(refined) == pytest.approx(refined.effect, rel=1e-4)
+        gained += refined.effect > plain.effect * 1.001
     assert gained
 
 
-def test_fixed_lambdas_without_a_budget_are_not_refined(tracer):
-    plain, same = (tracer.run(lambda1=0.02, epochs=4, refine=r) for r in (False, True))
+def test_names_tell_refined_pgbct_from_the_papers_method(tracer):
+    paper, refined = (tracer.run(name, budget=2, epochs=2, trials=1) for name in NAMES)
+    assert (paper.method, refined.method) == NAMES
+    assert (paper.method_title, refined.method_title) == ("PGB-CT", "PGB-CT + local search")
+    assert tracer.run(budget=2, epochs=2).method == "pgb-ct+local"
+    plain, same = (tracer.run(name, lambda1=0.02, epochs=4) for name in NAMES)
     assert torch.equal(plain.binary_mask, same.binary_mask)
     assert plain.cost == same.cost
 
 
-def test_the_same_seed_gives_the_same_front(model):
-    runs = []
-    for seed in (0, 0, 1):
+def test_the_search_draws_nothing(model):
+    frames = []
+    for seed in (0, 1):
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-outputs")
-        runs.append(tracer.pareto(max_budget=12, seed=seed, max_passes=30))
-    same, again, other = (run.to_frame() for run in runs)
-    assert same.equals(again)
-    assert not same.equals(other)
+        found = tracer.run("local-search", budgets=[2, 5, 12], seed=seed, max_passes=30)
+        frames.append([(each.effect, each.components) for each in found])
+    assert frames[0] == frames[1]
 
 
 def test_a_search_without_limits_keeps_to_its_own_passes(tracer, monkeypatch):
-    monkeypatch.setattr(local_search, "default_passes", lambda n_components, last: 45)
+    monkeypatch.setattr(local_search, "default_passes", lambda n_components: 45)
     found = tracer.run("local-search", budget=6)
     assert found.cost.forward_equivalents <= 45
     assert found.stopped is None
 
 
-def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch, without_walk):
-    explored = []
-    explore = BestSets.explore
+def swept_sizes(tracer, monkeypatch, **options):
+    """Sizes at which neighbours are proposed, in order."""
+    sizes = []
+    original = sweeps.promising_neighbours
 
-    def noted(self, members, *given, **options):
-        if not options.get("larger"):
-            explored.append(len(members))
-        return explore(self, members, *given, **options)
+    def noted(members, *given, **moves):
+        sizes.append(len(members))
+        return original(members, *given, **moves)
 
-    monkeypatch.setattr(BestSets, "explore", noted)
-    tracer.run("local-search", budget=6, max_passes=90)
-    turn = explored.index(max(explored))
-    assert explored[: turn + 1] == sorted(explored[: turn + 1])
-    assert explored[turn + 1] <= explored[turn]
-    assert len(set(explored[: turn + 1])) > 3
+    monkeypatch.setattr(sweeps, "promising_neighbours", noted)
+    tracer.run("local-search", **options)
+    return sizes
+
+
+def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
+    sizes = swept_sizes(tracer, monkeypatch, budget=6)
+    assert sizes[:12] == [1, 2, 3, 4, 5, 6, 6, 5, 4, 3, 2, 1]
+
+
+def test_a_search_never_ends_before_one_sweep_each_way(tracer, monkeypatch):
+    monkeypatch.setattr(sweeps.Sweeps, "_has_gained", lambda self, before: False)
+    few = replace(local_search.SETTINGS, passes_per_size=10)
+    monkeypatch.setattr(local_search, "SETTINGS", few)
+    assert swept_sizes(tracer, monkeypatch, budget=4) == [1, 2, 3, 4, 4, 3, 2, 1]
+
+
+def test_sizes_are_those_asked_for_and_fill_the_gaps_between():
+    def sizes(n_sizes, *budgets):
+        best_sets = SimpleNamespace(
+            largest=budgets[-1],
+            measurements=SimpleNamespace(engine=SimpleNamespace(n_components=1000)),
+        )
+        return sweeps.Sweeps(best_sets, Goal(budgets=budgets), n_sizes).sizes
+
+    assert sizes(16, 6) == [1, 2, 3, 4, 5, 6]
+    assert sizes(5, 3, 100) == [1, 3, 17, 41, 100]
+    assert sizes(4, *range(1, 101)) == [1, 10, 32, 100]
 
 
 def test_a_limit_gives_the_best_so_far(tracer):
@@ -146,22 +160,22 @@ def test_a_limit_gives_the_best_so_far(tracer):
         tracer.run("local-search", budget=6, max_passes=2)
 
 
-def interrupted_after(engine, calls, monkeypatch):
+def interrupted_after(calls, monkeypatch):
     """Ctrl-C in the middle of a measurement."""
     left = iter(range(calls))
-    original = engine.set_effects
+    original = Engine.set_effects
 
-    def measure(sets, label="effects", **rest):
+    def measure(self, sets, label="effects", **rest):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return original(sets, label, **rest)
+        return original(self, sets, label, **rest)
 
-    monkeypatch.setitem(vars(engine), "set_effects", measure)
+    monkeypatch.setattr(Engine, "set_effects", measure)
 
 
 def test_ctrl_c_gives_the_best_so_far_and_says_so(model, monkeypatch):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
-    interrupted_after(tracer.engine, 5, monkeypatch)
+    interrupted_after(5, monkeypatch)
     with pytest.warns(SearchStoppedWarning, match="Ctrl-C: the front holds the best sets"):
         front = tracer.pareto()
     monkeypatch.undo()
@@ -173,7 +187,7 @@ def test_ctrl_c_gives_the_best_so_far_and_says_so(model, monkeypatch):
 
 def test_an_interrupted_run_says_so(model, monkeypatch):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
-    interrupted_after(tracer.engine, 3, monkeypatch)
+    interrupted_after(3, monkeypatch)
     with pytest.warns(SearchStoppedWarning, match="the result is the best found so far"):
         assert tracer.run("local-search", budget=6).stopped == "interrupted"
     with pytest.raises(KeyboardInterrupt):
@@ -185,9 +199,6 @@ def test_few_passes_are_spread_over_the_sizes(tracer):
         max_passes=40, statistics=False
     )
     assert len(found) > 3
-    soft = tracer.pareto(max_passes=60, soft_steps=300, statistics=False)
-    assert len(soft) > 3
-    assert soft[0].cost.backward <= 31
 
 
 @pytest.mark.parametrize(
@@ -195,12 +206,6 @@ def test_few_passes_are_spread_over_the_sizes(tracer):
     [
         ({"max_passes": 0}, "max_passes is 0. It must be positive."),
         ({"max_seconds": -1.0}, "max_seconds is -1.0. It must be positive."),
-        ({"temperature": 0.0}, "temperature is 0.0. It must be positive."),
-        ({"additions": 0}, "additions is 0. It must be positive."),
-        ({"soft_steps": -1}, "soft_steps is -1. It must be at least 0."),
-        ({"budget_sampling": "cubic"}, "Unknown budget_sampling 'cubic'. Use 'log' or 'uniform'."),
-        ({"reward": "each"}, "Unknown reward 'each'. Use 'dataset' or 'per-example'."),
-        ({"refine": False, "soft_steps": 0}, "Neither refinement nor soft top-k is left."),
     ],
 )
 def test_bad_options_of_local_search(options, text, unchecked):

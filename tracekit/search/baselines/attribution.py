@@ -48,7 +48,7 @@ class Attribution:
                 f"The gradient of the metric {engine.metric.name!r} vanishes at the empty mask, "
                 "where it is least, and ranks nothing. Use mask-ig, or another metric."
             )
-        return best_prefixes(engine, goal, _mean_gradient(engine, [0.0], self.name))
+        return best_prefixes(engine, goal, _mean_gradient(engine, 0, self.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +78,27 @@ class MaskIG:
             NonFiniteMetricError: A gradient is not finite.
         """
         goal.require(self.name)
-        points = [step / self.steps for step in range(self.steps + 1)]
-        return best_prefixes(engine, goal, _mean_gradient(engine, points, self.name))
+        return best_prefixes(engine, goal, _mean_gradient(engine, self.steps, self.name))
 
 
-def _mean_gradient(engine: Target, points: list[float], method: str) -> Mask:
-    """Mean over the line of the gradient of the mean effect; the ends count half."""
+def weights_along_line(steps: int) -> dict[float, float]:
+    """Weights of the trapezoid rule from the empty (0) to the full mask (1), by place.
+
+    Args:
+        steps: Intervals of the line; 0 is its first end alone.
+    """
+    if steps == 0:
+        return {0.0: 1.0}
+    ends = (0, steps)
+    return {step / steps: (0.5 if step in ends else 1.0) / steps for step in range(steps + 1)}
+
+
+def _mean_gradient(engine: Target, steps: int, method: str) -> Mask:
+    """Mean over the line of the gradient of the mean effect."""
     require_gradient(engine.metric, method)
     total = torch.zeros(engine.n_components)
-    for point in points:
-        mask = torch.full((engine.n_components,), point)
-        weight = 0.5 if len(points) > 1 and point in (0.0, 1.0) else 1.0
+    for place, weight in weights_along_line(steps).items():
+        mask = torch.full((engine.n_components,), place)
         total += weight * engine.gradient(mask, torch.ones_like)[1] / engine.n_examples
     require_finite_gradient(total, engine.metric)
-    return total / max(1, len(points) - 1)
+    return total

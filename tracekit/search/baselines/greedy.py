@@ -12,7 +12,6 @@ from typing import ClassVar
 from tracekit._util import progress as _progress
 from tracekit.engine.cost import Cost
 from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
-from tracekit.search.racing import Portions, means_of_race, raced_effects
 from tracekit.search.targets import Target
 
 
@@ -23,30 +22,25 @@ class Greedy:
     name: ClassVar[str] = "greedy"
     title: ClassVar[str] = "greedy"
     records_every_size: ClassVar[bool] = True
-    race: bool = False
-    """Whether candidates that are clearly behind the best one are measured on a part of the
-    examples only (see `racing.py`)."""
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each component that is left, at every size."""
         last = goal.budgets[-1] if goal.budgets else n_components
         candidates = sum(n_components - size for size in range(last))
         n_answers = max(1, len(goal.budgets))
-        is_exact = goal.target is None and not self.race
-        return Planned(cost=Cost(candidates + n_answers), is_exact=is_exact)
+        return Planned(cost=Cost(candidates + n_answers), is_exact=goal.target is None)
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Adds components until the largest budget, or until the target is reached."""
         goal.require(self.name)
         last = goal.budgets[-1] if goal.budgets else engine.n_components
-        portions = Portions.make(engine, seed, race=self.race)
         members: list[int] = []
         history: list[Record] = []
         selections = []
         for _ in range(last):
             candidates = sorted(set(range(engine.n_components)) - set(members))
             sets = [(*members, i) for i in candidates]
-            means = means_of_race(raced_effects(engine, sets, portions, "candidates"))
+            means = engine.set_effects(sets, "candidates").mean(1)
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()

@@ -19,7 +19,6 @@ from tracekit.search.base import (
     smallest_size,
     tries_of_sizes,
 )
-from tracekit.search.racing import Portions, means_of_race, raced_effects
 from tracekit.search.targets import Target
 
 
@@ -32,9 +31,6 @@ class Random:
     records_every_size: ClassVar[bool] = False
     draws: int = 1000
     """Sets drawn per budget."""
-    race: bool = False
-    """Whether draws that are clearly behind the best one are measured on a part of the examples
-    only (see `racing.py`). The history then has no mean and spread of the draws."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -45,7 +41,7 @@ class Random:
         if goal.target is not None:
             return Planned(cost=Cost(tries_of_sizes(n_components) * (self.draws + 1)))
         draws = sum(1 if size == n_components else self.draws for size in goal.budgets)
-        return Planned(cost=Cost(draws + len(goal.budgets)), is_exact=not self.race)
+        return Planned(cost=Cost(draws + len(goal.budgets)), is_exact=True)
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Draws and measures; for a target, looks for the smallest size at which a draw reaches it.
@@ -73,16 +69,14 @@ class Random:
             tuple(torch.randperm(engine.n_components, generator=generator)[:size].tolist())
             for _ in range(draws)
         ]
-        portions = Portions.make(engine, seed, race=self.race)
-        means = means_of_race(raced_effects(engine, sets, portions, f"random, {size}"))
+        means = engine.set_effects(sets, f"random, {size}").mean(1)
         best = int(means.argmax())
         _progress.current().note(size=size, effect=means[best].item())
         record: Record = {
             "n_selected": size,
             "effect": means[best].item(),
             "draws": draws,
+            "mean": means.mean().item(),
+            "std": means.std(correction=0).item(),
         }
-        if portions.is_whole:
-            spread = means.std(correction=0).item()
-            record = {**record, "mean": means.mean().item(), "std": spread}
         return Selection.measured(engine, sets[best], history=(record,), budget=budget)

@@ -8,9 +8,7 @@ with Adam and clamps m to [0, 1]. The penalties grow with the epoch, so that ent
 one after the other while the rest is driven to 1; {i : m_i > 0.5} is the selection.
 
 `mask_training.py` holds the descent, `lambda_search.py` the search for lambda where it is not
-given. `refine=False` with a fixed lambda1 is the paper's method. By default one training run is
-enough: local search (see `search/local/`) improves what it measured, 250 passes in all for one
-budget.
+given, and `pgbct_local.py` the method with refinement by local search.
 
 Where the paper and its published code differ, both are available: `reward` and `inclusive` here,
 the mean over continuation tokens in the engine.
@@ -18,28 +16,18 @@ the mean over continuation tokens in the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
 
 from tracekit._util.options import check_at_least, check_choice
 from tracekit.components import masks
 from tracekit.components.masks import Mask
-from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError
-from tracekit.search.base import Goal, Planned, Selection
 from tracekit.search.learned import schedules
-from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
 from tracekit.search.learned.reward import ObjectiveName, Reward
-from tracekit.search.local.best_sets import BestSets
-from tracekit.search.local.local_search import refine_sets
-from tracekit.search.targets import Target
 
-_PASSES = 250
-_PASSES_MORE = 50
-"""Passes at most with refinement for one budget, and for each further one."""
 _LARGEST_WEIGHT = 1e16
 """Of a penalty: Adam squares gradients, in float32."""
 
@@ -99,8 +87,8 @@ class PGBCTPenalty:
 class PGBCT(MaskTraining):
     """Penalised gradient-based causal tracing.
 
-    Objective, penalties and optimiser are the paper's by default. The search for lambda and
-    `refine` are additions: `PGBCT(lambda1=1e-3, refine=False)` is the paper's method.
+    Objective, penalties and optimiser are the paper's by default. The search for lambda is an
+    addition: with `lambda1`, and neither a budget nor a target, it is one run of the paper's.
     """
 
     name: ClassVar[str] = "pgb-ct"
@@ -119,14 +107,7 @@ class PGBCT(MaskTraining):
     penalty_reduction: Literal["sum", "mean"] = "sum"
     """`sum` over components as in the paper; `mean` makes lambdas comparable between models."""
     trials: int | None = None
-    """Training runs at most per budget when lambda is searched. None: 1 with refinement, 8
-    without."""
-    refine: bool = True
-    """Whether sets within a budget are improved by local search."""
-    start_from_examples: bool | None = None
-    """Whether that makes sets for single examples, where one example carries more than a third of
-    the effect of a set. None: with every objective but `auto`, as such sets hold less on fresh
-    examples."""
+    """Training runs at most per budget when lambda is searched. None: 8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,9 +125,7 @@ class PGBCT(MaskTraining):
     @property
     def max_trials(self) -> int:
         """Training runs at most for the first budget."""
-        if self.trials is not None:
-            return self.trials
-        return 1 if self.refine else DEFAULT_TRIALS
+        return DEFAULT_TRIALS if self.trials is None else self.trials
 
     def penalty(self, lambda1: float) -> PGBCTPenalty:
         """Both penalties."""
@@ -160,40 +139,3 @@ class PGBCT(MaskTraining):
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries above the threshold."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
-
-    def planned(self, n_components: int, goal: Goal) -> Planned:
-        """What training takes, or all passes that refinement may come to."""
-        trained = super().planned(n_components, goal)
-        refines = self.refine and bool(goal.budgets)
-        passes = _PASSES + _PASSES_MORE * (len(goal.budgets) - 1) if refines else 0
-        left = max(0.0, passes - trained.cost.forward_equivalents)
-        return Planned(cost=trained.cost + Cost(left))
-
-    def best_sets(
-        self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
-    ) -> list[Selection]:
-        """The best set within each budget, improved by local search if `refine` is on."""
-        measured = measured_sets(runs)
-        selections = best_within_budgets(runs, engine, budgets, measured)
-        passes = _PASSES + _PASSES_MORE * (len(budgets) - 1)
-        passes_left = int(passes - (engine.cost - before).forward_equivalents)
-        if not self.refine or passes_left < 1:
-            return selections
-        best_sets = refine_sets(
-            engine,
-            measured,
-            budgets,
-            passes_left,
-            start_from_examples=self.start_from_examples is not False,
-        )
-        return [_improved(selection, best_sets) for selection in selections]
-
-
-def _improved(selection: Selection, best_sets: BestSets) -> Selection:
-    """The selection, or a better set within its budget."""
-    assert selection.budget is not None
-    best = best_sets.best_within(selection.budget)
-    if best_sets.effects(best).mean() <= selection.effects.mean():
-        return selection
-    mask = masks.from_indices(best, len(selection.mask))
-    return replace(selection, mask=mask, effects=best_sets.effects(best))

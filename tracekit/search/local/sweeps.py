@@ -1,106 +1,133 @@
-"""Sweeps up and down through sizes along first-order predictions.
-
-At each size the gradient at the best set proposes a few components to add, to remove and to
-exchange (see `moves.py`), and measured effects decide. The first sweep goes up; each further one
-expands, at every size, the best set whose neighbours were not measured yet.
-"""
+"""Sweeps up and down through sizes: gradients propose neighbours, measured effects decide."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 from tracekit._util import progress as _progress
+from tracekit.components.masks import Mask, ranking
+from tracekit.search.base import Goal, log_spaced_sizes
 from tracekit.search.local.best_sets import BestSets
-from tracekit.search.local.moves import Moves
-from tracekit.search.local.plan import SweepPlan
-
-_ESCALATION = ((4, 0.3, 1), (8, 2.0, 1), (8, 2.0, 6))
-"""Escalation levels, used when a sweep finds no new candidate: sets expanded per size, allowed
-relative gap to the best, multiplier on the number of moves."""
-
-_SMALL = 2
-"""Sets of up to so many components are small."""
+from tracekit.search.local.neighbours import promising_neighbours
+from tracekit.search.local.settings import SETTINGS
 
 
-@dataclass(eq=False)
 class Sweeps:
-    """Goes up and down the sizes until there is nothing left to try."""
+    """Goes up and down through sizes until nothing is gained."""
 
-    best_sets: BestSets
-    plan: SweepPlan
-    orders: Sequence[Sequence[int]]
-    """Rankings of all components to fill up from."""
-    target: float | None
-    """Effect beyond which larger sets are of no interest."""
-
-    n_done: int = 0
-    """Sweeps so far; the first one goes upwards, the second one downwards."""
-
-    def go_once(self, level: int = 0) -> bool:
-        """The next sweep; whether there was a set to expand.
+    def __init__(self, best_sets: BestSets, goal: Goal, n_sizes: int) -> None:
+        """Starts before the first sweep, which goes up.
 
         Args:
-            level: Its effort.
+            best_sets: The sets to improve.
+            goal: What is asked for.
+            n_sizes: Sizes to visit.
         """
-        self.n_done += 1
-        return self._sweep(self.n_done - 1, level)
+        self._best_sets, self._goal, self._n_sizes = best_sets, goal, n_sizes
+        self._n_components = best_sets.measurements.engine.n_components
+        self._running_mean: Mask | None = None
 
-    def go_on(self) -> None:
-        """Sweeps to the end, with more effort whenever one finds no set to expand."""
-        level = 0
-        while level < len(_ESCALATION):
-            level += not self.go_once(level)
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes to visit: those that are asked for, if they are few, and others between them."""
+        last = self._best_sets.largest
+        asked = [budget for budget in self._goal.budgets if budget <= last]
+        sizes = sorted({1, last, *(asked if len(asked) <= SETTINGS.most_sizes else ())})
+        while len(sizes) < self._n_sizes:
+            gaps = [(b / a, a, b) for a, b in pairwise(sizes) if b - a > 1]
+            if not gaps:
+                break
+            _, below, above = max(gaps)
+            sizes = sorted({*sizes, round((below * above) ** 0.5)})
+        return sizes
 
-    def _sweep(self, sweep: int, level: int) -> bool:
-        """Goes up or down once; whether there was a set to expand."""
-        upwards = sweep % 2 == 0
-        has_expanded = False
-        for size in self.plan.sizes if upwards else reversed(self.plan.sizes):
-            if self._expand(size, sweep, upwards, level):
-                has_expanded = True
-                _progress.current().note(size=size, effect=self.best_sets.effect(size))
-        return has_expanded
+    def go_on(self, *, with_effort: bool) -> None:
+        """Sweeps each way, and on as long as a sweep gains something.
 
-    def _expand(self, size: int, sweep: int, upwards: bool, level: int) -> bool:
-        """Measures the neighbours of the next set of a size; whether there was one to expand."""
-        best_sets = self.best_sets
-        best_sets.stop_beyond(self.target)
-        if size > best_sets.largest or size == best_sets.engine.n_components:
-            return False
-        is_first = sweep == 0
-        if is_first:
-            members, moves = best_sets.unexplored(size, depth=1, within=0), self._first_moves(size)
-        else:
-            depth, within, times = _ESCALATION[level]
-            members = best_sets.unexplored(size, depth=depth, within=within, effort=level)
-            moves = self._later_moves(upwards, times)
-        if members is None:
-            return False
-        sizes = self.plan.sizes
-        index = sizes.index(size)
-        best_sets.explore(
-            members,
-            moves,
-            up=sizes[index + 1] if index + 1 < len(sizes) else None,
-            down=sizes[index - 1] if index and not is_first else None,
-            orders=() if is_first else self.orders,
-            effort=level,
-        )
-        return True
+        Args:
+            with_effort: Whether sweeps with more neighbours follow, until all are known.
 
-    def _first_moves(self, size: int) -> Moves:
-        plan = self.plan
-        additions = plan.additions_to_small if size <= _SMALL else plan.additions
-        return Moves(additions=additions, removals=0, swaps=plan.swaps)
+        Raises:
+            LimitReachedError: The passes or the time are spent.
+        """
+        effort, upwards, n_done = 1, True, 0
+        measurements = self._best_sets.measurements
+        while True:
+            before = {size: self._best_sets.effect(size) for size in self.sizes}
+            spent = measurements.spent
+            self._sweep(upwards, effort)
+            upwards, n_done = not upwards, n_done + 1
+            if n_done < 2 or self._has_gained(before):
+                continue
+            is_over = effort > self._n_components and measurements.spent == spent
+            if is_over or not with_effort:
+                return
+            effort *= 2
 
-    def _later_moves(self, upwards: bool, times: int) -> Moves:
-        if self.plan.dense:
-            removals = 1 if upwards else 2
-            return Moves(additions=2 * times, removals=removals * times, swaps=2 * times)
-        return Moves(
-            additions=self.plan.additions,
-            removals=2 * times,
-            swaps=2 * times,
-            shares=(1 / 16, 1 / 4),
-        )
+    def fill(self) -> None:
+        """Measures a set of further sizes, where the sizes asked for are not visited anyway.
+
+        Raises:
+            LimitReachedError: The passes or the time are spent.
+        """
+        best_sets, budgets = self._best_sets, self._goal.budgets
+        if 1 < len(budgets) <= SETTINGS.most_sizes:
+            return
+        between = {*log_spaced_sizes(1, best_sets.largest, 3 * self._n_sizes), *budgets}
+        for size in sorted(between.difference(best_sets.sizes)):
+            below = max((s for s in self.sizes if s < size and s in best_sets.sizes), default=0)
+            if below and size <= best_sets.largest:
+                members = best_sets.best(below)
+                gains = best_sets.measurements.predict_changes(members).gains
+                joining = [index for index in ranking(gains) if index not in set(members)]
+                best_sets.measure([(*members, *joining[: size - below])], "sizes between")
+
+    def _sweep(self, upwards: bool, effort: int) -> None:
+        best_sets, sizes = self._best_sets, self.sizes
+        for place in range(len(sizes)) if upwards else reversed(range(len(sizes))):
+            size = sizes[place]
+            self._leave_sizes_beyond_target()
+            if size not in best_sets.sizes or size > best_sets.largest:
+                continue
+            if size == self._n_components:
+                continue
+            members = best_sets.best(size)
+            neighbours = promising_neighbours(
+                members,
+                self._scores(members),
+                up=sizes[place + 1] if place + 1 < len(sizes) else size,
+                down=sizes[place - 1] if place else size,
+                effort=effort,
+            )
+            best_sets.measure(neighbours, f"neighbours of {size}")
+            _progress.current().note(size=size, effect=best_sets.effect(size))
+
+    def _scores(self, members: tuple[int, ...]) -> list[Mask]:
+        """Two scores of components at a set.
+
+        The second one is the gradient. With many components it is a running mean of the gains at
+        the sets visited before: the gains at one set hold for few changes, those that neighbours
+        have in common for many.
+        """
+        prediction = self._best_sets.measurements.predict_changes(members)
+        if self._n_components < SETTINGS.many:
+            return [prediction.gains, prediction.gradient]
+        gains = prediction.gains / prediction.gains.abs().sum().clamp(min=1e-30)
+        before = self._running_mean
+        self._running_mean = gains if before is None else (before + gains) / 2
+        return [prediction.gains, self._running_mean]
+
+    def _leave_sizes_beyond_target(self) -> None:
+        target, best_sets = self._goal.target, self._best_sets
+        reached = None if target is None else best_sets.reaching(target)
+        if reached is not None:
+            best_sets.largest = min(best_sets.largest, reached)
+
+    def _has_gained(self, before: dict[int, float]) -> bool:
+        after = self._best_sets.effect
+        gains = [
+            (after(size) - effect) / max(abs(effect), 1e-12)
+            for size, effect in before.items()
+            if effect > -float("inf")
+        ]
+        return sum(gains) > SETTINGS.least_gain * len(gains)

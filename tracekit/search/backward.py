@@ -1,16 +1,17 @@
-"""Sets from the other end: of all components, those leave that are missed least.
+"""Backward elimination: of all components, those leave that are missed least.
 
-Local search walks up from small sets. This walk goes down, knows nothing of the other, and takes
-few passes. Where it ends in a set that is as good and has other components, the examples do not
-single out one set.
+Local search grows small sets. Backward elimination goes down from all components, knows nothing of
+the other, and takes few passes. Where it ends in a set that is as good and has other components,
+the examples do not single out one set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask
 from tracekit.search.targets import Target
 
 _KEPT = 0.8
@@ -21,8 +22,8 @@ _ROUNDS = 2
 """Exchanges at each size."""
 
 
-def sets_from_all(engine: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
-    """A set of each size, found from all components downwards by gradients.
+def backward_elimination(engine: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
+    """A set of each size, found from all components downwards by gradients and exchanges.
 
     Args:
         engine: What is maximised.
@@ -31,20 +32,35 @@ def sets_from_all(engine: Target, sizes: Sequence[int]) -> dict[int, ComponentSe
     Raises:
         NotDifferentiableError: The metric has no gradient.
     """
+
+    def gains(members: ComponentSet) -> Mask:
+        return engine.predict_changes(members).gains.nan_to_num()
+
     members = tuple(range(engine.n_components))
     by_size = {}
     for size in sorted(set(sizes), reverse=True):
-        while len(members) > size:
-            n_kept = max(size, int(_KEPT * len(members)))
-            cost = engine.predict_changes(members).gains.nan_to_num()
-            missed = sorted(members, key=lambda index: -cost[index].item())
-            members = tuple(sorted(missed[:n_kept]))
-        members = by_size[size] = _exchanged(engine, members)
+        members = by_size[size] = _exchanged(engine, reduced(members, size, gains))
     return by_size
 
 
+def reduced(
+    members: ComponentSet, size: int, gains: Callable[[ComponentSet], Mask]
+) -> ComponentSet:
+    """A set without those of its components that are missed least, a fifth of them at a time.
+
+    Args:
+        members: The set.
+        size: Components that stay.
+        gains: Predicted value of having each component in a set.
+    """
+    while len(members) > size:
+        n_kept, values = max(size, int(_KEPT * len(members))), gains(members)
+        members = tuple(sorted(sorted(members, key=lambda i: -values[i].item())[:n_kept]))
+    return members
+
+
 def most_passes(n_components: int, sizes: Sequence[int]) -> float:
-    """Passes over the data that `sets_from_all` takes at most."""
+    """Passes over the data that `backward_elimination` takes at most."""
     n, passes = n_components, 0
     for size in sorted(set(sizes), reverse=True):
         while n > size:
@@ -58,7 +74,7 @@ def _exchanged(engine: Target, members: ComponentSet) -> ComponentSet:
     outside = [index for index in range(engine.n_components) if index not in set(members)]
     if not outside:
         return members
-    best = engine.set_effects([members], "from all").mean().item()
+    best = engine.set_effects([members], "backward elimination").mean().item()
     for _ in range(_ROUNDS):
         gains = engine.predict_changes(members).gains.nan_to_num()
         leaving = sorted(members, key=lambda index: gains[index].item())[:_CANDIDATES]
@@ -67,7 +83,7 @@ def _exchanged(engine: Target, members: ComponentSet) -> ComponentSet:
             tuple(sorted({*members, joins} - {leaves}))
             for leaves, joins in product(leaving, joining)
         ]
-        means = engine.set_effects(exchanged, "from all").mean(1)
+        means = engine.set_effects(exchanged, "backward elimination").mean(1)
         if not means.max() > best:
             break
         members, best = exchanged[int(means.argmax())], means.max().item()

@@ -10,7 +10,7 @@ import torch
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine.gradients import FirstOrderPrediction
-from tracekit.search.local.from_all import most_passes, sets_from_all
+from tracekit.search.backward import backward_elimination, most_passes
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_what_adds_up_leaves_from_the_least_to_the_most(engine, monkeypatch):
     weights = torch.tensor([3.0, -1, 5, 0, 9, 2, 7, -4, 6, 1, 8, 4])
     planted(engine, monkeypatch, lambda mask: mask @ weights)
     order = weights.argsort(descending=True).tolist()
-    found = sets_from_all(engine, range(1, 13))
+    found = backward_elimination(engine, range(1, 13))
     assert found == {size: tuple(sorted(order[:size])) for size in range(1, 13)}
 
 
@@ -49,7 +49,7 @@ def test_a_conjunction_is_seen_from_above(engine, monkeypatch):
     together = [1, 6, 10]
     singles = torch.full((12,), 0.1)
     planted(engine, monkeypatch, lambda mask: mask @ singles + 5 * mask[together].prod())
-    assert sets_from_all(engine, [3])[3] == (1, 6, 10)
+    assert backward_elimination(engine, [3])[3] == (1, 6, 10)
 
 
 def test_an_exchange_mends_what_the_slopes_mistook(engine, monkeypatch):
@@ -59,14 +59,14 @@ def test_an_exchange_mends_what_the_slopes_mistook(engine, monkeypatch):
     singles[either] = 0.0
     value = lambda mask: mask @ singles + 4 * (1 - (1 - mask[either]).prod())  # noqa: E731
     planted(engine, monkeypatch, value)
-    (chosen,) = sets_from_all(engine, [4]).values()
+    (chosen,) = backward_elimination(engine, [4]).values()
     assert len({*chosen} & {*either}) == 1
 
 
 def test_sets_of_a_model(engine):
     before = engine.cost
     sizes = [2, 5, 9, 12]
-    found = sets_from_all(engine, sizes)
+    found = backward_elimination(engine, sizes)
     spent = (engine.cost - before).forward_equivalents
     assert sorted(found) == sizes
     assert all(len(set(members)) == size for size, members in found.items())

@@ -12,7 +12,7 @@ from tracekit.errors import (
     ResultFormatError,
     SearchStoppedWarning,
 )
-from tracekit.search.local import checkpoint
+from tracekit.search import checkpoint
 
 
 def interrupted_after(engine, calls, monkeypatch):
@@ -29,7 +29,7 @@ def interrupted_after(engine, calls, monkeypatch):
 
         return call
 
-    for name in ("set_effects", "expand"):
+    for name in ("set_effects", "predict_changes"):
         monkeypatch.setitem(vars(engine), name, counted(name))
 
 
@@ -63,7 +63,6 @@ def test_a_checkpoint_goes_on_where_the_search_stopped(model, monkeypatch, tmp_p
 
 
 def test_a_search_goes_on_with_more_passes(model, tmp_path):
-    """The first has too few for sets for single examples, and keeps no slopes of examples."""
     file = tmp_path / "front.ckpt"
     options = {"max_budget": 4, "statistics": False, "checkpoint": file, "objective": "mean"}
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
@@ -83,7 +82,7 @@ def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     for tracer, options in (
         (tk.Tracer(model, tiny.pairs(6, seed=4)), {}),
         (tk.Tracer(model, data, metric="probability-drop"), {}),
-        (tk.Tracer(model, data), {"additions": 4}),
+        (tk.Tracer(model, data), {"max_budget": 5}),
         (tk.Tracer(other_model, data), {}),
     ):
         with pytest.raises(ResultFormatError, match=text):

@@ -16,28 +16,32 @@ from torch import Tensor
 from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
+from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.errors import RecordWarning, ResultFormatError
 from tracekit.metrics import Effects
 from tracekit.search.targets import Target
 
-_FORMAT = 3
-"""Of what searches keep; a search goes another way without what an older file lacks."""
+_FORMAT = 4
+"""Of the tensors in the file; files of other formats belong to no search of this one."""
+SET, GRADIENT = "set", "gradient"
+"""Kinds of measurements."""
 
 
 @dataclass(eq=False)
 class Measured:
-    """What a search has measured."""
+    """The measurements of a search."""
 
     effects: dict[ComponentSet, Effects] = field(default_factory=dict)
     """Effects of sets on every example."""
     predictions: dict[ComponentSet, FirstOrderPrediction] = field(default_factory=dict)
-    """What changing a component of a set would bring."""
-    soft_gradients: list[Mask] = field(default_factory=list)
-    """Gradients at the soft masks of soft top-k, step by step."""
-    expansions: dict[tuple[int, ComponentSet], tuple[Tensor, Mask]] = field(default_factory=dict)
-    """The quantity and its slopes (see `gradients.Expansion`) of single examples at sets, by the
-    number of the example and the set."""
+    """First-order predictions at sets."""
+    soft_gradients: dict[float, Mask] = field(default_factory=dict)
+    """Gradients at soft masks whose entries are all equal, by that entry."""
+    prices: dict[str, Cost] = field(
+        default_factory=lambda: {SET: Cost(1.0, 0.0), GRADIENT: Cost(1.0, 1.0)}
+    )
+    """Passes for one measurement of a kind, with whatever an objective or a constraint adds."""
 
 
 class Checkpoint:
@@ -96,20 +100,20 @@ class Checkpoint:
 
         if not self._engine.ranks.is_first:
             return
-        sets, predicted = list(measured.effects), list(measured.predictions)
         predictions = list(measured.predictions.values())
         tensors = {
             "proof": self._proof(),
-            **_ragged("measured", sets),
-            **_ragged("predicted", predicted),
+            **_ragged("measured", list(measured.effects)),
+            **_ragged("predicted", list(measured.predictions)),
             "effects": _stack(list(measured.effects.values())),
             "gains": _stack([prediction.gains for prediction in predictions]),
             "gradients": _stack([prediction.gradient for prediction in predictions]),
-            "soft_gradients": _stack(measured.soft_gradients),
-            **_ragged("expanded", [members for _, members in measured.expansions]),
-            "expanded.examples": torch.tensor([number for number, _ in measured.expansions]),
-            "expanded.quantity": _stack([value for value, _ in measured.expansions.values()]),
-            "expanded.slopes": _stack([slopes for _, slopes in measured.expansions.values()]),
+            "soft_shares": torch.tensor(list(measured.soft_gradients), dtype=torch.float64),
+            "soft_gradients": _stack(list(measured.soft_gradients.values())),
+            "prices": torch.tensor(
+                [(price.forward, price.backward) for price in measured.prices.values()],
+                dtype=torch.float64,
+            ),
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
@@ -154,21 +158,15 @@ class Checkpoint:
                 f"The checkpoint {self._path} is of another search, model or data set. "
                 "Name another file, or delete it to start afresh."
             )
-        predictions = zip(tensors["gains"], tensors["gradients"], strict=True)
-        expanded = zip(
-            tensors["expanded.examples"].tolist(), _sets("expanded", tensors), strict=True
-        )
-        expansions = zip(tensors["expanded.quantity"], tensors["expanded.slopes"], strict=True)
+        changes = zip(tensors["gains"], tensors["gradients"], strict=True)
+        predictions = [FirstOrderPrediction(*each) for each in changes]
+        shares, gradients = tensors["soft_shares"].tolist(), tensors["soft_gradients"]
+        of_set, of_gradient = (Cost(*each) for each in tensors["prices"].tolist())
         return Measured(
             effects=dict(zip(_sets("measured", tensors), tensors["effects"], strict=True)),
-            predictions={
-                members: FirstOrderPrediction(*prediction)
-                for members, prediction in zip(
-                    _sets("predicted", tensors), predictions, strict=True
-                )
-            },
-            soft_gradients=list(tensors["soft_gradients"]),
-            expansions=dict(zip(expanded, expansions, strict=True)),
+            predictions=dict(zip(_sets("predicted", tensors), predictions, strict=True)),
+            soft_gradients=dict(zip(shares, gradients, strict=True)),
+            prices={SET: of_set, GRADIENT: of_gradient},
         )
 
     def _check_writable(self) -> None:

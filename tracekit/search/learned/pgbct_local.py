@@ -1,0 +1,76 @@
+"""PGB-CT with refinement: local search improves the sets that training has measured.
+
+One training run is enough then, as its sets are only where local search starts from. The paper's
+method alone is `pgbct.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from tracekit.components.masks import from_indices
+from tracekit.engine.cost import Cost
+from tracekit.search.base import Goal, Planned, Selection
+from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
+from tracekit.search.learned.pgbct import PGBCT
+from tracekit.search.local.best_sets import BestSets
+from tracekit.search.local.local_search import refine
+from tracekit.search.targets import Target
+
+_PASSES = 250
+_PASSES_MORE = 50
+"""Passes at most, training included, for one budget, and for each further one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGBCTLocal(PGBCT):
+    """PGB-CT, whose sets within a budget local search improves.
+
+    With a target, or with neither a budget nor a target, there is nothing to refine: it is PGB-CT.
+    """
+
+    name: ClassVar[str] = "pgb-ct+local"
+    title: ClassVar[str] = "PGB-CT + local search"
+
+    trials: int | None = None
+    """Training runs at most per budget when lambda is searched. None: 1."""
+
+    @property
+    def max_trials(self) -> int:
+        """Training runs at most for the first budget."""
+        return 1 if self.trials is None else self.trials
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """All passes that training and refinement may come to."""
+        trained = super().planned(n_components, goal).cost
+        left = max(0.0, _passes(goal.budgets) - trained.forward_equivalents)
+        return Planned(cost=trained + Cost(left / 2, left / 2))
+
+    def best_sets(
+        self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+    ) -> list[Selection]:
+        """The best set within each budget, improved by local search."""
+        measured = measured_sets(runs)
+        selections = best_within_budgets(runs, engine, budgets, measured)
+        passes_left = _passes(budgets) - (engine.cost - before).forward_equivalents
+        if passes_left < 1:
+            return selections
+        refined = refine(engine, measured, budgets, passes_left)
+        return [_improved(selection, refined) for selection in selections]
+
+
+def _passes(budgets: Sequence[int]) -> int:
+    """Passes at most, of training and refinement together."""
+    return _PASSES + _PASSES_MORE * (len(budgets) - 1) if budgets else 0
+
+
+def _improved(selection: Selection, refined: BestSets) -> Selection:
+    """The selection, or a better set within its budget."""
+    assert selection.budget is not None
+    best = refined.best_within(selection.budget)
+    effects = refined.effects(best)
+    if effects.mean() <= selection.effects.mean():
+        return selection
+    return replace(selection, mask=from_indices(best, len(selection.mask)), effects=effects)
