@@ -108,10 +108,10 @@ class TestCompletion:
         assert set(METRICS) <= server.completed(asked)
 
     def test_of_options_of_a_search_method(self, server):
-        offered = server.completed(f"{BOUND}tracer.run(tk.Random(|))")
+        offered = server.completed(f"{BOUND}tracer.run(tk.search.Random(|))")
         assert "draws=" in offered
         assert "lambda1=" not in offered
-        asked = f'{BOUND}tracer.run(tk.PGBCT(penalty_reduction="|"), budget=3)'
+        asked = f'{BOUND}tracer.run(tk.search.PGBCT(penalty_reduction="|"), budget=3)'
         assert {"sum", "mean"} <= server.completed(asked)
 
 
@@ -121,17 +121,17 @@ def test_wrong_names_are_refused(tmp_path):
     right = """
     result: tk.TraceResult = tracer.run(budget=3)
     result = tracer.run("pgb-ct", budget=3, lambda1=1e-3, seed=1)
-    result = tracer.run(tk.PGBCT(epochs=3), target_effect=0.1)
-    curve: tk.TraceCurve = tracer.run("random", budgets=[1, 2], draws=20)
-    curve = tracer.run(tk.TopK, budgets=[1, 0.2])
+    result = tracer.run(tk.search.PGBCT(epochs=3), target_effect=0.1)
+    curve: tk.results.TraceCurve = tracer.run("random", budgets=[1, 2], draws=20)
+    curve = tracer.run(tk.search.TopK, budgets=[1, 0.2])
     front: tk.ParetoFront = tracer.pareto(max_budget=3, max_passes=10)
     tk.Tracer(model, pairs, "attention-patterns+mlp-blocks", "odds-ratio")
 """
     wrong = [
         'tracer.run("top-q", budget=3)',
-        "tracer.run(tk.TopK(draws=20), budget=3)",
-        "tracer.run(tk.Random(drows=20), budget=3)",
-        'tracer.run(tk.PGBCT(penalty_reduction="total"), budget=3)',
+        "tracer.run(tk.search.TopK(draws=20), budget=3)",
+        "tracer.run(tk.search.Random(drows=20), budget=3)",
+        'tracer.run(tk.search.PGBCT(penalty_reduction="total"), budget=3)',
         'tk.Tracer(model, pairs, metric="odd-ratio")',
         'tracer.estimate("top-q", budget=3)',
     ]

@@ -121,7 +121,7 @@ def test_heads_and_blocks_at_the_last_token(shared):
     ]
     # The record holds the difference itself, not its change.
     difference = Metric("difference", lambda clean, intervened: intervened.y - intervened.x)
-    registry = tk.ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
+    registry = tk.components.ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
     pairs = tk.PromptPairs.from_ids(rows)
     tracer = tk.Tracer(model, pairs, registry, "logit-difference", positions="last")
     clean = torch.tensor(record["cases"][0]["last_token_logit_difference"])

@@ -86,8 +86,9 @@ def engine(model, data: tk.PromptPairs, kinds="attention-patterns", metric="odds
     from tracekit.metrics import resolve
 
     selection = {key: options.pop(key) for key in ("layers", "indices", "spans") if key in options}
-    registry = tk.ComponentRegistry.build(model.cfg, kinds, **selection)
-    return tk.Engine(model, data, registry, resolve(metric), tk.EngineConfig(**options))
+    registry = tk.components.ComponentRegistry.build(model.cfg, kinds, **selection)
+    config = tk.engine.EngineConfig(**options)
+    return tk.engine.Engine(model, data, registry, resolve(metric), config)
 
 
 def members_of(result) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Exceptions. Each says what is wrong with what was given, then what is allowed or what to do.
 
 Every class derives from `TracekitError` and from the builtin it specialises, so both
-``except tracekit.TracekitError`` and ``except ValueError`` work.
+``except tracekit.errors.TracekitError`` and ``except ValueError`` work.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ _VALUES = {
     "tracer": "tracekit.Tracer",
     "pairs": "tracekit.PromptPairs",
     "result": "tracekit.TraceResult",
-    "curve": "tracekit.TraceCurve",
+    "curve": "tracekit.results.TraceCurve",
     "front": "tracekit.ParetoFront",
-    "grid": "tracekit.InteractionGrid",
-    "engine": "tracekit.Engine",
-    "runs": "tracekit.Runs",
+    "grid": "tracekit.results.InteractionGrid",
+    "engine": "tracekit.engine.Engine",
+    "runs": "tracekit.runs.Runs",
     "view": "tracekit.explore.explorer.Explorer",
 }
 """What the pages call a value -> its type."""

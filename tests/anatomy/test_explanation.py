@@ -39,7 +39,7 @@ from tracekit.results.significance import holm, sign_flip_p_values
 def heads(n_layers):
     """Four heads a layer."""
     sizes = SimpleNamespace(n_layers=n_layers, n_heads=4, d_model=8, d_mlp=8)
-    return tk.ComponentRegistry.build(sizes, "attention-patterns")
+    return tk.components.ComponentRegistry.build(sizes, "attention-patterns")
 
 
 class Planted(Engine):
@@ -50,7 +50,7 @@ class Planted(Engine):
     metric = None
     registry = heads(3)
     cost = Cost()
-    clean = tk.ContinuationLogProbs(x=torch.full((6,), -1.0), y=torch.full((6,), -2.0))
+    clean = tk.metrics.ContinuationLogProbs(x=torch.full((6,), -1.0), y=torch.full((6,), -2.0))
 
     def __init__(self, value, metric=tk.metrics.METRICS["odds-ratio"]):
         # An engine refuses new attributes.

@@ -36,12 +36,12 @@ def assert_same(again, why):
 
 def test_everything_is_read_back(why, result, tmp_path):
     result.save(tmp_path)
-    assert_same(tk.Explanation.load(why.save(tmp_path)), why)
+    assert_same(tk.anatomy.Explanation.load(why.save(tmp_path)), why)
     # Beside the run, which stays readable.
     assert tk.TraceResult.load(tmp_path).labels == result.labels
-    check_of_run(tk.Explanation.load(tmp_path), result, tmp_path)
+    check_of_run(tk.anatomy.Explanation.load(tmp_path), result, tmp_path)
     with pytest.raises(ResultNotFoundError, match=r"holds no explanation\.json"):
-        tk.Explanation.load(tmp_path / "none")
+        tk.anatomy.Explanation.load(tmp_path / "none")
 
 
 def test_without_outsiders_and_with_many_members(model, tmp_path):
@@ -51,7 +51,7 @@ def test_without_outsiders_and_with_many_members(model, tmp_path):
     why = tracer.explain([tracer.registry[i] for i in range(13)], max_sets=60)
     assert why.pairs.averaged is None
     assert why.outsiders is None
-    assert_same(tk.Explanation.load(why.save(tmp_path)), why)
+    assert_same(tk.anatomy.Explanation.load(why.save(tmp_path)), why)
 
 
 def damage(change, folder):
@@ -102,7 +102,7 @@ CHANGES = [
 def test_damaged_files_are_refused(why, tmp_path, change):
     damage(change, why.save(tmp_path))
     with pytest.raises(ResultFormatError, match="is damaged, was changed"):
-        tk.Explanation.load(tmp_path)
+        tk.anatomy.Explanation.load(tmp_path)
 
 
 def test_an_explanation_of_another_run_is_refused(tracer, why, tmp_path):

@@ -156,12 +156,12 @@ def test_the_text_has_a_line_for_each(side):
 
 
 def test_saved_and_loaded(side, tmp_path):
-    again = tk.SideEffects.load(side.save(tmp_path / "deep" / "run"))
+    again = tk.anatomy.SideEffects.load(side.save(tmp_path / "deep" / "run"))
     assert again.to_frame().equals(side.to_frame())
     assert str(again) == str(side)
     assert (again.labels, again.cost, again.seed) == (side.labels, side.cost, 2)
     with pytest.raises(ResultNotFoundError, match=r"holds no side_effects\.json"):
-        tk.SideEffects.load(tmp_path)
+        tk.anatomy.SideEffects.load(tmp_path)
 
 
 def damaged(change, folder):
@@ -184,7 +184,7 @@ def damaged(change, folder):
 def test_damaged_files_are_refused(side, tmp_path, change):
     damaged(change, side.save(tmp_path))
     with pytest.raises(ResultFormatError, match="is damaged, was changed"):
-        tk.SideEffects.load(tmp_path)
+        tk.anatomy.SideEffects.load(tmp_path)
 
 
 def test_whole_layers_have_no_random_sets(model):

@@ -201,7 +201,7 @@ def epoch(plan: Plan) -> Iterator[Figure]:
         for i in range(0, len(pairs), 64)
     ]
     engine = model.engine(pairs)
-    search = tk.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
+    search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
     tasks = {
         "epoch": lambda: search.search(engine, Goal(), 0),
         "floor": lambda: [batch.floor(model.bare) for batch in batches],

@@ -59,7 +59,7 @@ def work(file: Path, device: str | None) -> None:
     pairs = model.pairs("winobias")
     engine = model.engine(pairs)
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
-    search = tk.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
+    search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
     part = model.engine(pairs.subset(order[:64]))
     singles = [(head,) for head in range(0, 144, 6)]
     # Clean and counterfactual runs are done once, whatever follows; PGB-CT needs all of the latter.

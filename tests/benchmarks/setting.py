@@ -61,7 +61,7 @@ class Model:
     ) -> Engine:
         """An engine as a tracer would build it."""
         names = {key: options.pop(key) for key in ("layers", "indices") if key in options}
-        registry = tk.ComponentRegistry.build(self.traced.cfg, kinds, **names)
+        registry = tk.components.ComponentRegistry.build(self.traced.cfg, kinds, **names)
         metric = resolve(METRICS.get(pairs.name, "odds-ratio"))
         return Engine(self.traced, pairs, registry, metric, EngineConfig(**options))
 

@@ -124,7 +124,7 @@ HEADS = "attention-patterns"
 
 def engine(model, rows: list[dict], kind: str = HEADS) -> Engine:
     """All heads, or components of another kind; odds ratio."""
-    registry = tk.ComponentRegistry.build(model.cfg, kind)
+    registry = tk.components.ComponentRegistry.build(model.cfg, kind)
     return Engine(model, tk.PromptPairs.from_ids(rows), registry, resolve("odds-ratio"))
 
 
@@ -139,7 +139,7 @@ def recipe():
 
 def with_kind(case: Engine, kind: str) -> Engine:
     """The same data set with other components."""
-    registry = tk.ComponentRegistry.build(case.model.cfg, kind)
+    registry = tk.components.ComponentRegistry.build(case.model.cfg, kind)
     return Engine(case.model, case.pairs, registry, case.metric, case.config)
 
 
@@ -147,7 +147,7 @@ def cases(family: str, seeds: range) -> Iterator[tuple[str, Engine]]:
     """Name and engine of every case of a family."""
     if family == "demo":
         demo = tk.load_model("demo")
-        registry = tk.ComponentRegistry.build(demo.cfg, "attention-patterns")
+        registry = tk.components.ComponentRegistry.build(demo.cfg, "attention-patterns")
         for name, entry in DATASETS.items():
             if name.startswith("demo-"):
                 pairs = tk.load_dataset(name, demo)
@@ -609,7 +609,7 @@ def table_passes(passes: int) -> None:
     sizes = range(1, FRONT + 1)
     for name, case in cases("demo", range(0)):
         for kind, metric in product(("attention-patterns", "head-outputs"), FRONT_METRICS):
-            registry = tk.ComponentRegistry.build(case.model.cfg, kind)
+            registry = tk.components.ComponentRegistry.build(case.model.cfg, kind)
             pairs = case.pairs.subset(range(min(FRONT_EXAMPLES, case.n_examples)))
             task = Engine(case.model, pairs, registry, resolve(metric), case.config)
             answers = {label: searched(task, search, sizes) for label, search in searches.items()}

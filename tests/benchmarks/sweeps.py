@@ -31,7 +31,7 @@ def seconds(folder: Path, models: int, jobs: int, seeds: int, draws: int) -> flo
     tk.sweep(
         models=[f"model-{number}=demo" for number in range(models)],
         datasets=["demo-facts"],
-        methods=[tk.Random(draws=draws)],
+        methods=[tk.search.Random(draws=draws)],
         budgets=[8],
         seeds=range(seeds),
         output=folder,

@@ -99,18 +99,18 @@ def test_noise_is_fixed_by_its_seed(model):
     rows = [{"prompt": "a bb", "x": "c"}, {"prompt": "a", "x": "c"}]
 
     def draw(seed):
-        noise = tk.GaussianNoise(std=0.5, seed=seed)
+        noise = tk.data.GaussianNoise(std=0.5, seed=seed)
         tokenizer_and_width = type("M", (), {"tokenizer": Words(), "cfg": model.cfg})()
         return tk.PromptPairs.from_text(rows, tokenizer_and_width, noise=noise)
 
     assert draw(1)[0].counterfactual.noise.shape == (2, tiny.D_MODEL)
     assert draw(1).fingerprint == draw(1).fingerprint != draw(2).fingerprint
-    many = tk.GaussianNoise(std=0.5).draw([1000], 100)[0]
+    many = tk.data.GaussianNoise(std=0.5).draw([1000], 100)[0]
     assert many.std().item() == pytest.approx(0.5, rel=0.02)
     with pytest.raises(ConfigError, match="The noise has std 0. It must be positive."):
-        tk.GaussianNoise(std=0)
+        tk.data.GaussianNoise(std=0)
     with pytest.raises(UnsupportedModelError, match="Noise needs the width"):
-        tk.PromptPairs.from_text(rows, Words(), noise=tk.GaussianNoise(std=1))
+        tk.PromptPairs.from_text(rows, Words(), noise=tk.data.GaussianNoise(std=1))
 
 
 def test_a_model_without_tokenizer_cannot_encode(model):
@@ -237,7 +237,7 @@ def test_seeds_that_are_none_are_refused(seed):
     with pytest.raises(ConfigError, match=text):
         pairs.split(0.5, seed=seed)
     with pytest.raises(ConfigError, match=text):
-        tk.GaussianNoise(std=1.0, seed=seed)
+        tk.data.GaussianNoise(std=1.0, seed=seed)
 
 
 @pytest.mark.parametrize("prompt", [5, ["a"], b"a"])

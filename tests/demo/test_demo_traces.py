@@ -76,7 +76,7 @@ def test_a_path_is_as_good_as_greedy_for_less(demo_model, name, bar):
 
 
 def test_the_optimum_of_a_small_space(demo_model):
-    registry = tk.ComponentRegistry.build(
+    registry = tk.components.ComponentRegistry.build(
         demo_model.cfg, "attention-patterns", indices={1: [0, 3, 4, 7], 2: [0, 1, 2], 3: [5, 6]}
     )
     tracer = tracer_for(demo_model, "demo-bias", registry, limit=12)

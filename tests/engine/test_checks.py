@@ -20,7 +20,7 @@ from tracekit.models import hooked
 
 @pytest.mark.parametrize("kinds", list(KINDS))
 def test_every_kind_passes_on_models_that_work(any_model, kinds):
-    check_sites(any_model, tk.ComponentRegistry.build(any_model.cfg, kinds))
+    check_sites(any_model, tk.components.ComponentRegistry.build(any_model.cfg, kinds))
 
 
 def test_discarded_edits_of_attention_patterns_are_found_on_opt(monkeypatch):
@@ -98,7 +98,7 @@ def offset(name, hook):
     ],
 )
 def test_broken_hooks_are_found(model, change, error, text):
-    registry = tk.ComponentRegistry.build(model.cfg, "head-outputs")
+    registry = tk.components.ComponentRegistry.build(model.cfg, "head-outputs")
     with pytest.raises(error) as caught:
         check_sites(Wrapped(model, change), registry)
     assert text in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_missing_hook_point_is_named(model):
         def hook_dict(self):
             return {"unembed.hook_in": None}
 
-    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns")
+    registry = tk.components.ComponentRegistry.build(model.cfg, "attention-patterns")
     with pytest.raises(HookPointError, match="blocks.0.attn.hook_pattern does not exist. Use head"):
         check_sites(Bare(model, silent), registry)
 
@@ -130,7 +130,7 @@ def test_a_model_that_sees_its_padding_is_refused(model):
             logits = self._model.run_with_hooks(tokens, fwd_hooks=fwd_hooks, **kwargs)
             return logits + 0.01 * (tokens + 1).float().sum(1)[:, None, None]
 
-    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns")
+    registry = tk.components.ComponentRegistry.build(model.cfg, "attention-patterns")
     with pytest.raises(IdentityCheckError, match="Padding on the right changes the logits of"):
         check_sites(Bidirectional(model, lambda *hook: [hook]), registry)
 
@@ -174,17 +174,18 @@ def test_a_forgotten_hook_is_found(model, pairs):
 def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
     for index in range(0, 24, 5):
         kinds = {"kinds": "mlp-neurons", "layers": [1], "indices": [index]}
-        check_sites(any_model, tk.ComponentRegistry.build(any_model.cfg, **kinds))
+        check_sites(any_model, tk.components.ComponentRegistry.build(any_model.cfg, **kinds))
     opt = tk.load_model(tiny.hf_model("opt"))
     for index in range(96):
-        registry = tk.ComponentRegistry.build(opt.cfg, "mlp-neurons", layers=[0], indices=[index])
+        build = tk.components.ComponentRegistry.build
+        registry = build(opt.cfg, "mlp-neurons", layers=[0], indices=[index])
         check_sites(opt, registry)
 
 
 def test_a_mask_that_passes_the_stream_by_is_refused(monkeypatch):
     """As a bridge does it where what a hook returns reaches the MLP only."""
     model = tk.load_model(tiny.hf_model("llama"))
-    registry = tk.ComponentRegistry.build(model.cfg, "residual-between")
+    registry = tk.components.ComponentRegistry.build(model.cfg, "residual-between")
     check_sites(model, registry)
     monkeypatch.setattr(patching, "_STREAM_PASSES_BY", "nowhere")
     text = "hook_resid_mid is a copy of the residual stream, which goes past it. Use residual"
@@ -197,7 +198,7 @@ def test_a_stream_that_the_mlps_add_nothing_to_is_no_reason_to_refuse():
     for layer in hf.model.layers:
         layer.mlp.down_proj.weight.data.zero_()
     model = tk.load_model(hf)
-    check_sites(model, tk.ComponentRegistry.build(model.cfg, "residual-between"))
+    check_sites(model, tk.components.ComponentRegistry.build(model.cfg, "residual-between"))
 
 
 def test_a_hook_point_that_is_off():

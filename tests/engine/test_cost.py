@@ -9,7 +9,7 @@ def test_passes_stay_exact_after_earlier_work():
     """An engine counts examples; a run's cost is the difference of two counts over all of them."""
     for n_examples in (3, 7, 11, 12, 13, 49):
         for earlier in range(500):
-            before = tk.Cost(backward=earlier / n_examples)
-            after = tk.Cost(backward=(earlier + 41 * n_examples + 1) / n_examples)
+            before = tk.engine.Cost(backward=earlier / n_examples)
+            after = tk.engine.Cost(backward=(earlier + 41 * n_examples + 1) / n_examples)
             assert (after - before).backward == (41 * n_examples + 1) / n_examples
             assert (before + (after - before)).backward == after.backward

@@ -266,7 +266,7 @@ def test_token_sets_of_one_side_may_replace_y(model):
 def test_token_sets_that_are_none(model, change, message):
     rows = tiny.rows(3)
     rows[1] |= change
-    with pytest.raises(tk.TracekitError, match=message):
+    with pytest.raises(tk.errors.TracekitError, match=message):
         tk.Tracer(model, tk.PromptPairs.from_ids(rows), "head-outputs")
 
 

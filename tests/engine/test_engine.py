@@ -36,7 +36,7 @@ def test_the_empty_mask_has_no_effect_and_the_full_mask_has_one(any_model, kinds
 
 def reference_scores(model, pairs, kinds, mask, positions):
     """One example and one continuation at a time, with hooks written out: the plain way."""
-    registry = tk.ComponentRegistry.build(model.cfg, kinds)
+    registry = tk.components.ComponentRegistry.build(model.cfg, kinds)
 
     def run(tokens, hooks):
         with torch.no_grad():
@@ -201,7 +201,7 @@ def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_
     """With every block's output counterfactual, only the embeddings remain of the clean run."""
     rows = tiny.rows(1)[0]
     clean, other = torch.tensor([rows["prompt_ids"]]), torch.tensor([rows["counterfactual_ids"]])
-    registry = tk.ComponentRegistry.build(any_model.cfg, "head-outputs+mlp-blocks")
+    registry = tk.components.ComponentRegistry.build(any_model.cfg, "head-outputs+mlp-blocks")
     last = f"blocks.{tiny.N_LAYERS - 1}.hook_resid_post"
     first = "blocks.0.hook_resid_pre"
     seen = {}
@@ -340,10 +340,10 @@ def test_what_does_not_change_is_computed_once(model, pairs, monkeypatch):
     for _ in range(3):
         engine.effects(random_mask(12))
     assert len(calls) == 6
-    assert engine.cost == tk.Cost(forward=4, backward=0)
+    assert engine.cost == tk.engine.Cost(forward=4, backward=0)
     engine.gradient(random_mask(12), torch.ones_like, torch.arange(4))
-    assert engine.cost == tk.Cost(forward=4.5, backward=0.5)
-    assert (engine.cost - tk.Cost(forward=4)).forward_equivalents == 1
+    assert engine.cost == tk.engine.Cost(forward=4.5, backward=0.5)
+    assert (engine.cost - tk.engine.Cost(forward=4)).forward_equivalents == 1
 
 
 def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):

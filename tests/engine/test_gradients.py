@@ -77,7 +77,7 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
 
 def test_gains_predict_better_than_the_gradient_where_the_model_is_certain(model):
     data = tk.load_dataset("demo-facts", demo := tk.load_model("demo"))
-    registry = tk.ComponentRegistry.build(demo.cfg, "attention-patterns")
+    registry = tk.components.ComponentRegistry.build(demo.cfg, "attention-patterns")
     engine = tk.Tracer(demo, data, components=registry, metric="probability-drop").engine
     singles = engine.set_effects([[i] for i in range(32)]).mean(1)
     ahead = engine.predict_changes(())

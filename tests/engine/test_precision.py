@@ -37,7 +37,7 @@ def test_an_unknown_precision(model, pairs, method, unchecked):
     text = "Unknown precision 'half'. Use one of float32, tf32, bfloat16."
     with pytest.raises(ConfigError, match=text):
         if method == "search":
-            tk.PGBCT(precision="half")
+            tk.search.PGBCT(precision="half")
         else:
             tiny.engine(model, pairs).gradient(
                 torch.full((12,), 0.5), torch.ones_like, precision="half"

@@ -35,11 +35,11 @@ SETUPS = [
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_setup_is_made_again_by_its_code_and_from_json(model, setup):
     pairs = tk.PromptPairs.from_ids([r for r in tiny.rows(40) if len(r["prompt_ids"]) == 5][:4])
-    registry = setup.bind(model, pairs, tk.EngineConfig()).registry
+    registry = setup.bind(model, pairs, tk.engine.EngineConfig()).registry
     named = setup.named(registry)
     assert eval(repr(named), {"tk": tk}).named(registry) == named
     assert Setup.from_spec(json.loads(json.dumps(named.spec()))) == named
-    again = named.bind(model, pairs, tk.EngineConfig())
+    again = named.bind(model, pairs, tk.engine.EngineConfig())
     assert again.registry == registry
     assert again.named == named
 

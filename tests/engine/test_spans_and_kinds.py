@@ -451,7 +451,7 @@ def test_kinds_that_do_not_fit_the_model(model):
         ({"name": "deep", "axes": ("batch", "pos", "component", "d_head")}, "has shape"),
         ({"name": "unsaid", "width": "n_wings"}, "'n_wings', and the model's configuration has"),
     ):
-        with pytest.raises(tk.TracekitError, match=message):
+        with pytest.raises(tk.errors.TracekitError, match=message):
             tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, **change}))
     with pytest.raises(ComponentError, match="is that of another kind"):
         tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, "name": "residual"}))
@@ -498,7 +498,7 @@ def test_spans_from_text_of_gpt2(gpt2_tokenizer):
     quoted["spans"] = {"subject": "Needle"}
     (pair,) = tk.PromptPairs.from_text([quoted], gpt2_tokenizer)
     assert gpt2_tokenizer.decode([pair.prompt_ids[i] for i in pair.spans["subject"]]) == "Needle"
-    with pytest.raises(tk.TracekitError, match="give both spans"):
+    with pytest.raises(tk.errors.TracekitError, match="give both spans"):
         tk.PromptPairs.from_text([{k: v for k, v in row.items() if k != "spans"}], gpt2_tokenizer)
     with pytest.raises(PairsError, match="has 3 tokens, and 4 in the counterfactual"):
         tk.PromptPairs.from_text(

@@ -96,7 +96,7 @@ def test_cells_are_square_and_layer_0_is_on_top(tracer):
 @pytest.mark.parametrize(("n_layers", "n_heads"), [(12, 12), (24, 16), (48, 25), (40, 40)])
 def test_large_models_fit_a_page(tracer, n_layers, n_heads):
     shape = SimpleNamespace(n_layers=n_layers, n_heads=n_heads)
-    registry = tk.ComponentRegistry.build(shape)
+    registry = tk.components.ComponentRegistry.build(shape)
     mask = torch.rand(len(registry), generator=torch.Generator().manual_seed(0)) < 0.2
     result = replace(
         tracer.results[0],
@@ -117,7 +117,7 @@ def test_large_models_fit_a_page(tracer, n_layers, n_heads):
 
 
 def test_many_components_are_shares_of_layers(demo_model):
-    registry = tk.ComponentRegistry.build(demo_model.cfg, "mlp-outputs")
+    registry = tk.components.ComponentRegistry.build(demo_model.cfg, "mlp-outputs")
     tracer = tk.Tracer(demo_model, tk.load_dataset("demo-professions", demo_model)[:4], registry)
     result = tracer.run("random", budget=0.25, draws=1)
     (panel,) = result.panels()

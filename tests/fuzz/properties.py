@@ -55,7 +55,7 @@ def taken_or_refused() -> Iterator[None]:
             yield
         counts["taken"] += 1
         return
-    except tk.TracekitError as error:
+    except tk.errors.TracekitError as error:
         message = str(error)
     counts["refused"] += 1
     assert message.strip(), "an error that says nothing"
@@ -80,13 +80,13 @@ def tracer(metric: str = "probability-drop"):
 def plain_effects(tracer: tk.Tracer, mask: torch.Tensor) -> torch.Tensor:
     """Effects of a mask, example by example, without shortcuts."""
     engine = tracer.engine
-    config = tk.EngineConfig(
+    config = tk.engine.EngineConfig(
         positions=engine.config.positions,
         continuation_mean=engine.config.continuation_mean,
         max_batch_size=1,
         capabilities=tk.Capabilities.none(),
     )
-    plain = tk.Engine(engine.model, engine.pairs, engine.registry, engine.metric, config)
+    plain = tk.engine.Engine(engine.model, engine.pairs, engine.registry, engine.metric, config)
     return plain.effects(mask)
 
 
@@ -142,7 +142,7 @@ def searches(arguments):
         {
             "models": st.just(["demo"]),
             "datasets": st.sampled_from([["demo-facts"], [{"name": "demo-bias"}]]),
-            "methods": st.sampled_from([["top-k"], ["greedy"], [tk.TopK()]]),
+            "methods": st.sampled_from([["top-k"], ["greedy"], [tk.search.TopK()]]),
             "budgets": st.sampled_from([[1], [0.1], [1, 2]]),
             "limit": st.integers(2, 4),
             "components": st.sampled_from([["head-outputs"], ["mlp-blocks"]]),
@@ -413,15 +413,15 @@ def _load(kind: str, folder: Path) -> Any:
     if kind == "run":
         return tk.TraceResult.load(folder / kind)
     if kind == "curve":
-        return tk.TraceCurve.load(folder / kind)
+        return tk.results.TraceCurve.load(folder / kind)
     if kind == "front":
         return tk.ParetoFront.load(folder / kind)
     if kind == "grid":
-        return tk.InteractionGrid.load(folder / kind / "grid.json")
+        return tk.results.InteractionGrid.load(folder / kind / "grid.json")
     if kind == "explanation":
-        return tk.Explanation.load(folder / kind)
+        return tk.anatomy.Explanation.load(folder / kind)
     if kind == "side-effects":
-        return tk.SideEffects.load(folder / kind)
+        return tk.anatomy.SideEffects.load(folder / kind)
     return tracer().pareto(
         max_budget=2, max_passes=20, statistics=False, checkpoint=folder / "front.ckpt"
     )

@@ -220,7 +220,7 @@ import sys, tracekit as tk
 try:
     model = tk.load_model(sys.argv[1])
     print("loaded", model.cfg.n_layers, next(model.parameters()).dtype)
-except tk.TracekitError as error:
+except tk.errors.TracekitError as error:
     print(type(error).__name__, error)
 """
 

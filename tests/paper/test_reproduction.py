@@ -258,13 +258,13 @@ class TestStore:
         assert len(list((tmp_path / "runs").iterdir())) == 1
 
     def test_an_interrupted_search_is_no_finished_run(self, tmp_path, environment, monkeypatch):
-        search = tk.LocalSearch.search
+        search = tk.search.LocalSearch.search
 
         def interrupted(self, *given):
             return [replace(one, stopped="interrupted") for one in search(self, *given)]
 
         with monkeypatch.context() as patch:
-            patch.setattr(tk.LocalSearch, "search", interrupted)
+            patch.setattr(tk.search.LocalSearch, "search", interrupted)
             with pytest.warns(SearchStoppedWarning), pytest.raises(KeyboardInterrupt):
                 Worker(environment, tmp_path).do(
                     job(method="local-search", options={"max_passes": 20})
@@ -292,7 +292,7 @@ class TestStore:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(tk.TraceCurve, "save", die)
+            patch.setattr(tk.results.TraceCurve, "save", die)
             with pytest.raises(KeyboardInterrupt):
                 Worker(environment, tmp_path).do(job())
         assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
@@ -333,7 +333,7 @@ class TestStore:
         folder = Worker(environment, tmp_path).do(job()).folder
         info = read_document(folder, "run.json")
         before = (folder / "run.json").read_bytes()
-        store.save(folder, info, {}, tk.TraceCurve.load(folder))
+        store.save(folder, info, {}, tk.results.TraceCurve.load(folder))
         assert (folder / "run.json").read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
@@ -592,7 +592,7 @@ def _as(run, **changes):
 
 def test_grids_are_read_back(tmp_path, model):
     grid = tk.Tracer(model, tiny.pairs(4)).interactions(layers=[1])
-    again = tk.InteractionGrid.load(grid.save(tmp_path / "grid.json"))
+    again = tk.results.InteractionGrid.load(grid.save(tmp_path / "grid.json"))
     assert again.labels == grid.labels
     torch.testing.assert_close(again.pairs, grid.pairs)
     torch.testing.assert_close(again.singles, grid.singles)
@@ -616,4 +616,4 @@ def test_damaged_grids_are_refused(tmp_path, model, change):
     else:
         write_document(path, document)
     with pytest.raises(ResultFormatError, match="is damaged, was changed"):
-        tk.InteractionGrid.load(path)
+        tk.results.InteractionGrid.load(path)

@@ -208,7 +208,8 @@ def test_long_lists_of_components_are_cut(shown):
 
 def test_pictures_put_grids_side_by_side_and_names_at_their_cells(model):
     """Every grid begins right of the one before, and every number is in the middle of its cell."""
-    registry = tk.ComponentRegistry.build(model.cfg, ["attention-patterns", "head-outputs"])
+    kinds = ["attention-patterns", "head-outputs"]
+    registry = tk.components.ComponentRegistry.build(model.cfg, kinds)
     texts, cells = [], []
 
     class Boxes(HTMLParser):
@@ -233,7 +234,7 @@ def test_pictures_put_grids_side_by_side_and_names_at_their_cells(model):
 @pytest.mark.parametrize(("n_heads", "shown"), [(19, range(19)), (20, range(0, 20, 4))])
 def test_pictures_of_twenty_columns_name_every_fourth(model, n_heads, shown):
     cfg = SimpleNamespace(**{**vars(model.cfg), "n_heads": n_heads})
-    registry = tk.ComponentRegistry.build(cfg, "attention-patterns")
+    registry = tk.components.ComponentRegistry.build(cfg, "attention-patterns")
     picture = selection_svg(registry, [0])
     numbers = re.findall(r'text-anchor="middle"[^>]*>(\d+)<', picture)
     assert numbers == [str(column) for column in shown]
@@ -257,7 +258,7 @@ def test_nothing_from_outside_becomes_markup_or_steers_a_terminal(shown):
     grid = replace(shown["grid"], title=HOSTILE, labels=(HOSTILE,) * 8)
     front = tk.ParetoFront((result,), largest=3)
     for value in (
-        *(pairs, result, grid, front, tk.TraceCurve((result,))),
+        *(pairs, result, grid, front, tk.results.TraceCurve((result,))),
         tk.compare([result], labels=[HOSTILE]),
     ):
         text = value._repr_html_()

@@ -209,7 +209,7 @@ def test_grids_keep_their_statistics(tracer, tmp_path):
     grid = tracer.interactions(
         components(tracer, PAIRED), both_directions=True, given=components(tracer, GIVEN)
     )
-    again = tk.InteractionGrid.load(grid.save(tmp_path / "grid.json"))
+    again = tk.results.InteractionGrid.load(grid.save(tmp_path / "grid.json"))
     assert again.to_frame().equals(grid.to_frame())
     assert (again.given, again.given_effect) == (grid.given, grid.given_effect)
     assert again.opposite.to_frame().equals(grid.opposite.to_frame())
@@ -240,7 +240,7 @@ def test_damaged_statistics_are_refused(tracer, tmp_path, change):
         document["singles_interval"][0][1] = float("nan")
     write_document(path, document)
     with pytest.raises(ResultFormatError, match="is damaged, was changed"):
-        tk.InteractionGrid.load(path)
+        tk.results.InteractionGrid.load(path)
 
 
 def test_bad_input(tracer, monkeypatch, unchecked):

@@ -68,7 +68,7 @@ def test_fronts_that_do_not_fit_their_runs_are_refused(front, change, tmp_path):
 def test_a_front_with_the_curve_of_another_is_refused(front, tracer, tmp_path):
     front.save(tmp_path)
     tracer.run("top-k", budgets=[1, 2]).save(tmp_path)
-    assert len(tk.TraceCurve.load(tmp_path)) == 2
+    assert len(tk.results.TraceCurve.load(tmp_path)) == 2
     with pytest.raises(ResultFormatError, match="is damaged, was changed, or holds files of diff"):
         tk.ParetoFront.load(tmp_path)
 

@@ -40,7 +40,7 @@ def interrupted_after(engine, calls, monkeypatch):
 def test_ctrl_c_in_the_statistics_keeps_the_front_only(model, monkeypatch):
     tracer = tk.Tracer(model, tiny.pairs(8, seed=3), metric="probability-ratio")
     whole = tracer.pareto(max_budget=3, statistics=False, max_passes=60)
-    original = tk.LocalSearch.run
+    original = tk.search.LocalSearch.run
     for when in (2, 3):
         calls = []
 
@@ -50,7 +50,7 @@ def test_ctrl_c_in_the_statistics_keeps_the_front_only(model, monkeypatch):
                 interrupted_after(engine, 1, monkeypatch)
             return original(self, engine, goal, seed)
 
-        monkeypatch.setattr(tk.LocalSearch, "run", run)
+        monkeypatch.setattr(tk.search.LocalSearch, "run", run)
         with pytest.warns(SearchStoppedWarning, match="the front is complete, but has no statis"):
             front = tracer.pareto(max_budget=3, max_passes=60)
         monkeypatch.undo()
@@ -75,7 +75,7 @@ def test_statistics_are_what_they_say(front, tracer):
     sets = []
     for half in halves:
         part = engine.with_pairs(engine.pairs.subset(half))
-        walk = tk.LocalSearch(max_passes=FRONT_PASSES).run(part, Goal(budgets=sizes), 0)
+        walk = tk.search.LocalSearch(max_passes=FRONT_PASSES).run(part, Goal(budgets=sizes), 0)
         sets.append([walk.best_sets.best_within(size) for size in sizes])
     for place, one in enumerate(front.statistics):
         mine, theirs = sets[0][place], sets[1][place]
@@ -190,7 +190,8 @@ class TestSetsFromAll:
 
 
 def test_controls_have_the_same_layers(tracer):
-    registry = tk.ComponentRegistry.build(tracer.model.cfg, "attention-patterns+mlp-blocks")
+    kinds = "attention-patterns+mlp-blocks"
+    registry = tk.components.ComponentRegistry.build(tracer.model.cfg, kinds)
     members = (0, 1, 6, 12, 14)
     draws = set(control_sets(registry, members, 20, torch.Generator().manual_seed(0)))
     assert len(draws) > 5

@@ -67,7 +67,7 @@ def test_a_saved_run_comes_back_whole(result, tmp_path):
 def test_a_saved_curve_comes_back_whole(tracer, tmp_path):
     curve = tracer.run("top-k", budgets=[1, 5])
     curve.save(tmp_path)
-    loaded = tk.TraceCurve.load(tmp_path)
+    loaded = tk.results.TraceCurve.load(tmp_path)
     assert len(loaded) == 2
     assert_same(loaded.at(5), curve.at(5))
     assert loaded.to_frame()["n_selected"].tolist() == [1, 5]
@@ -79,7 +79,7 @@ def test_a_curve_is_saved_over_one_whose_runs_are_gone(tracer, tmp_path):
     tracer.run("top-k", budgets=[1, 5]).save(tmp_path)
     shutil.rmtree(tmp_path / "budget-1")
     tracer.run("top-k", budgets=[2, 5]).save(tmp_path)
-    assert [result.n_selected for result in tk.TraceCurve.load(tmp_path)] == [2, 5]
+    assert [result.n_selected for result in tk.results.TraceCurve.load(tmp_path)] == [2, 5]
 
 
 def test_another_format_version_is_refused(result, tmp_path):
@@ -206,7 +206,7 @@ class TestCurves:
 
     def test_a_saved_curve_comes_back(self, tracer, tmp_path):
         curve = self.save(tracer, tmp_path, 2, 4)
-        loaded = tk.TraceCurve.load(tmp_path)
+        loaded = tk.results.TraceCurve.load(tmp_path)
         assert len(loaded) == 2
         for one, other in zip(curve, loaded, strict=True):
             assert_same(one, other)
@@ -217,7 +217,7 @@ class TestCurves:
         tracer.run("random", budget=4).save(tmp_path / "budget-4")
         assert tk.TraceResult.load(tmp_path / "budget-4").method == "random"
         with pytest.raises(ResultFormatError, match=_DAMAGED):
-            tk.TraceCurve.load(tmp_path)
+            tk.results.TraceCurve.load(tmp_path)
 
     def test_an_earlier_curve_leaves_nothing_behind(self, tracer, tmp_path):
         self.save(tracer, tmp_path, 2, 3, 4)
@@ -233,7 +233,7 @@ class TestCurves:
         self.save(tracer, tmp_path, 2)
         write_document(tmp_path / "curve.json", {"runs": runs})
         with pytest.raises(ResultFormatError, match=_DAMAGED):
-            tk.TraceCurve.load(tmp_path)
+            tk.results.TraceCurve.load(tmp_path)
 
 
 def test_csv_files_hold_no_formulas(tmp_path):

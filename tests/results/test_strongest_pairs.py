@@ -177,7 +177,7 @@ def test_few_examples_have_no_statistics(tracer):
 def test_it_is_repeatable_and_read_back(tracer, pairs, tmp_path):
     again = tracer.strongest_pairs(10, n_looked_at=12)
     assert again.to_frame().equals(pairs.to_frame())
-    loaded = tk.StrongestPairs.load(pairs.save(tmp_path / "pairs.json"))
+    loaded = tk.results.StrongestPairs.load(pairs.save(tmp_path / "pairs.json"))
     assert loaded.to_frame().equals(pairs.to_frame())
     assert "10 of 496 pairs; strongest" in repr(loaded)
     assert (tmp_path / "pairs.csv") == pairs.save(tmp_path / "pairs.csv")
@@ -186,7 +186,7 @@ def test_it_is_repeatable_and_read_back(tracer, pairs, tmp_path):
     document["p"] = document["p"][1:]
     (tmp_path / "pairs.json").write_text(json.dumps(document))
     with pytest.raises(ResultFormatError):
-        tk.StrongestPairs.load(tmp_path / "pairs.json")
+        tk.results.StrongestPairs.load(tmp_path / "pairs.json")
 
 
 def test_bad_input(tracer):

@@ -43,11 +43,12 @@ def test_what_is_not_given_is_what_is_usual_for_the_data():
     assert bias.setup == Setup(components="attention-patterns", metric="odds-ratio")
     assert binding.setup.components == "head-outputs+mlp-blocks"
     assert binding.setup.positions == "last"
-    assert (bias.method, bias.budgets) == ("pgb-ct", (0.1,))
+    assert (bias.method, bias.budgets) == ("pgb-ct+local", (0.1,))
 
 
 def test_methods_are_names_tables_or_searches():
-    methods = ["random", {"name": "random", "draws": 7}, tk.Random(draws=7), tk.PGBCT(epochs=3)]
+    methods = ["random", {"name": "random", "draws": 7}]
+    methods += [tk.search.Random(draws=7), tk.search.PGBCT(epochs=3)]
     jobs = Grid(**PLAIN, methods=methods).jobs()
     # The second and the third are the same run.
     assert [(job.method, job.options) for job in jobs] == [
@@ -144,7 +145,7 @@ def test_what_is_refused_before_anything_runs(changes, error, text, unchecked):
 
 
 def test_a_search_of_ones_own_is_refused():
-    class Mine(tk.Random):
+    class Mine(tk.search.Random):
         pass
 
     with pytest.raises(UnknownNameError, match="Workers know only the methods of tracekit."):

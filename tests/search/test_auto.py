@@ -41,7 +41,7 @@ class Fixed:
     def search(self, engine, goal, seed):
         masks = [from_indices(self.order[:size], engine.n_components) for size in goal.budgets]
         return [
-            tk.Selection(mask=mask, effects=engine.effects(mask), budget=size)
+            tk.search.Selection(mask=mask, effects=engine.effects(mask), budget=size)
             for mask, size in zip(masks, goal.budgets, strict=True)
         ]
 
@@ -175,7 +175,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
 
         def search(self, engine, goal, seed):
             return [
-                tk.Selection(
+                tk.search.Selection(
                     mask=best[size].binary_mask,
                     effects=engine.effects(best[size].binary_mask),
                     budget=size,
@@ -186,7 +186,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     patched(monkeypatch, Oracle())
     front = tracer.pareto(max_budget=4)
     on_all = torch.stack([result.per_example for result in joint]).expand(2, -1, -1)
-    searches = [tk.LocalSearch(), Oracle()]
+    searches = [tk.search.LocalSearch(), Oracle()]
     fit = cross_fit(tracer.engine, searches, joint.sizes, 0, on_all=on_all)
     chosen = ["oracle" if search else "local-search" for search in fit.choice()]
     assert [result.method for result in front] == chosen
@@ -213,7 +213,7 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
         def search(self, engine, goal, seed):
             scores = torch.arange(n_positive, n_positive - 12, -1.0)
             return [
-                tk.Selection(
+                tk.search.Selection(
                     mask=from_indices(range(size), 12),
                     effects=torch.full((engine.n_examples,), 1 / size),
                     component_scores=scores,
@@ -247,7 +247,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
 
         def search(self, engine, goal, seed):
             return [
-                tk.Selection(
+                tk.search.Selection(
                     mask=from_indices(range(size), 12),
                     effects=torch.full((engine.n_examples,), taken[size]),
                     component_scores=torch.arange(12, 0, -1.0),

@@ -37,7 +37,7 @@ def neutral():
 
 
 def keeping_engine(tracer, keep):
-    run = tracer._run_of(tk.TopK(), tk.Goal(budgets=(1,)), "mean", keep, 0)
+    run = tracer._run_of(tk.search.TopK(), tk.search.Goal(budgets=(1,)), "mean", keep, 0)
     engine = run.target
     assert isinstance(engine, ConstrainedTarget)
     return engine

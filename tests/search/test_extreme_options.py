@@ -54,7 +54,7 @@ def test_unusual(tracer, method, option, is_pair):
         given = (value, value) if is_pair else value
         try:
             result = tracer.run(method, budget=3, **{**QUICK.get(method, {}), option: given})
-        except tk.TracekitError:
+        except tk.errors.TracekitError:
             continue
         assert tracer.evaluate(result.binary_mask) == pytest.approx(result.effect, abs=1e-6)
         for scores in (result.soft_mask, result.component_scores):
@@ -73,7 +73,7 @@ def test_the_message_says_what_is_allowed(tracer):
 
 def test_searches_given_ready_made_are_checked_too(tracer):
     with pytest.raises(ConfigError, match="The option learning_rate is 1e\\+300. Give finite num"):
-        tracer.run(tk.PGBCT(learning_rate=1e300), budget=3)
+        tracer.run(tk.search.PGBCT(learning_rate=1e300), budget=3)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,11 @@ def test_a_search_of_ones_own_is_checked(tracer):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [(tk.PGBCT, "lambda1"), (tk.PGBCT, "learning_rate"), (tk.LocalSearch, "max_seconds")],
+    [
+        (tk.search.PGBCT, "lambda1"),
+        (tk.search.PGBCT, "learning_rate"),
+        (tk.search.LocalSearch, "max_seconds"),
+    ],
 )
 def test_not_a_number_is_within_no_bound(method, name):
     with pytest.raises(ConfigError, match=f"{name} is nan. It must be "):

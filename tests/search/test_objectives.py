@@ -257,14 +257,14 @@ class Fixed:
         self.effects = effects
 
     def search(self, engine, goal, seed):
-        return [tk.Selection(mask=from_indices([3], 12), effects=self.effects, budget=1)]
+        return [tk.search.Selection(mask=from_indices([3], 12), effects=self.effects, budget=1)]
 
 
 def row(size, held_out, error):
     nothing = dict.fromkeys(("control", "control_low", "control_high", "stability"))
     fields = {"held_out": held_out, "held_out_error": error}
     nothing |= dict.fromkeys(("held_out_low", "held_out_high"))
-    return tk.SizeStatistics(size=size, **fields, **nothing)
+    return tk.results.SizeStatistics(size=size, **fields, **nothing)
 
 
 def test_the_best_size_is_the_smallest_within_one_standard_error(tracer):

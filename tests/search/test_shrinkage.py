@@ -173,7 +173,7 @@ def test_gradients_are_those_of_integrated_gradients(model, monkeypatch, entries
 
 
 def test_many_components_are_ranked_by_gradients():
-    goal = tk.Goal(budgets=(2,))
+    goal = tk.search.Goal(budgets=(2,))
     assert ShrunkenTopK().planned(MOST_ALONE, goal).cost == tk.engine.Cost(MOST_ALONE + 1)
     assert ShrunkenTopK().planned(MOST_ALONE + 1, goal).cost == tk.engine.Cost(11 + 1, 11)
     assert ShrunkenTopK(by_gradients=False).planned(MOST_ALONE + 1, goal).cost.backward == 0

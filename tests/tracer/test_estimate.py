@@ -340,7 +340,7 @@ class TestBar:
         def interrupted(*args, **options):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(tk.Engine, "set_effects", interrupted)
+        monkeypatch.setattr(tk.engine.Engine, "set_effects", interrupted)
         with pytest.raises(KeyboardInterrupt):
             watched.run("top-k", budget=2)
         assert [bar.is_open for bar in bars.bars] == [False]

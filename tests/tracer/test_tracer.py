@@ -52,7 +52,7 @@ def test_bad_masks(tracer):
 
 
 def test_a_user_s_own_metric(model, pairs):
-    def halved(clean: tk.ContinuationLogProbs, intervened: tk.ContinuationLogProbs):
+    def halved(clean: tk.metrics.ContinuationLogProbs, intervened: tk.metrics.ContinuationLogProbs):
         return 0.5 * (clean.x.exp() - intervened.x.exp())
 
     own = tk.Tracer(model, pairs, metric=halved)
@@ -64,7 +64,7 @@ def test_a_user_s_own_metric(model, pairs):
 
 
 def test_subsets_and_registries(model, pairs):
-    registry = tk.ComponentRegistry.build(model.cfg, "attention-patterns", layers=[1])
+    registry = tk.components.ComponentRegistry.build(model.cfg, "attention-patterns", layers=[1])
     assert tk.Tracer(model, pairs, registry).registry is registry
     subset = tk.Tracer(model, pairs, layers=[1], indices=[0, 3])
     assert [str(c) for c in subset.registry] == ["L1H0", "L1H3"]
@@ -126,9 +126,9 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
     """MaskedPatch gives hooks that run_with_hooks takes as they are."""
     rows = tiny.rows(1)[0]
     clean, other = torch.tensor([rows["prompt_ids"]]), torch.tensor([rows["counterfactual_ids"]])
-    registry = tk.ComponentRegistry.build(model.cfg, "mlp-outputs")
+    registry = tk.components.ComponentRegistry.build(model.cfg, "mlp-outputs")
     _, cache = model.run_with_cache(other)
-    patch = tk.MaskedPatch(
+    patch = tk.engine.MaskedPatch(
         registry=registry,
         counterfactual={name: cache[name] for name in registry.hook_names},
         positions=torch.ones_like(clean, dtype=torch.bool),
@@ -352,7 +352,7 @@ class TestWeakEffects:
         ]
 
     def test_a_full_effect_near_zero(self, model, pairs):
-        registry = tk.ComponentRegistry.build(model.cfg, indices={2: [0]})
+        registry = tk.components.ComponentRegistry.build(model.cfg, indices={2: [0]})
         tracer = tk.Tracer(model, pairs, registry, "probability-drop", positions=[0, -1])
         assert abs(tracer.full_effect) < 0.01
         (text,) = self.warnings_of(tracer)

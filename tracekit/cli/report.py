@@ -44,10 +44,14 @@ def _read(path: Path) -> list[Any]:
     import tracekit as tk
 
     if path.suffix == ".json":
-        return [tk.InteractionGrid.load(path)]
+        return [tk.results.InteractionGrid.load(path)]
     anatomy = [
-        *(_of_run(tk.Explanation, file.parent) for file in sorted(path.rglob("explanation.json"))),
-        *(_of_run(tk.SideEffects, file.parent) for file in sorted(path.rglob("side_effects.json"))),
+        _of_run(kind, file.parent)
+        for kind, name in (
+            (tk.anatomy.Explanation, "explanation.json"),
+            (tk.anatomy.SideEffects, "side_effects.json"),
+        )
+        for file in sorted(path.rglob(name))
     ]
     fronts = [tk.ParetoFront.load(file.parent) for file in sorted(path.rglob("pareto.json"))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]

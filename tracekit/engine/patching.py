@@ -35,7 +35,7 @@ class MaskedPatch:
     """Mixes counterfactual activations into a run.
 
     ```python
-    patch = tk.MaskedPatch(registry=registry, counterfactual=cache, positions=positions)
+    patch = tk.engine.MaskedPatch(registry=registry, counterfactual=cache, positions=positions)
     logits = model.run_with_hooks(tokens, fwd_hooks=patch.hooks(mask))
     ```
     """

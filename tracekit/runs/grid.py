@@ -42,7 +42,8 @@ class Grid:
     """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options of the data
     set."""
     methods: Sequence[Any] = (DEFAULT_METHOD,)
-    """Each a name, a mapping of `name` and options, or a search such as `tk.PGBCT(epochs=8)`."""
+    """Each a name, a mapping of `name` and options, or a search such as
+    `tk.search.PGBCT(epochs=8)`."""
     budgets: Sequence[Any] = (0.1,)
     """Counts (int) or shares (float). Empty: the methods decide their own sizes."""
     components: Sequence[str] = ()

@@ -159,7 +159,7 @@ def sweep(
     runs = tk.sweep(
         models=["demo", "gpt2"],
         datasets=["demo-facts", {"name": "demo-bias"}],
-        methods=["top-k", tk.PGBCT(epochs=8)],
+        methods=["top-k", tk.search.PGBCT(epochs=8)],
         budgets=[2, 0.1],
         output="sweep",
         limit=32,

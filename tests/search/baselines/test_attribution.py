@@ -36,7 +36,7 @@ class TestGradientBaselines:
         )
         assert (result[0].cost.forward, result[0].cost.backward) == (41 + 2, 41)
         with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
-            tk.MaskIG(steps=0)
+            tk.search.MaskIG(steps=0)
 
     @pytest.mark.parametrize("method", ["attribution", "mask-ig"])
     def test_they_need_a_gradient_and_a_goal(self, model, method):

@@ -58,7 +58,7 @@ def test_random_keeps_the_best_draw_and_its_spread(tracer):
     again = tracer.run("random", budget=3, draws=50, seed=1)
     assert tiny.members_of(again) == tiny.members_of(result)
     assert tracer.run("random", budget=3, draws=50, seed=2).history != result.history
-    assert tk.Random().draws == 1000
+    assert tk.search.Random().draws == 1000
 
 
 def test_random_is_content_with_exactly_the_target(tracer):

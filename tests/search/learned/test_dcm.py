@@ -29,7 +29,7 @@ def descended(engine, search_, epochs):
 
 
 def test_dcm_descends_the_raw_effect_with_a_concave_penalty(tracer):
-    search_ = tk.DCM(lambda1=2e-3, epochs=4, batch_size=len(tracer.pairs))
+    search_ = tk.search.DCM(lambda1=2e-3, epochs=4, batch_size=len(tracer.pairs))
     (found,) = search_.search(tracer.engine, Goal(), 0)
     expected = descended(tracer.engine, search_, 4)
     torch.testing.assert_close(found.soft_mask, expected, rtol=1e-4, atol=1e-5)
@@ -48,7 +48,7 @@ def test_dcm_answers_budgets_and_targets(tracer):
     reached = tracer.run("dcm", target_effect=0.5 * curve[1].effect, epochs=8)
     assert reached.effect >= 0.5 * curve[1].effect
     with pytest.raises(ConfigError, match="trials is 0"):
-        tk.DCM(trials=0)
+        tk.search.DCM(trials=0)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.01, 0.5, 1.0])

@@ -54,7 +54,7 @@ def test_later_budgets_take_half_of_the_training_runs(tracer):
 
 @pytest.mark.parametrize(("trials", "most"), [(4, 4 + 2 * 2), (5, 5 + 2 * 3)])
 def test_three_budgets_take_so_many_training_runs_at_most(trials, most):
-    search = tk.PGBCT(trials=trials, epochs=7)
+    search = tk.search.PGBCT(trials=trials, epochs=7)
     cost = search.planned(12, Goal.make(12, budgets=[1, 3, 6])).cost
     # A gradient an epoch, and one for the first lambda; an answer for each budget.
     assert cost.backward == most * 7 + 1
@@ -64,7 +64,7 @@ def test_three_budgets_take_so_many_training_runs_at_most(trials, most):
 @pytest.mark.parametrize("budget", [1, 4, 11])
 def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(model, budget):
     engine = tiny.engine(model, tiny.pairs(12), metric="logit-difference")
-    search = tk.PGBCT(epochs=10)
+    search = tk.search.PGBCT(epochs=10)
     start = torch.full((12,), search.init)
     weight = search._first_lambda(engine, budget)
     reward = RewardGradient(engine, make_objective(search.objective, engine), "float32")
@@ -109,15 +109,16 @@ def test_learning_rates_of_the_paper(model, pairs):
         ("head-outputs+mlp-blocks", 0.01),
     ):
         engine = tiny.engine(model, pairs, kinds)
-        assert tk.PGBCT()._learning_rate(engine) == rate
-    assert (tk.PGBCT().epochs, tk.PGBCT().init, tk.PGBCT().threshold) == (15, 0.5, 0.5)
+        assert tk.search.PGBCT()._learning_rate(engine) == rate
+    usual = tk.search.PGBCT()
+    assert (usual.epochs, usual.init, usual.threshold) == (15, 0.5, 0.5)
 
 
 def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
     engine = tiny.engine(model, pairs, metric="accuracy")
     with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for pgb-ct"):
-        tk.PGBCT().search(engine, Goal(budgets=(2,)), 0)
-    assert tk.TopK().search(engine, Goal(budgets=(2,)), 0)[0].mask.sum() == 2
+        tk.search.PGBCT().search(engine, Goal(budgets=(2,)), 0)
+    assert tk.search.TopK().search(engine, Goal(budgets=(2,)), 0)[0].mask.sum() == 2
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
 )
 def test_hyper_parameters_out_of_range(options, text, unchecked):
     with pytest.raises(ConfigError) as caught:
-        tk.PGBCT(**options)
+        tk.search.PGBCT(**options)
     assert text in str(caught.value)
 
 
@@ -153,7 +154,7 @@ def test_pgbct_without_one_of_its_penalties(tracer):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_penalty_gradients_are_those_of_the_penalties(reduction):
     """Autograd of lambda1 |m|_1 + lambda2 m^T(1 - m), with the growth of the third epoch."""
-    search = tk.PGBCT(lambda2=0.3, penalty_reduction=reduction)
+    search = tk.search.PGBCT(lambda2=0.3, penalty_reduction=reduction)
     penalty = search.penalty(0.7)
     mask = torch.tensor([0.1, 0.4, 0.8, 1.0], requires_grad=True)
     size, binary = mask.abs().sum(), (mask * (1 - mask)).sum()

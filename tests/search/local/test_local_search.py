@@ -210,7 +210,7 @@ def test_few_passes_are_spread_over_the_sizes(tracer):
 )
 def test_bad_options_of_local_search(options, text, unchecked):
     with pytest.raises(ConfigError) as caught:
-        tk.LocalSearch(**options)
+        tk.search.LocalSearch(**options)
     assert text in str(caught.value)
 
 
