@@ -22,6 +22,7 @@ from torch import Tensor
 import tracekit as tk
 from tracekit.data.prompts import GaussianNoise, PromptPairs
 from tracekit.engine.engine import Engine
+from tracekit.engine.prepared import EngineConfig
 from tracekit.metrics import resolve
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
