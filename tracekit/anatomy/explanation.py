@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.options import shortened
+from tracekit.anatomy.explanation_files import read_explanation, write_explanation
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import (
@@ -302,8 +303,6 @@ class Explanation:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the explanation to a folder, such as that of its run; returns the folder."""
-        from tracekit.anatomy.explanation_files import write_explanation
-
         write_explanation(self, Path(folder))
         return Path(folder)
 
@@ -316,9 +315,7 @@ class Explanation:
             ResultFormatError: It was written in another format.
             ResultFormatError: It is damaged, was changed, or its files are of several saves.
         """
-        from tracekit.anatomy.explanation_files import read_explanation
-
-        return read_explanation(Path(folder))
+        return read_explanation(cls, Path(folder))
 
     def waterfall(self) -> go.Figure:
         """Shapley values from the clean run to the effect of the set, one bar after the other.

@@ -86,10 +86,11 @@ def write_explanation(why: Explanation, folder: Path) -> None:
     )
 
 
-def read_explanation(folder: Path) -> Explanation:
+def read_explanation(kind: type[Explanation], folder: Path) -> Explanation:
     """Reads what `write_explanation` wrote.
 
     Args:
+        kind: Class of the explanation.
         folder: The folder.
 
     Raises:
@@ -97,8 +98,6 @@ def read_explanation(folder: Path) -> Explanation:
         ResultFormatError: It was written in another format.
         ResultFormatError: It is damaged, was changed, or its files are of several saves.
     """
-    from tracekit.anatomy.explanation import Explanation
-
     document, tensors = read_run(folder, files=FILES)
     try:
         _check_shapes(document, tensors)
@@ -111,7 +110,7 @@ def read_explanation(folder: Path) -> Explanation:
                 StandIn(player=player, outsider=outsider, **dict(zip(_STAND_IN, four, strict=True)))
                 for (player, outsider), four in zip(document["outsiders"], effects, strict=True)
             )
-        return Explanation(
+        return kind(
             registry=ComponentRegistry.from_spec(document["registry"], mask.numel()),
             members=members,
             effect=tensors["effect"],
