@@ -97,8 +97,8 @@ def _mean_gradient(engine: Target, steps: int, method: str) -> Mask:
     """Mean over the line of the gradient of the mean effect."""
     require_gradient(engine.metric, method)
     total = torch.zeros(engine.n_components)
-    for place, weight in weights_along_line(steps).items():
-        mask = torch.full((engine.n_components,), place)
+    for level, weight in weights_along_line(steps).items():
+        mask = torch.full((engine.n_components,), level)
         total += weight * engine.gradient(mask, torch.ones_like)[1] / engine.n_examples
     require_finite_gradient(total, engine.metric)
     return total

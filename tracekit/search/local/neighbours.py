@@ -73,4 +73,4 @@ def _exchanges(
     """Pairs of a component that leaves and one that joins, the most promising first."""
     gains = score[list(joining)] - score[list(leaving)][:, None]
     best = gains.flatten().argsort(descending=True, stable=True)[:count].tolist()
-    return [(leaving[place // len(joining)], joining[place % len(joining)]) for place in best]
+    return [(leaving[pair // len(joining)], joining[pair % len(joining)]) for pair in best]

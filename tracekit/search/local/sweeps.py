@@ -84,8 +84,8 @@ class Sweeps:
 
     def _sweep(self, upwards: bool, effort: int) -> None:
         best_sets, sizes = self._best_sets, self.sizes
-        for place in range(len(sizes)) if upwards else reversed(range(len(sizes))):
-            size = sizes[place]
+        for step in range(len(sizes)) if upwards else reversed(range(len(sizes))):
+            size = sizes[step]
             self._leave_sizes_beyond_target()
             if size not in best_sets.sizes or size > best_sets.largest:
                 continue
@@ -95,8 +95,8 @@ class Sweeps:
             neighbours = promising_neighbours(
                 members,
                 self._scores(members),
-                up=sizes[place + 1] if place + 1 < len(sizes) else size,
-                down=sizes[place - 1] if place else size,
+                up=sizes[step + 1] if step + 1 < len(sizes) else size,
+                down=sizes[step - 1] if step else size,
                 effort=effort,
             )
             best_sets.measure(neighbours, f"neighbours of {size}")
