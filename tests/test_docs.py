@@ -89,7 +89,6 @@ _LONG = (
     "index.md",
     "interactions.md",
     "methods.md",
-    "solvers.md",
 )
 """Pages whose blocks take more than ten seconds."""
 
