@@ -84,4 +84,4 @@ def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
 if __name__ == "__main__":
     root = Path(__file__).resolve().parent.parent
     broken = faults(Path(*sys.argv[1:]) if sys.argv[1:] else root / "tracekit")
-    sys.exit("\n".join(broken))
+    sys.exit("\n".join(broken) or None)

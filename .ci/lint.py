@@ -93,4 +93,4 @@ def _read(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join([*addresses(), *versions(), *workflows(), *names()]))
+    sys.exit("\n".join([*addresses(), *versions(), *workflows(), *names()]) or None)
