@@ -52,11 +52,6 @@ class ExampleCurves:
         weights = self.weights.reshape(-1, *[1] * (quantity.ndim - 1))
         return weights * self.linearization.to_effect(self.clean, quantity)
 
-    def signs(self) -> Float[Tensor, " example"]:
-        """1 where the effect rises with the quantity, -1 where it falls, by its clean value."""
-        start = self.linearization.to_linear(self.clean)
-        return self.steepness(start[:, None])[:, 0].sign().float()
-
     def quantity(
         self, effects: Float[Tensor, "example coalition"]
     ) -> Float[Tensor, "example coalition"]:

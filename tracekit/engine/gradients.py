@@ -24,7 +24,6 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.batch import Batch
-from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.precision import Precision, autocast, check_precision, products_in
 from tracekit.engine.prepared import PreparedData
 from tracekit.metrics import Effects
@@ -132,27 +131,6 @@ def predict_changes(
     data.account.count(n_examples, backward=True)
     gains, gradient = data.ranks.add(gains, gradient)
     return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
-
-
-def prediction_of(
-    data: PreparedData, members: ComponentSet, expansion: Expansion
-) -> FirstOrderPrediction:
-    """The prediction at a set that all examples were expanded at, which takes no pass.
-
-    Args:
-        data: The data set; the metric is not flat at the clean run, or the set not empty.
-        members: The set.
-        expansion: There, of all examples in their order.
-    """
-    curves, (quantity, slopes) = ExampleCurves.of(data), expansion
-    if curves is None:
-        mean = slopes.mean(0)
-        return FirstOrderPrediction(mean, mean)
-    direction = 1 - 2 * from_indices(members, data.n_components).float()
-    changed = curves.effects(quantity[:, None] + slopes * direction)
-    gains = (changed - curves.effects(quantity[:, None])) * direction
-    of_effect = curves.steepness(quantity[:, None]) * slopes
-    return FirstOrderPrediction(gains.mean(0).float(), of_effect.mean(0).float())
 
 
 def expand(
