@@ -34,11 +34,11 @@ class TestDryRun:
         monkeypatch.chdir(tmp_path)
         code, out, err = command(
             *("trace", "--limit", 4, "--budget", 2, "--layers", "0", "--dry-run"),
-            *("--method", "top-k", "--method", "pgb-ct", "--save-config", "run.toml"),
+            *("--method", "top-k", "--method", "pgb-ct+local", "--save-config", "run.toml"),
         )
         assert code == 0, err
         assert "top-k: 9 passes, about " in out
-        assert "pgb-ct: up to 250 passes, about " in out
+        assert "pgb-ct+local: up to 250 passes, about " in out
         assert re.search(r"In all about .*; \d+ MiB of memory. Nothing was run or written.", out)
         assert not any(tmp_path.iterdir())
 

@@ -120,7 +120,9 @@ class TestSetsFromAll:
 
         singles = tracer.engine.set_effects([(i,) for i in range(12)]).mean(1)
         best, worst = (int(singles.argmax()),), (int(singles.argmin()),)
-        monkeypatch.setattr(pareto_statistics, "sets_from_all", lambda engine, sizes: {1: worst})
+        monkeypatch.setattr(
+            pareto_statistics, "backward_elimination", lambda engine, sizes: {1: worst}
+        )
         (fields,) = _from_all(tracer.engine, Maximised(), {1: best})
         own, other = singles[best[0]].item(), singles[worst[0]].item()
         assert fields["from_all_gain"] == pytest.approx(sign * (other - own) / abs(own))

@@ -7,6 +7,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.engine import Engine
 from tracekit.errors import (
     RecordWarning,
     ResultFormatError,
@@ -15,12 +16,12 @@ from tracekit.errors import (
 from tracekit.search import checkpoint
 
 
-def interrupted_after(engine, calls, monkeypatch):
+def interrupted_after(calls, monkeypatch):
     """Ctrl-C in the middle of a measurement."""
     left = iter(range(calls))
 
     def counted(name):
-        original = getattr(engine, name)
+        original = getattr(Engine, name)
 
         def call(*given, **options):
             if next(left, None) is None:
@@ -30,7 +31,7 @@ def interrupted_after(engine, calls, monkeypatch):
         return call
 
     for name in ("set_effects", "predict_changes"):
-        monkeypatch.setitem(vars(engine), name, counted(name))
+        monkeypatch.setattr(Engine, name, counted(name))
 
 
 @pytest.mark.parametrize("components", ["attention-patterns", "mlp-outputs"])
@@ -42,7 +43,7 @@ def test_a_checkpoint_goes_on_where_the_search_stopped(model, monkeypatch, tmp_p
     whole = fresh().pareto(**options)
     file = tmp_path / "front.ckpt"
     first = fresh()
-    interrupted_after(first.engine, 12, monkeypatch)
+    interrupted_after(12, monkeypatch)
     with pytest.warns(SearchStoppedWarning):
         part = first.pareto(checkpoint=file, **options)
     monkeypatch.undo()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tracekit.components import ComponentSet
 from tracekit.metrics import Effects
-from tracekit.search.local.measurements import Measurements
+from tracekit.search.measurements import Measurements
 
 
 class BestSets:
