@@ -148,7 +148,7 @@ def test_a_full_mask_that_changes_nothing_is_refused(model, pairs):
     assert "The full mask over 12 attention-patterns in layers 0-2 changes no score" in str(
         caught.value
     )
-    assert "with positions=[0]" in str(caught.value)
+    assert "with positions=(0,)" in str(caught.value)
 
 
 def test_an_empty_mask_with_an_effect_is_refused(model, pairs):

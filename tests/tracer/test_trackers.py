@@ -58,11 +58,13 @@ class TestRecords:
 
     def test_say_what_is_run_and_what_came_of_it(self, tracer):
         records = []
+        tracer.run("random", budget=2, draws=3, observe=records.append)
+        assert records[0].setting["options.draws"] == 3
+        records.clear()
         result = tracer.run("greedy", budget=2, seed=7, observe=records.append)
         setting = records[0].setting
         assert all(record.setting == setting for record in records)
         assert (setting["method"], setting["budgets"], setting["seed"]) == ("greedy", [2], 7)
-        assert setting["options.race"] is False
         assert setting["dataset_fingerprint"] == tracer.pairs.fingerprint
         assert records[-2].values == {
             "size": 2,

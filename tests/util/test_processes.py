@@ -20,6 +20,7 @@ from tests import light_jobs, tiny
 from tests.processes import Command
 from tracekit._util import files
 from tracekit._util.processes import WorkerProcesses
+from tracekit.engine.engine import Engine
 from tracekit.errors import ResultFormatError
 from tracekit.paper.jobs import ModelAt
 from tracekit.runs.jobs import Job, RunEnvironment
@@ -231,18 +232,18 @@ class TestLocks:
     def test_a_search_holds_its_checkpoint(self, model, tmp_path, monkeypatch):
         file, measured, refused = tmp_path / "front.ckpt", [], []
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
-        measure = tracer.engine.set_effects
+        measure = Engine.set_effects
 
-        def look(sets, label="effects", **rest):
+        def look(self, sets, label="effects", **rest):
             measured.append(label)
             try:
                 with files.locked(file, wait=False):
                     pass
             except BlockingIOError:
                 refused.append(label)
-            return measure(sets, label, **rest)
+            return measure(self, sets, label, **rest)
 
-        monkeypatch.setitem(vars(tracer.engine), "set_effects", look)
+        monkeypatch.setattr(Engine, "set_effects", look)
         tracer.pareto(statistics=False, max_passes=40, checkpoint=file)
         assert refused == measured
         assert len(measured) >= 2

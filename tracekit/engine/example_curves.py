@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.engine.prepared import PreparedData
-from tracekit.metrics import ContinuationLogProbs, Linearization
+from tracekit.metrics import ContinuationLogProbs, Linearization, Metric
 
 _HALVINGS = 60
 _WIDEST = 30.0
@@ -33,14 +32,24 @@ class ExampleCurves:
     """What the effect of each example is multiplied with."""
 
     @classmethod
-    def of(cls, data: PreparedData) -> ExampleCurves | None:
-        """Those of the metric of a data set; None where it has no linearization."""
-        if data.metric.linearization is None:
+    def of(
+        cls,
+        metric: Metric,
+        clean: ContinuationLogProbs,
+        weights: Float[Tensor, " example"] | None,
+    ) -> ExampleCurves | None:
+        """Those of a metric on examples; None where it has no linearization.
+
+        Args:
+            metric: The metric.
+            clean: Of the run that is started from.
+            weights: Of the examples; None: all alike.
+        """
+        if metric.linearization is None:
             return None
-        clean = _mapped(data.clean, lambda values: values.cpu())
-        weights = data.pairs.weights
-        weights = torch.ones(data.n_examples) if weights is None else weights
-        return cls(data.metric.linearization, clean, weights.double().cpu())
+        clean = _mapped(clean, lambda values: values.cpu())
+        weights = torch.ones(len(clean.x)) if weights is None else weights
+        return cls(metric.linearization, clean, weights.double().cpu())
 
     def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
         """Those of some examples."""

@@ -237,7 +237,7 @@ class ScoredTarget(_Around):
 
     def _slopes(
         self, mask: Mask, example_weights: GradientWeight, numbers: Int[Tensor, " some"]
-    ) -> tuple[Effects, Effects]:
+    ) -> tuple[Float[Tensor, " some"], Effects]:
         """Scores of some examples, and what each effect weighs in their weighted sum.
 
         The weights are of all examples, 0 for the others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from tracekit.errors import (
     TargetNotReachedError,
     UnreliableResultWarning,
 )
-from tracekit.search import Goal
 from tracekit.search.local import local_search, sweeps
 
 NAMES = ("pgb-ct", "pgb-ct+local")
@@ -138,11 +136,7 @@ def test_a_search_never_ends_before_one_sweep_each_way(tracer, monkeypatch):
 
 def test_sizes_are_those_asked_for_and_fill_the_gaps_between():
     def sizes(n_sizes, *budgets):
-        best_sets = SimpleNamespace(
-            largest=budgets[-1],
-            measurements=SimpleNamespace(engine=SimpleNamespace(n_components=1000)),
-        )
-        return sweeps.Sweeps(best_sets, Goal(budgets=budgets), n_sizes).sizes
+        return sweeps.sizes_to_visit(budgets[-1], budgets, n_sizes)
 
     assert sizes(16, 6) == [1, 2, 3, 4, 5, 6]
     assert sizes(5, 3, 100) == [1, 3, 17, 41, 100]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tracekit._util import progress as _progress
@@ -10,6 +11,25 @@ from tracekit.search.base import Goal, log_spaced_sizes
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.neighbours import promising_neighbours
 from tracekit.search.local.settings import SETTINGS
+
+
+def sizes_to_visit(largest: int, budgets: Sequence[int], n_sizes: int) -> list[int]:
+    """The sizes asked for, if they are few, and others that fill the widest gaps between them.
+
+    Args:
+        largest: Largest size.
+        budgets: Sizes asked for.
+        n_sizes: Sizes wanted.
+    """
+    asked = [budget for budget in budgets if budget <= largest]
+    sizes = sorted({1, largest, *(asked if len(asked) <= SETTINGS.most_sizes else ())})
+    while len(sizes) < n_sizes:
+        gaps = [(b / a, a, b) for a, b in pairwise(sizes) if b - a > 1]
+        if not gaps:
+            break
+        _, below, above = max(gaps)
+        sizes = sorted({*sizes, round((below * above) ** 0.5)})
+    return sizes
 
 
 class Sweeps:
@@ -30,16 +50,7 @@ class Sweeps:
     @property
     def sizes(self) -> list[int]:
         """Sizes to visit: those that are asked for, if they are few, and others between them."""
-        last = self._best_sets.largest
-        asked = [budget for budget in self._goal.budgets if budget <= last]
-        sizes = sorted({1, last, *(asked if len(asked) <= SETTINGS.most_sizes else ())})
-        while len(sizes) < self._n_sizes:
-            gaps = [(b / a, a, b) for a, b in pairwise(sizes) if b - a > 1]
-            if not gaps:
-                break
-            _, below, above = max(gaps)
-            sizes = sorted({*sizes, round((below * above) ** 0.5)})
-        return sizes
+        return sizes_to_visit(self._best_sets.largest, self._goal.budgets, self._n_sizes)
 
     def go_on(self, *, with_effort: bool) -> None:
         """Sweeps each way, and on as long as a sweep gains something.
