@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from itertools import combinations
+from typing import get_args
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tracekit.metrics import METRICS
 from tracekit.results.curve_figures import effect_curve
 from tracekit.search.objectives import (
     LowerBound,
+    ObjectiveName,
     Quantile,
     TrimmedMean,
     describe,
