@@ -172,7 +172,7 @@ def values(plan: Plan) -> Iterator[Figure]:
     heads = range(0, 140, 14)
     game = SetGame(model.engine(pairs.subset(examples)), heads)
     plain = medians({"plain": lambda: padded.plain(model.bare)}, plan.device, plan.repeats)["plain"]
-    _ = game.engine.clean
+    _ = game.engine.data.clean
     took = medians({"all": lambda: game.every_effect()}, plan.device, 1, warm_up=False)["all"]
     yield Figure("all 1024 subsets of ten heads", took / 1024 / plain, 0.35, "plain forwards")
     demo = tk.load_model("demo", device=plan.device)

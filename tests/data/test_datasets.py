@@ -462,7 +462,7 @@ def test_demo_binding_desiderata(demo_model, unchecked):
     assert [pair.weight for pair in both] == [5.0, 1.0] * 64
     assert both.weights.mean().item() == pytest.approx(1)
     # The model answers the clean questions, so it prefers y where the operation is exchanged.
-    scores = tiny.engine(demo_model, operation).clean
+    scores = tiny.engine(demo_model, operation).data.clean
     assert (scores.y > scores.x).float().mean() > 0.95
     with pytest.raises(ConfigError, match="Unknown desideratum 'x' of demo-binding. Use value, "):
         demo.load_binding(demo_model, desideratum="x")

@@ -399,7 +399,7 @@ def test_missing_y_and_bad_batch_size(model, pairs):
     with pytest.raises(MissingContinuationError, match="'odds-ratio' compares x with y, and examp"):
         tiny.engine(model, tk.PromptPairs.from_ids(rows))
     engine = tiny.engine(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
-    assert engine.clean.y is None
+    assert engine.data.clean.y is None
     assert engine.full_effects.abs().min() > 0
     with pytest.raises(ConfigError, match="max_batch_size is 0. It must be a whole number, at"):
         tiny.engine(model, pairs, max_batch_size=0)

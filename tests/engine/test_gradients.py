@@ -68,9 +68,9 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
             gains += slope
             continue
         value = link.to_linear(log_probs(alone.data, mask)).detach().requires_grad_(True)
-        weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
+        weight = torch.autograd.grad(link.to_effect(alone.data.clean, value).sum(), value)[0]
         step = (slope / weight) * (1 - 2 * mask)
-        ahead = link.to_effect(alone.clean, value.detach()[:, None] + step)[0]
+        ahead = link.to_effect(alone.data.clean, value.detach()[:, None] + step)[0]
         gains += (ahead - effects) * (1 - 2 * mask)
     torch.testing.assert_close(found.gains, gains / count, rtol=1e-3, atol=1e-5)
 
@@ -110,6 +110,6 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
             value, weight = effects, torch.ones(1)
         else:
             value = link.to_linear(log_probs(alone.data, masks[row])).detach().requires_grad_(True)
-            weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
+            weight = torch.autograd.grad(link.to_effect(alone.data.clean, value).sum(), value)[0]
         torch.testing.assert_close(expansion.quantity[row], value.detach()[0])
         torch.testing.assert_close(expansion.slopes[row], slope / weight, rtol=1e-3, atol=1e-5)

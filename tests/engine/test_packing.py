@@ -46,7 +46,7 @@ def test_packed_rows_equal_rows_of_their_own(any_model, kinds, positions):
     fast, plain = engines(any_model, pairs, kinds, positions=positions, max_batch_size=4)
     assert len(fast.data.layout.sequences) == 9
     assert len(plain.data.layout.sequences) > 9
-    close(fast.clean.x, plain.clean.x)
+    close(fast.data.clean.x, plain.data.clean.x)
     mask = torch.rand(fast.n_components, generator=torch.Generator().manual_seed(1))
     close(fast.effects(mask), plain.effects(mask))
     by_fast, by_plain = (e.gradient(mask, lambda effects: 1 + effects) for e in (fast, plain))
@@ -146,7 +146,7 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
     short = tk.PromptPairs.from_ids(long_rows([3, 4]))
     fast, plain = engines(model, short, "mlp-outputs")
     assert fast.data.layout.sequences.has_branches
-    close(fast.clean.x, plain.clean.x)
+    close(fast.data.clean.x, plain.data.clean.x)
     mixed = tk.PromptPairs.from_ids(long_rows([3, 13, 4, 14]))
     with pytest.warns(ModelWarning, match="x and y of an example are run as two sequences"):
         fast = tiny.engine(model, mixed, "mlp-outputs")

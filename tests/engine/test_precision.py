@@ -28,7 +28,7 @@ def test_bfloat16_learns_the_mask_and_float32_measures_it(model, pairs):
 def test_the_clean_run_is_never_in_low_precision(model, pairs):
     rough, exact = tiny.engine(model, pairs), tiny.engine(model, pairs)
     rough.gradient(torch.full((12,), 0.5), torch.ones_like, precision="bfloat16")
-    assert torch.equal(rough.clean.x, exact.clean.x)
+    assert torch.equal(rough.data.clean.x, exact.data.clean.x)
     assert torch.equal(rough.full_effects, exact.full_effects)
 
 

@@ -465,9 +465,9 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
         assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.05, abs=2e-3)
     linear, restored = tracer.engine.metric.linearization, tracer.engine.metric
     restored_log_probs = log_probs(tracer.engine.data, base)
-    values = linear.to_effect(tracer.engine.clean, linear.to_linear(restored_log_probs))
+    values = linear.to_effect(tracer.engine.data.clean, linear.to_linear(restored_log_probs))
     torch.testing.assert_close(
-        values, restored(tracer.engine.clean, restored_log_probs), rtol=1e-4, atol=1e-5
+        values, restored(tracer.engine.data.clean, restored_log_probs), rtol=1e-4, atol=1e-5
     )
 
 
@@ -563,7 +563,7 @@ class TestMeaning:
         """Both directions have the same whole: the counterfactual run against the clean one."""
         noising = tk.Tracer(model, even_pairs, metric="logit-difference")
         denoising = tk.Tracer(model, even_pairs, metric="logit-difference", direction="denoising")
-        clean, base = noising.engine.clean, denoising.engine.clean
+        clean, base = noising.engine.data.clean, denoising.engine.data.clean
         whole = (base.y - base.x) - (clean.y - clean.x)
         metric = denoising.engine.metric
         torch.testing.assert_close(metric(base, clean), whole)

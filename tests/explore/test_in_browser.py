@@ -251,7 +251,7 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
                 tracer.engine.data,
                 tk.components.masks.from_indices(view.widget.exploration.members, 32),
             )
-            clean = tracer.engine.clean
+            clean = tracer.engine.data.clean
             shown_number = int(re.search(r"Example (\d+)", await detail.inner_text())[1])
             change = f"P(x) {three(clean.x[shown_number].exp().item())} \u2192 "
             assert change + three(after.x[shown_number].exp().item()) in await detail.inner_text()

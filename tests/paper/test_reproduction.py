@@ -521,7 +521,7 @@ class TestReports:
         )
         chosen = log_probs(tracer.engine.data, mask).y_is_argmax
         assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
-        assert row["without"] == tracer.engine.clean.y_is_argmax.float().mean().item()
+        assert row["without"] == tracer.engine.data.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures
 
     def test_findings_count_signs(self, tmp_path):

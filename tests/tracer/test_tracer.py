@@ -142,7 +142,7 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
 
 
 def test_settings_are_fixed(tracer):
-    tracer.engine.clean  # noqa: B018 - computed once from here on
+    tracer.engine.data.clean  # noqa: B018 - computed once from here on
     for name in ("model", "metric", "registry", "pairs", "config", "layout", "max_batch_size"):
         with pytest.raises(AttributeError, match=f"{name} of an engine cannot be set once"):
             setattr(tracer.engine, name, None)
@@ -377,7 +377,8 @@ class TestWeakEffects:
         tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
         assert self.warnings_of(tracer) == []
         assert tracer.n_prefers_x == sum(
-            x > y for x, y in zip(tracer.engine.clean.x, tracer.engine.clean.y, strict=True)
+            x > y
+            for x, y in zip(tracer.engine.data.clean.x, tracer.engine.data.clean.y, strict=True)
         )
         assert tracer.n_prefers_x >= 14
 

@@ -87,9 +87,9 @@ def check_engine(engine: Engine) -> None:
             "reset its hooks and check the metric."
         )
     moved = log_probs(probe.data, torch.ones(probe.n_components))
-    same = torch.equal(moved.x, probe.clean.x)
-    if probe.clean.y is not None and moved.y is not None:
-        same = same and torch.equal(moved.y, probe.clean.y)
+    same = torch.equal(moved.x, probe.data.clean.x)
+    if probe.data.clean.y is not None and moved.y is not None:
+        same = same and torch.equal(moved.y, probe.data.clean.y)
     if same:
         raise IdentityCheckError(
             f"The full mask over {engine.registry.describe()} changes no score of "

@@ -25,7 +25,7 @@ from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.precision import Precision
 from tracekit.engine.prepared import EngineConfig, PreparedData
 from tracekit.engine.set_effects import Recorder, set_effects
-from tracekit.metrics import ContinuationLogProbs, Effects, Metric
+from tracekit.metrics import Effects, Metric
 from tracekit.models.hooked import HookedModel
 
 
@@ -67,31 +67,22 @@ class Engine:
             f"{name} of an engine cannot be set once it is built. Build another Tracer."
         )
 
-    @classmethod
-    def _of(cls, data: PreparedData, record: Recorder | None) -> Engine:
-        engine = cls.__new__(cls)
-        vars(engine)["data"], vars(engine)["_record"] = data, record
-        return engine
-
     def with_pairs(self, pairs: PromptPairs) -> Engine:
         """An engine with the same model, components, metric and settings on other pairs."""
         return Engine(self.model, pairs, self.registry, self.metric, self.config)
 
-    def with_metric(self, metric: Metric) -> Engine:
-        """An engine with another metric on the same data, all of whose runs they share.
-
-        Its account of work is its own.
-        """
-        return Engine._of(self.data.with_metric(metric), self._record)
-
-    def recorded_by(self, record: Recorder) -> Engine:
-        """The same engine; it reports the binary sets that it measures on all examples.
+    def sharing(self, *, metric: Metric | None = None, record: Recorder | None = None) -> Engine:
+        """An engine on the same data, with which it shares all that was run once.
 
         Args:
-            record: Is called with sets and their effects; after Ctrl-C too, with what is done.
+            metric: Another metric, with an account of work of its own; None: the same.
+            record: Is called with the binary sets that the engine measures on all examples, and
+                their effects; after Ctrl-C too, with what is done.
         """
-        engine = Engine._of(self.data, record)
-        if "full_effects" in vars(self):
+        engine = Engine.__new__(Engine)
+        data = self.data if metric is None else self.data.with_metric(metric)
+        vars(engine)["data"], vars(engine)["_record"] = data, record
+        if metric is None and "full_effects" in vars(self):
             vars(engine)["full_effects"] = self.full_effects
         return engine
 
@@ -144,11 +135,6 @@ class Engine:
     def cost(self) -> Cost:
         """Interventional work so far; clean and counterfactual runs are not counted."""
         return self.data.account.cost(self.n_examples)
-
-    @property
-    def clean(self) -> ContinuationLogProbs:
-        """Log-probabilities in the clean run, one per example."""
-        return self.data.clean
 
     @cached_property
     def full_effects(self) -> Effects:

@@ -45,7 +45,7 @@ def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str
             f"({registry.describe()}). Build one of fewer, by layers= or indices=."
         )
     kinds = registry.kinds
-    clean = engine.clean
+    clean = engine.data.clean
     shown = [pair.shown(pairs.token_texts) for pair in pairs]
     subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
     if source != "counterfactual":

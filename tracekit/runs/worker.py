@@ -187,7 +187,7 @@ class Worker:
                 positions=tracer.setup.positions,
                 max_batch_size=self._environment.max_batch_size,
             ).engine
-            clean[name] = _share(engine.clean.y_is_argmax)
+            clean[name] = _share(engine.data.clean.y_is_argmax)
             accuracies[name] = [
                 _share(log_probs(engine.data, result.binary_mask).y_is_argmax) for result in curve
             ]

@@ -171,11 +171,12 @@ class ScoredTarget(_Around):
             record: Is told of the scores of measured sets.
         """
         name = f"{engine.metric.name}, {describe(objective)}"
-        scored = engine.with_metric(_named(engine.metric, name))
-        if record is not None:
-            scored = scored.recorded_by(
-                lambda sets, effects: record(sets, objective.scores(effects))
-            )
+
+        def record_scores(sets: Sequence[ComponentSet], effects: Tensor) -> None:
+            if record is not None:
+                record(sets, objective.scores(effects))
+
+        scored = engine.sharing(metric=_named(engine.metric, name), record=record_scores)
         self._given, self._engine, self._objective = engine, scored, objective
         self._inner = scored
 
@@ -450,11 +451,13 @@ def target_of(
         ConfigError: The metric has no log-odds.
     """
     own_record = record if constraint is None else None
-    target: Engine | ScoredTarget = engine if own_record is None else engine.recorded_by(own_record)
-    if isinstance(objective, LogOdds):
+    target: Engine | ScoredTarget
+    if objective is None:
+        target = engine if own_record is None else engine.sharing(record=own_record)
+    elif isinstance(objective, LogOdds):
         metric = _named(log_odds_of(engine.metric), f"{engine.metric.name}, log-odds")
-        target = target.with_metric(metric)
-    elif objective is not None:
+        target = engine.sharing(metric=metric, record=own_record)
+    else:
         target = ScoredTarget(engine, objective, own_record)
     if constraint is None:
         return target

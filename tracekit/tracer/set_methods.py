@@ -109,7 +109,7 @@ class SetMethods:
         None if not every example has a y. Where the clean model does not prefer x, it does not
         show the behaviour that is traced.
         """
-        clean = self.engine.clean
+        clean = self.engine.data.clean
         return None if clean.y is None else int((clean.x > clean.y).sum())
 
     def _traced(self) -> Traced:

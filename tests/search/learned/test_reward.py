@@ -85,8 +85,8 @@ def test_an_effect_that_is_not_finite_names_its_example_only(model, pairs):
         return torch.where(intervened.x == clean.x, effects, effects / (clean.x != lowest))
 
     tracer = tk.Tracer(model, pairs, metric="probability-drop")
-    lowest = tracer.engine.clean.x.min()
-    number = int(tracer.engine.clean.x.argmin())
+    lowest = tracer.engine.data.clean.x.min()
+    number = int(tracer.engine.data.clean.x.argmin())
     broken_tracer = tk.Tracer(model, pairs, metric=broken)
     with pytest.raises(NonFiniteMetricError) as caught:
         broken_tracer.run(lambda1=1e-3, batch_size=2)
