@@ -188,8 +188,8 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 
     game = SetGame(with_metric(value, "probability-drop"), range(8))
     exact = exact_values(game).per_example.mean(1)
-    engine = game.engine
-    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
+    data = game.engine.data
+    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     drawn = []
     for seed in range(12):
         orders = _with_reverses(8, 7, torch.Generator().manual_seed(seed))
@@ -204,8 +204,8 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_curves_are_inverted_and_weighted(metric, direction):
     named = tk.metrics.METRICS[metric]
-    engine = Weighted(saturating, named if direction == "noising" else named.denoising())
-    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
+    data = Weighted(saturating, named if direction == "noising" else named.denoising())
+    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     quantity = torch.linspace(-4, 4, 9, dtype=torch.float64).repeat(6, 1)
     effects = curves.effects(quantity)
     assert torch.allclose(curves.quantity(effects), quantity, atol=1e-4)

@@ -240,7 +240,7 @@ def share(plan: Plan) -> Iterator[Figure]:
 
 def bare_pass(engine) -> Callable[[], object]:
     """The model's own work in a step: the same rows and scored places, no intervention."""
-    batches = list(engine._split(torch.arange(engine.n_examples)))
+    batches = engine.data.batches
 
     def run() -> None:
         with torch.enable_grad():

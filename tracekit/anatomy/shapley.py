@@ -110,9 +110,9 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     effects = game.effects(prefixes, "orders").double().unflatten(0, (len(orders), n + 1))
     mean, means = _by_member(orders, effects.diff(dim=1))
     variance = means.var(0) / n_pairs
-    engine, curves = game.engine, None
+    data, curves = game.engine.data, None
     if n_pairs >= _FEWEST_PAIRS:
-        curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
+        curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     if curves is not None:
         many = _with_reverses(n, _MODELLED_PAIRS, generator)
         by_model = _corrected(curves, orders, effects, many)

@@ -48,7 +48,8 @@ def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]
     """
     if not isinstance(engine, Engine):
         return effects.mean(1)
-    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
+    data = engine.data
+    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     weights = _weights(engine)
     if curves is None:
         return shrunken_means(effects / weights, weights).float()
@@ -66,7 +67,8 @@ def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component 
         slopes: What each component changes of the quantity of the metric's linearization on each
             example, to first order (see `engine.gradients.expand`).
     """
-    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
+    data = engine.data
+    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     weights = _weights(engine)
     if curves is None:
         # Those of the effect, times the weight of the example.
