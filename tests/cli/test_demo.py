@@ -40,8 +40,8 @@ def test_the_demo_tells_the_story_with_its_numbers(demo_run):
         for line in out.splitlines()
         if line.startswith("│ ") and line[2] != " "
     }
-    assert list(rows) == ["PGB-CT", "greedy", "top-k", "random"]
-    for name, method in (("PGB-CT", "pgb-ct"), ("top-k", "top-k")):
+    assert list(rows) == ["PGB-CT + local", "greedy", "top-k", "random"]
+    for name, method in (("PGB-CT + local", "pgb-ct+local"), ("top-k", "top-k")):
         effects = [tk.TraceResult.load(folder / f"{method}-{k}").effect for k in (2, 3, 4, 6, 9)]
         assert rows[name][:5] == [f"{effect:.3f}" for effect in effects]
     assert max(map(len, out.splitlines()[:-1])) <= 96
@@ -58,6 +58,6 @@ def test_the_page_of_the_demo_needs_no_network(demo_run):
     for heading in ("Which heads each method selects", "Who acts together", "What to do next"):
         assert heading in body
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", body)
-    for member in tk.TraceResult.load(folder / "pgb-ct-6").labels:
+    for member in tk.TraceResult.load(folder / "pgb-ct+local-6").labels:
         assert f"<td>{member}</td>" in body
     assert len(tk.ParetoFront.load(folder / "pareto")) >= 5

@@ -233,7 +233,7 @@ def fronts(arguments):
             "layers": st.sampled_from([None, [0], [1, 2], [-1]]),
             "indices": st.sampled_from([None, None, [0, 1]]),
             "positions": st.sampled_from(["prompt", "prompt", "last", "all", [0]]),
-            "windows": st.sampled_from([1, 1, 1, 2]),
+            "layer_window": st.sampled_from([1, 1, 1, 2]),
             "source": st.sampled_from(
                 ["counterfactual", "counterfactual", "noise", "zero", "mean"]
             ),
@@ -249,7 +249,7 @@ def fronts(arguments):
             "indices": st.one_of(st.lists(st.integers(-5, 5), max_size=3), values.junk),
             "positions": st.one_of(st.lists(st.integers(-3, 3), max_size=2), values.junk),
             "split_by": st.sampled_from(["span", "position", "other"]),
-            "windows": st.one_of(st.integers(0, 4), values.scalars),
+            "layer_window": st.one_of(st.integers(0, 4), values.scalars),
             "source": st.one_of(st.sampled_from(["resample", "mean-positional"]), values.words),
             "direction": values.scalars,
             "continuation_mean": values.scalars,
