@@ -32,7 +32,7 @@ class PGBCTLocal(PGBCT):
     """
 
     name: ClassVar[str] = "pgb-ct+local"
-    title: ClassVar[str] = "PGB-CT + local search"
+    title: ClassVar[str] = "PGB-CT + local"
 
     trials: int | None = None
     """Training runs at most per budget when lambda is searched. None: 1."""
