@@ -160,7 +160,7 @@ def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     )
     assert code == 0, err
     assert bounds == [(3, 5 * 2**20)]
-    result = tk.TraceResult.load(next(tmp_path.glob("pgb-ct-*")))
+    result = tk.TraceResult.load(next(tmp_path.glob("pgb-ct+local-*")))
     assert result.config["precision"] == "bfloat16"
 
 
