@@ -23,7 +23,7 @@ from tracekit.models.hooked import to_device
 
 
 class BatchEffects(NamedTuple):
-    """What a mask does to the examples of a batch."""
+    """Effects of a mask on the examples of a batch."""
 
     examples: Int[Tensor, " example"]
     """Their numbers."""
