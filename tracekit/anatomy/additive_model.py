@@ -39,21 +39,13 @@ class AdditiveModel:
     def effects(
         self, coalitions: Bool[Tensor, "coalition member"]
     ) -> Float[Tensor, "coalition example"]:
-        """Effects that the model expects.
-
-        Args:
-            coalitions: Which members are patched.
-        """
+        """Effects that the model expects, of coalitions of patched members."""
         return self.curves.effects((self.start + coalitions.double() @ self.slopes).T).T
 
     def gains_in_orders(
         self, orders: Int[Tensor, "order member"]
     ) -> Iterator[tuple[slice, Float[Tensor, "order member example"]]]:
-        """What each member brings when it joins in each order, for some examples after others.
-
-        Args:
-            orders: The members, in the order in which they join.
-        """
+        """Contribution of each member as it joins in each order, some examples at a time."""
         n_examples, at = len(self.start), orders[..., None]
         together = max(1, _TOGETHER // orders.numel())
         for first in range(0, n_examples, together):
@@ -70,13 +62,7 @@ def fitted(
     coalitions: Bool[Tensor, "coalition member"],
     effects: Float[Tensor, "coalition example"],
 ) -> AdditiveModel:
-    """The model that fits measured effects: least squares in the effect, to first order.
-
-    Args:
-        curves: Of the examples.
-        coalitions: Which members were patched.
-        effects: What was measured.
-    """
+    """The model that fits measured effects: least squares in the effect, to first order."""
     quantity = curves.quantity(effects.T)
     # A difference of the quantity counts for what it changes in the effect.
     importance = curves.steepness(quantity).square()

@@ -36,11 +36,7 @@ class PairInteractions:
 
 
 def pair_interactions(game: SetGame) -> PairInteractions:
-    """Interactions of all pairs of members.
-
-    Args:
-        game: The set, of at least two members.
-    """
+    """Interactions of all pairs of members, of which there are at least two."""
     pairs = tuple(combinations(range(game.n_players), 2))
     everybody = game.everybody
 

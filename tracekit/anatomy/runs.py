@@ -54,15 +54,7 @@ def _looks_outside(engine: Engine, asked: bool | None) -> bool:
 
 
 def engines_of(bound: BoundSetup, others: Mapping[str, Any]) -> dict[str, Engine]:
-    """Engines of other data, or by other metrics, by name.
-
-    Args:
-        bound: The setup that all of them share.
-        others: By name, pairs, or pairs and a metric.
-
-    Raises:
-        PairsError: There are none, or something else.
-    """
+    """Engines of other data, or by other metrics, by name: pairs, or pairs and a metric."""
     if not isinstance(others, Mapping) or not others:
         raise PairsError(
             f"The others are {shortened(others)}. Give a mapping from names to pairs, e.g. "

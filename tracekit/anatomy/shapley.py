@@ -45,10 +45,7 @@ class ShapleyValues:
 def shapley_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     """Values of all members: exact for up to 12, else from drawn orders.
 
-    Args:
-        game: The set.
-        max_sets: Subsets to measure at most, where there are more than 12 members.
-        seed: Draws the orders.
+    Beyond 12 members at most `max_sets` subsets are measured.
     """
     if game.n_players <= MOST_EXACT:
         return exact_values(game)
@@ -56,12 +53,7 @@ def shapley_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
 
 
 def n_subsets_of_values(n_members: int, max_sets: int) -> int:
-    """Subsets that values take at most; exactly, of up to 12 members.
-
-    Args:
-        n_members: Size of the set.
-        max_sets: As for `shapley_values`.
-    """
+    """Subsets that `shapley_values` takes at most; exactly, of up to 12 members."""
     if n_members <= MOST_EXACT:
         return 2**n_members - 1
     return 2 * _pairs_of_orders(n_members, max_sets) * (n_members - 1) + 1
@@ -95,11 +87,6 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     variate: the values are its own, averaged over thousands of orders, and what the drawn orders
     bring beyond what it expects. It is fitted to other orders than those that correct it, so that
     the values are right on average however bad it is, and is left out where it does not help.
-
-    Args:
-        game: The set.
-        max_sets: Subsets to measure at most.
-        seed: Draws the orders.
     """
     n = game.n_players
     n_pairs = _pairs_of_orders(n, max_sets)

@@ -34,9 +34,7 @@ class Redundancy:
 def redundant_members(game: SetGame, *, tolerance: float) -> Redundancy:
     """Leaves out the member that costs least, again and again, while little is lost in all.
 
-    Args:
-        game: The set.
-        tolerance: Share of the effect of the set that may be lost in all.
+    The tolerance is a share of the effect of the set.
     """
     left: tuple[int, ...] = ()
     rest = game.everybody
@@ -85,13 +83,6 @@ def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
 
     For every member, the five outsiders that the gradient at the set without it ranks first, and
     the five whose predicted gain rises most when it is patched.
-
-    Args:
-        engine: The data set.
-        members: Flat indices of the set.
-
-    Raises:
-        NotDifferentiableError: The metric has no gradient.
     """
     outside = [index for index in range(engine.n_components) if index not in set(members)]
     if not outside:
@@ -122,12 +113,7 @@ def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
 
 
 def n_sets_of_stand_ins(n_members: int, n_components: int) -> int:
-    """Sets that `stand_ins` measures at most; one gradient more than there are members comes first.
-
-    Args:
-        n_members: Size of the set.
-        n_components: Components, members and outsiders.
-    """
+    """Sets that `stand_ins` measures at most, after one gradient more than there are members."""
     proposed = min(2 * _PROPOSED, n_components - n_members)
     return 1 + n_members * (1 + 2 * proposed) if proposed else 0
 

@@ -14,11 +14,7 @@ _DASH = "\u2013"
 
 
 def member_table(why: Explanation) -> pd.DataFrame:
-    """A row per member: what it brings alone, last and on average, and its verdict.
-
-    Args:
-        why: The explanation.
-    """
+    """A row per member: its contribution alone, last and on average, and its verdict."""
     import pandas as pd
 
     columns = {"component": why.table["component"]}
@@ -28,11 +24,7 @@ def member_table(why: Explanation) -> pd.DataFrame:
 
 
 def side_effects_table(side: SideEffects) -> pd.DataFrame:
-    """A row per data set: effect, strength, that of random sets, selectivity.
-
-    Args:
-        side: The side effects.
-    """
+    """A row per data set: effect, strength, that of random sets, selectivity."""
     import pandas as pd
 
     table = side.table

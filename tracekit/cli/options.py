@@ -77,16 +77,10 @@ class Option(NamedTuple):
 def option(
     default: Any, kind: Any, panel: str, metavar: str, text: str, *flags: str, **more: Any
 ) -> Option:
-    """An option.
+    """An option, with its default (or `REQUIRED`), its type, and its panel in the help.
 
-    Args:
-        default: Its value where it is not given, or `REQUIRED`.
-        kind: Its type.
-        panel: The part of the help that it stands in.
-        metavar: The name of its value in the help; empty for a flag.
-        text: Its help.
-        *flags: Its names, where they are not that of the parameter.
-        **more: Further settings of `typer.Option`.
+    `metavar` is the name of its value in the help, empty for a flag; `flags` are its names, where
+    they are not that of the parameter; `more` are settings of `typer.Option`.
     """
     return Option(default, kind, panel, metavar, text, flags, more)
 
@@ -94,9 +88,7 @@ def option(
 def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds options to a command, whose first parameter gets their values.
 
-    Args:
-        *names: Of shared options, in `OPTIONS`.
-        **own: Further options, or other ones in place of shared ones.
+    Names are of shared options, in `OPTIONS`; `own` adds further ones, or replaces shared ones.
     """
     options = {**own, **{name: own.get(name, OPTIONS[name]) for name in names}}
 
@@ -141,11 +133,7 @@ _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 
 def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
-    """Writes the options of a command to a file that `--config` reads; None: to none.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Writes the options of a command to a file that `--config` reads; None: to none."""
     from tracekit._util.toml import write_options
 
     if path is not None:
@@ -341,13 +329,7 @@ _AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_me
 def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
     """Checks files of pairs and the folder with data, before a model is loaded.
 
-    Args:
-        *datasets: Names of data sets, or files of pairs; None is none.
-        data_dir: Folder with data.
-
-    Raises:
-        DataNotFoundError: A file or the folder is not there.
-        DataFormatError: A file has not the form of one of pairs.
+    `datasets` are names of data sets, or files of pairs.
     """
     from tracekit.data.from_file import SUFFIXES, read_rows
     from tracekit.errors import DataNotFoundError
@@ -360,11 +342,7 @@ def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
 
 
 def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
-    """The bound that a search stays within; `given` are options of a command.
-
-    Raises:
-        ConfigError: A data set or a metric without a bound.
-    """
+    """The bound that a search stays within; `given` are options of a command."""
     import tracekit as tk
 
     dataset, metric = given["constraint_dataset"], given["constraint_metric"]
@@ -383,11 +361,7 @@ def build_tracer(
     """Loads model and data and builds the tracer of the options `TRACED` of a command.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
-
-    Args:
-        given: The options.
-        setup: The setup, instead of the one that the options say.
-        quiet: Whether no progress is shown.
+    A given setup is taken instead of the one that the options say.
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device

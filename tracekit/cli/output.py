@@ -80,11 +80,7 @@ def progress_is_shown(quiet: bool) -> bool:
 
 
 def check_folder(output: Path) -> None:
-    """Tries whether a folder can be written to; commands call it before anything slow.
-
-    Raises:
-        OutputError: It is a file, or cannot be made or written to.
-    """
+    """Tries whether a folder can be written to; commands call it before anything slow."""
     if os.path.isfile(output):
         raise OutputError(f"The output {output} is a file. Give a folder.")
     made: list[Path] = []
@@ -103,11 +99,7 @@ def check_folder(output: Path) -> None:
 
 
 def check_file(output: Path) -> None:
-    """Tries whether a file can be written; commands call it before anything slow.
-
-    Raises:
-        OutputError: It is a folder, or cannot be written.
-    """
+    """Tries whether a file can be written; commands call it before anything slow."""
     if os.path.isdir(output):
         raise OutputError(f"The output {output} is a folder. Give a file.")
     check_folder(output.parent)
@@ -150,11 +142,8 @@ def print_rows(table: Table, n_names: int = 1) -> None:
     """Prints a table so that no word is broken.
 
     A table that is too wide for the terminal is printed in parts, one below the other, each with
-    the columns that name a row. Only a word that is wider than the terminal is folded.
-
-    Args:
-        table: The table, with a header.
-        n_names: How many of its first columns name a row.
+    the first `n_names` columns, which name a row. Only a word that is wider than the terminal is
+    folded.
     """
     widths = [_least_width(column) for column in table.columns]
     parts, part = [], list(range(n_names))

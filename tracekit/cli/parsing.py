@@ -17,16 +17,7 @@ _MOST_LAYERS = 10_000
 def goal(
     budgets: list[str] | None, target_effect: float | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The goal of a run, as keyword arguments of `Tracer.run`.
-
-    Args:
-        budgets: Counts or shares, as text.
-        target_effect: Effect to reach.
-        options: Of the method; a fixed lambda1 needs no budget.
-
-    Raises:
-        ConfigError: Both budgets and a target effect, or a budget that is not a number.
-    """
+    """The goal of a run, as keyword arguments of `Tracer.run`; a fixed lambda1 needs no budget."""
     values = [parse_budget(text) for text in budgets or []]
     if target_effect is not None and values:
         raise ConfigError("Both --budget and --target-effect were given. Give one of them.")
@@ -38,11 +29,7 @@ def goal(
 
 
 def parse_budget(text: str) -> int | float:
-    """A count (int) or a share (float).
-
-    Raises:
-        ConfigError: Not a number.
-    """
+    """A count (int) or a share (float)."""
     try:
         return int(text)
     except ValueError:
@@ -56,11 +43,7 @@ def parse_budget(text: str) -> int | float:
 
 
 def parse_layers(text: str | None) -> list[int] | None:
-    """Layers from text such as `0-5,8`; None stays None.
-
-    Raises:
-        ConfigError: Text of another form.
-    """
+    """Layers from text such as `0-5,8`; None stays None."""
     if text is None:
         return None
     try:
@@ -88,15 +71,7 @@ def parse_positions(text: str) -> Any:
 
 
 def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
-    """Options by method: `name=value` for all methods, `method:name=value` for one.
-
-    Args:
-        texts: The options.
-        methods: Names of the methods.
-
-    Raises:
-        ConfigError: Text of another form, or a method that is not among them.
-    """
+    """Options by method: `name=value` for all methods, `method:name=value` for one."""
     by_method: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -111,22 +86,15 @@ def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, A
 
 
 def parse_loading(texts: list[str] | None) -> dict[str, Any]:
-    """Options of `load_model`; whole numbers become int.
-
-    Raises:
-        ConfigError: Text of another form than `name=value`.
-    """
+    """Options of `load_model`; whole numbers become int."""
     options = parse_options(texts or [], [""])[""]
     return {name: int(value) if value.isdigit() else value for name, value in options.items()}
 
 
 def as_arguments(value: Any, *, is_list: bool) -> Any:
-    """A value of a TOML file as a command line would give it.
+    """A value of a TOML file as a command line would give it, several times if `is_list`.
 
-    Args:
-        value: As it was read. A table stands for `name=value`, a table in it for options of one
-            method.
-        is_list: Whether the option may be given several times.
+    A table stands for `name=value`, a table in it for options of one method.
     """
     if isinstance(value, dict):
         pairs = []
@@ -149,11 +117,7 @@ def _argument(value: Any) -> Any:
 
 
 def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
-    """Options of an executor; numbers, `true` and `false` become what they are.
-
-    Raises:
-        ConfigError: Text of another form than `name=value`.
-    """
+    """Options of an executor; numbers, `true` and `false` become what they are."""
     options = parse_options(texts or [], [""])[""]
     return {name: _typed(value) for name, value in options.items()}
 
@@ -167,12 +131,7 @@ def _typed(text: str) -> Any:
 
 
 def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult]]:
-    """Masks from a JSON file, or the result in a run folder, each with a name.
-
-    Raises:
-        DataNotFoundError: There is no such file.
-        DataFormatError: The file holds no mask.
-    """
+    """Masks from a JSON file, or the result in a run folder, each with a name."""
     if path.is_dir():
         from tracekit.results import TraceResult
 

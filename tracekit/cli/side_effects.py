@@ -79,11 +79,7 @@ def side_effects(given: Given, run: Run) -> None:
 
 
 def _named(option: str, texts: list[str]) -> dict[str, str]:
-    """Names and what they stand for, from `NAME=VALUE`.
-
-    Raises:
-        ConfigError: Text of another form, or a name that is given twice.
-    """
+    """Names and what they stand for, from `NAME=VALUE`."""
     named: dict[str, str] = {}
     for text in texts:
         name, value = next(iter(parse_options([text], [""])[""].items()))

@@ -427,11 +427,7 @@ def kind_of(name: str) -> Kind:
 
 
 def register_kind(kind: Kind) -> Kind:
-    """Registers a user's kind by its name, in place of an earlier one of that name.
-
-    Raises:
-        ComponentError: A built-in kind has that name.
-    """
+    """Registers a user's kind by its name, in place of an earlier one of that name."""
     if kind.name in KINDS:
         if KINDS[kind.name] != kind:
             raise ComponentError(

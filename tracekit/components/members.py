@@ -18,11 +18,9 @@ from tracekit.errors import MaskError
 def mask_of(given: Any, registry: ComponentRegistry) -> Tensor:
     """The mask of a set, or a mask as it is.
 
-    Args:
-        given: A result, whose selected components are taken; a list of components; or a mask, with
-            an entry for each component or with the axes layer and component, where one kind is
-            studied whole in every layer.
-        registry: The components under study.
+    A set is a result, whose selected components are taken; a list of components; or a mask, with an
+    entry for each component or with the axes layer and component, where one kind is studied whole
+    in every layer.
 
     Raises:
         ComponentError: A component that is not among them, or means something else there.
@@ -42,15 +40,9 @@ def mask_of(given: Any, registry: ComponentRegistry) -> Tensor:
 
 
 def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False) -> ComponentSet:
-    """Flat indices of the components of a set.
+    """Flat indices of the components of a set, as in `mask_of`; a mask holds zeros and ones.
 
-    Args:
-        given: As in `mask_of`; a mask of zeros and ones.
-        registry: The components under study.
-        or_none: Whether nothing, or an empty list, is the empty set.
-
-    Raises:
-        MaskError, ComponentError: As in `mask_of`, or a mask that is no set.
+    If `or_none`, nothing or an empty list is the empty set.
     """
     if or_none and (given is None or (isinstance(given, Sequence) and not len(given))):
         return ()
@@ -64,12 +56,7 @@ def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False
 
 
 def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " component"]:
-    """A score for each component: those by which a result ranked them, or numbers as they are.
-
-    Raises:
-        MaskError: Not one finite number for each component.
-        ComponentError: A result of other components.
-    """
+    """A score for each component: those by which a result ranked them, or numbers as they are."""
     other = getattr(given, "registry", None)
     if isinstance(other, ComponentRegistry):
         ranked_by = given.ranked_by

@@ -123,10 +123,8 @@ class Batch:
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations from the logits at the readout positions.
 
-        Args:
-            logits: In any floating type; logarithms are taken in float32.
-            mean: How token probabilities make the probability of a continuation.
-            reads: What to work out besides; each takes another pass over the logits.
+        Logits may have any floating type; logarithms are taken in float32. Each of `reads` takes
+        another pass over the logits.
         """
         logits = logits.float()
         log_probs = logits[self.scored_readout, self.scored_token]

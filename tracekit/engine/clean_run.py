@@ -34,16 +34,7 @@ class CleanRun:
         progress_bar: Callable[[Any, str], Any],
         ranks: Ranks,
     ) -> None:
-        """Runs nothing yet.
-
-        Args:
-            model: The model.
-            forward_pass: Runs it.
-            max_memory: Bytes that kept distributions may take; apart from what counterfactual
-                activations may.
-            progress_bar: Wraps a loop in a progress bar.
-            ranks: The processes among which the examples are shared out.
-        """
+        """Runs nothing yet. Distributions are kept within `max_memory` bytes of their own."""
         self._model = model
         self._ranks = ranks
         self._forward_pass = forward_pass
@@ -58,11 +49,8 @@ class CleanRun:
     ) -> ContinuationLogProbs:
         """Log-probabilities of every example, in the order of the data set.
 
-        Args:
-            batches: The data set, or this rank's part of it.
-            reads: What is read; `distribution` is left out where it does not fit. What was read
-                before is kept, and not run again.
-            n_examples: Number of examples.
+        A `distribution` is left out where it does not fit. Earlier readings are kept, and not run
+        again. `batches` may be this rank's part of the data set.
         """
         lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self._was_read]
         if "distribution" in lacking and not self._keeps_distribution(n_examples):
@@ -80,13 +68,7 @@ class CleanRun:
     def of(
         self, batch: Batch, of_all: ContinuationLogProbs, reads: Sequence[Reading]
     ) -> ContinuationLogProbs:
-        """Those of the examples of a batch.
-
-        Args:
-            batch: The batch.
-            of_all: What `of_all` gave.
-            reads: What is read of them.
-        """
+        """The log-probabilities of the examples of a batch, from those of all (`of_all`)."""
         kept = {
             name: value[batch.examples.to(value.device)]
             for name, value in vars(of_all).items()
@@ -139,13 +121,7 @@ def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogPro
 def assemble(
     parts: Sequence[tuple[Tensor, ContinuationLogProbs]], n_examples: int, ranks: Ranks
 ) -> ContinuationLogProbs:
-    """Log-probabilities of batches, put in the order of the data set.
-
-    Args:
-        parts: Numbers of examples, and their log-probabilities; of this rank's part.
-        n_examples: Number of examples of all ranks.
-        ranks: The ranks.
-    """
+    """Log-probabilities of all ranks' batches, in the order of the data set."""
     numbers = torch.cat([examples for examples, _ in parts])
     assembled: dict[str, Tensor] = {}
     for name, value in vars(parts[0][1]).items():

@@ -42,13 +42,7 @@ class Account:
     """Examples of which a gradient was taken."""
 
     def count(self, n_examples: int, *, backward: bool = False, reported: int = 0) -> None:
-        """Counts examples that were run, here and on the progress bar.
-
-        Args:
-            n_examples: How many, by all ranks.
-            backward: Whether a gradient was taken of each, too.
-            reported: How many the progress bar was told of already.
-        """
+        """Counts examples that all ranks ran; `reported` of them are on the bar already."""
         self.n_forward += n_examples
         self.n_backward += n_examples if backward else 0
         _progress.current().advance((2 * n_examples if backward else n_examples) - reported)

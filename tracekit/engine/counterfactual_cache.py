@@ -61,17 +61,9 @@ class CounterfactualCache:
         progress_bar: ProgressBar = lambda items, label: items,
         first: Int[Tensor, " source"] | None = None,
     ) -> None:
-        """Runs nothing yet.
+        """Runs nothing yet. Kept activations take at most `max_memory` bytes on the model's device.
 
-        Args:
-            model: The model.
-            layout: Holds the sources.
-            registry: Says which hook points are in use.
-            max_batch_size: Sources per pass.
-            max_memory: Bytes that kept activations may take on the model's device.
-            progress_bar: Wraps a loop in a progress bar.
-            first: Numbers of the sources to run and keep; the others are run when a batch asks
-                for one of them. All by default.
+        The sources `first` are run and kept; the others are run when a batch asks for one of them.
         """
         self._model = model
         self._layout = layout

@@ -55,20 +55,10 @@ def mask_effects(
 
 
 def metric_effects(data: PreparedData, mask: Any, metrics: Sequence[Metric]) -> dict[str, Effects]:
-    """Effects of one mask by each of several metrics, from one pass.
+    """Effects of one mask by each of several metrics, from one pass, by name of metric.
 
-    Args:
-        data: The data set.
-        mask: Shape `component`, entries in [0, 1].
-        metrics: The metrics, in the direction of the data's own.
-
-    Returns:
-        Effects by name of metric, on the CPU; weighted as in `Engine.effects`.
-
-    Raises:
-        MaskError: As in `masks.check`.
-        MissingContinuationError: A metric needs a y that an example lacks.
-        NonFiniteMetricError: Names the examples.
+    The metrics have the direction of the data's own. Errors and weights are those of
+    `mask_effects`.
     """
     for metric in metrics:
         check_continuations(data.pairs, metric)
@@ -91,17 +81,6 @@ def stream_effects(data: PreparedData, mask: Any) -> Iterator[BatchEffects]:
 
     Between two batches the model is as it was and may be used otherwise, and the rest need not be
     asked for.
-
-    Args:
-        data: The data set.
-        mask: Shape `component`, entries in [0, 1].
-
-    Yields:
-        What was measured of each batch.
-
-    Raises:
-        MaskError: As in `masks.check`.
-        NonFiniteMetricError: Names the examples.
     """
     stack = _one(data, mask)
     for batch in data.batches_of(None, of_all_ranks=True):

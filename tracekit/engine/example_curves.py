@@ -38,13 +38,7 @@ class ExampleCurves:
         clean: ContinuationLogProbs,
         weights: Float[Tensor, " example"] | None,
     ) -> ExampleCurves | None:
-        """Those of a metric on examples; None where it has no linearization.
-
-        Args:
-            metric: The metric.
-            clean: Of the run that is started from.
-            weights: Of the examples; None: all alike.
-        """
+        """Curves of a metric on the examples of a clean run; None where it has no linearization."""
         if metric.linearization is None:
             return None
         clean = _mapped(clean, lambda values: values.cpu())

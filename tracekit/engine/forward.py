@@ -36,13 +36,7 @@ class ForwardPass:
         capabilities: Capabilities,
         mean: ContinuationMean,
     ) -> None:
-        """Runs nothing yet.
-
-        Args:
-            model: The model.
-            capabilities: Which optimisations it supports.
-            mean: Probability of a continuation of several tokens.
-        """
+        """Runs nothing yet."""
         self.device = device_of(model)
         self._model = model
         self._dtype = dtype_of(model)
@@ -61,12 +55,7 @@ class ForwardPass:
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations of a batch under hooks.
 
-        Args:
-            batch: The batch.
-            hooks: Forward hooks.
-            reads: What to work out beside the log-probabilities of x and y.
-            start: First block to run.
-            residual: What that block reads, one row per row of the batch; needed if `start` > 0.
+        With `start` > 0 blocks from that one on are run, on `residual`.
         """
         gather = partial(_gather, batch=batch)
         with self._only_blocks(start, None, residual):

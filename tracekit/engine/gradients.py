@@ -109,14 +109,7 @@ def predict_changes(
     example_weights: Effects | None = None,
     examples: Int[Tensor, " some"] | None = None,
 ) -> FirstOrderPrediction:
-    """The prediction at a set; see `Engine.predict_changes`.
-
-    Args:
-        data: The data set.
-        members: The set.
-        example_weights: What each example counts for in the mean, 1 by default.
-        examples: Numbers of the examples to predict on; all by default.
-    """
+    """The prediction at a set; see `Engine.predict_changes`. Example weights are 1 by default."""
     if data.metric.is_flat_at_clean and not members:
         return _halfway(data, examples)
     gains, gradient = torch.zeros(2, data.n_components, device=data.device)
@@ -138,16 +131,7 @@ def expand(
 ) -> Expansion:
     """The quantity that is about linear in the mask, and its slopes, one mask per example.
 
-    Args:
-        data: The data set.
-        masks: The mask of each of the examples.
-        examples: Their numbers, each once.
-
-    Returns:
-        Both on the CPU, in the order of `examples`.
-
-    Raises:
-        NotDifferentiableError: The metric has no gradient.
+    Both are on the CPU, in the order of `examples`, which has each number once.
     """
     _ = data.clean
     masks = to_device(masks.float(), data.device)
@@ -168,9 +152,6 @@ def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchP
 
     Between two batches the model is as it was, and the rest need not be asked for. A metric that is
     flat at the clean run has no gradient of single examples at the empty set.
-
-    Raises:
-        NotDifferentiableError: The metric has no gradient.
     """
     for batch in _changes_of(data, members, None):
         data.account.count(len(batch.examples), backward=True)

@@ -91,19 +91,14 @@ class Layout:
     ) -> Layout:
         """Works out rows and sources.
 
-        Args:
-            pairs: The data set.
-            positions: Where to intervene, unless spans say so.
-            spans: Spans that are told apart, which every pair has.
-            packed: Whether x and y share a row, which then needs an attention mask of its own.
-            shared: Whether examples with equal rows share one. The sources are the same in
-                either case.
-            long_rope_limit: Tokens beyond which the model reads positions otherwise, if any.
+        Components act at `positions`, or on `spans`, which every pair has. If `packed`, x and y
+        share a row, which then needs an attention mask of its own; if `shared`, examples with equal
+        rows share one, and the sources are the same in either case. Beyond `long_rope_limit` tokens
+        the model reads positions otherwise.
 
         Raises:
-            PairsError: A scope that is unknown, or an index outside a prompt.
-            PairsError: A pair has other spans.
-            PairsError: x and y of an example lie on both sides of the limit.
+            PairsError: An unknown scope, an index outside a prompt, other spans, or an example with
+                x and y on both sides of the limit.
         """
         limit = long_rope_limit or float("inf")
         _check_same_side(pairs, limit)

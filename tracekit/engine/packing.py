@@ -87,11 +87,7 @@ class PackedSequences:
         )
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Attention mask and position ids for the model, made on the device of the rows.
-
-        Args:
-            dtype: The model's.
-        """
+        """Attention mask and position ids for a model of this type, on the device of the rows."""
         if not self.needs_attention_mask:
             return {}
         device, width = self.branches.device, self.tokens.shape[1]

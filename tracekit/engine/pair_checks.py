@@ -13,13 +13,7 @@ from tracekit.models.hooked import HookedModel, model_name
 def check_pairs(
     pairs: PromptPairs, model: HookedModel, registry: ComponentRegistry, metric: Metric
 ) -> None:
-    """Refuses pairs that cannot be traced.
-
-    Raises:
-        MissingContinuationError: The metric needs a y that an example lacks.
-        PairsError: A token id outside the vocabulary, a sequence longer than the model's context,
-            no counterfactual, or one that does not suit the model or the components.
-    """
+    """Refuses pairs that cannot be traced."""
     check_continuations(pairs, metric)
     _check_exchange(pairs, registry)
     vocabulary = int(model.cfg.d_vocab)
@@ -54,12 +48,7 @@ def check_pairs(
 
 
 def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
-    """Refuses a metric that an example has no continuations for.
-
-    Raises:
-        MissingContinuationError: An example lacks a y.
-        PairsError: A token counts as x and as y.
-    """
+    """Refuses a metric that an example has no continuations for."""
     for number, pair in enumerate(pairs):
         if metric.needs_y and pair.y_ids is None:
             raise MissingContinuationError(

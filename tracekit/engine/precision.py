@@ -15,11 +15,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 def check_precision(precision: str) -> None:
-    """Refuses an unknown precision.
-
-    Raises:
-        ConfigError: It is none of `PRECISIONS`.
-    """
+    """Refuses an unknown precision."""
     if precision not in PRECISIONS:
         raise ConfigError(f"Unknown precision {precision!r}. Use one of {', '.join(PRECISIONS)}.")
 

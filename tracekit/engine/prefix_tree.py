@@ -45,13 +45,7 @@ class PrefixNode:
 def build_prefix_tree(
     sets: Sequence[ComponentSet], layer_of: Sequence[int], n_layers: int
 ) -> PrefixNode:
-    """The tree for some sets.
-
-    Args:
-        sets: Sets of flat indices.
-        layer_of: Layer of each component.
-        n_layers: Layers of the model.
-    """
+    """The tree for some sets, with `layer_of` each component of the model."""
     by_layer: list[dict[int, ComponentSet]] = []
     for members in sets:
         in_layers: dict[int, list[int]] = {}

@@ -126,12 +126,7 @@ class PreparedData:
         metric: Metric,
         config: EngineConfig,
     ) -> PreparedData:
-        """Lays the data set out; runs none of it yet.
-
-        Raises:
-            MissingContinuationError, PairsError: As in `pair_checks.check_pairs`.
-            WorkerError: Ranks that were given different things, or more ranks than examples.
-        """
+        """Lays the data set out; runs none of it yet. All ranks must give the same."""
         check_pairs(pairs, model, registry, metric)
         ranks = Ranks.joined()
         capabilities = config.capabilities or capabilities_of(model)
@@ -228,12 +223,7 @@ class PreparedData:
     def batches_of(
         self, examples: Int[Tensor, " example"] | None, *, of_all_ranks: bool = False
     ) -> Iterable[Batch]:
-        """Some examples, or all, in batches.
-
-        Args:
-            examples: Their numbers.
-            of_all_ranks: Whether to take all of them, not this rank's part.
-        """
+        """Some examples, or all, in batches; of this rank's part unless `of_all_ranks`."""
         numbers = examples if of_all_ranks else self.own(examples)
         return self.layout.batches(self.config.max_batch_size, device=self.device, examples=numbers)
 
@@ -265,12 +255,7 @@ class PreparedData:
     def clean_of(
         self, batch: Batch, reads: Sequence[Reading] | None = None
     ) -> ContinuationLogProbs:
-        """The clean log-probabilities of the examples of a batch.
-
-        Args:
-            batch: The batch.
-            reads: What is read of them; by default what the metric reads.
-        """
+        """The clean log-probabilities of a batch; by default what the metric reads."""
         reads = self.metric.reads if reads is None else reads
         return self.clean_run.of(batch, self._clean(reads), reads)
 
@@ -297,14 +282,8 @@ class PreparedData:
     ) -> Iterator[tuple[Batch, slice, ContinuationLogProbs]]:
         """Runs batches under each of a few masks, as many masks at once as a batch has room for.
 
-        Args:
-            masks: The masks.
-            batches: The batches; by default this rank's part of the data set.
-            reads: What is read; by default what the metric reads.
-
-        Yields:
-            The batch, which masks were run on it, and its log-probabilities under one after the
-            other.
+        By default it runs this rank's part of the data set, and reads what the metric reads. Yields
+        the batch, which masks were run on it, and its log-probabilities under one after the other.
         """
         for batch in self.batches if batches is None else batches:
             source = self.counterfactual_cache.activations_for(batch)
@@ -326,14 +305,8 @@ class PreparedData:
     ) -> ContinuationLogProbs:
         """Log-probabilities of a batch under each of a few masks, one after the other, in one pass.
 
-        Args:
-            batch: The batch.
-            source: Its counterfactual activations.
-            masks: The masks.
-            reads: What is read; by default what the metric reads.
-            layers: Layers that get hooks; all by default.
-            start: First block to run.
-            residual: What it reads: the rows of the batch for each mask in turn.
+        With `start` > 0 blocks from that one on are run, on `residual`: the rows of the batch for
+        each mask in turn. Only `layers` get hooks; all by default.
         """
         return self.forward_pass.log_probs(
             batch.repeat(len(masks)),
@@ -350,14 +323,7 @@ class PreparedData:
         mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
         layers: Container[int] | None = None,
     ) -> list[Hook]:
-        """Hooks that apply masks to a batch; see `MaskedPatch.hooks`.
-
-        Args:
-            batch: The batch.
-            source: Its counterfactual activations.
-            mask: As in `MaskedPatch.hooks`.
-            layers: Layers that get hooks; all by default.
-        """
+        """Hooks that apply masks to a batch, in `layers` or in all; see `MaskedPatch.hooks`."""
         sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
         names = dict.fromkeys(name for site in sites for name in site.hook_names)
         patch = MaskedPatch(
@@ -376,13 +342,7 @@ class PreparedData:
         *,
         clean: ContinuationLogProbs | None = None,
     ) -> Float[Tensor, "set example"]:
-        """Effects by the metric from what `log_probs` gave for a batch, times example weights.
-
-        Args:
-            batch: The batch.
-            log_probs: Of one or several masks, one after the other.
-            clean: The clean log-probabilities of the batch, if they are at hand.
-        """
+        """Effects by the metric of one or several masks on a batch, times example weights."""
         n = len(batch.examples)
         clean = self.clean_of(batch) if clean is None else clean
         effects = self.metric(repeated(clean, len(log_probs.x) // n), log_probs)
@@ -399,15 +359,7 @@ class PreparedData:
     # ---- refusals -------------------------------------------------------------------------
 
     def check_finite(self, effects: Effects, metric: Metric | None = None) -> None:
-        """Refuses effects that are not finite, or whose mean is not.
-
-        Args:
-            effects: One per example.
-            metric: What they are of; by default the metric.
-
-        Raises:
-            NonFiniteMetricError: Names the examples.
-        """
+        """Refuses effects that are not finite, or whose mean is not; names the examples."""
         named = metric or self.metric
         check_finite(effects, named, lambda number: self.pairs[number].describe())
         if not torch.isfinite(effects.mean()):
@@ -417,11 +369,7 @@ class PreparedData:
             )
 
     def require_gradient(self, values: Tensor) -> None:
-        """Refuses values through which no gradient reaches the mask.
-
-        Raises:
-            NotDifferentiableError: The metric has none.
-        """
+        """Refuses values through which no gradient reaches the mask."""
         if not values.requires_grad:
             raise NotDifferentiableError(
                 f"No gradient reaches the mask through the metric {self.metric.name!r}. "

@@ -42,12 +42,7 @@ def set_effects(
 ) -> Float[Tensor, "set example"]:
     """Effects of each set on every example, or on some; see `Engine.set_effects`.
 
-    Args:
-        data: The data set.
-        sets: Sets of flat indices.
-        label: Names the progress bar.
-        examples: Numbers of the examples to measure on; all by default.
-        record: Is told what was measured on all examples, after Ctrl-C too.
+    `record` is told what was measured on all examples, after Ctrl-C too.
     """
     own, batches = _own_part(data, sets, examples)
     own_sets = [sets[number] for number in own]
@@ -123,9 +118,7 @@ class _Descent:
     def run(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:
         """Fills in the effects of all sets below some nodes of one block.
 
-        Args:
-            nodes: The nodes.
-            residual: What enters the block: the rows of the batch for each node in turn.
+        `residual` is the input of the block: the rows of the batch for each node in turn.
         """
         self._run_leaves(nodes, residual)
         by_layer: dict[int, list[tuple[int, PrefixNode]]] = {}

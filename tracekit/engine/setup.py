@@ -336,12 +336,9 @@ class BoundSetup:
         metric: str | Metric | MetricFunction | None = None,
         direction: Direction | None = None,
     ) -> Engine:
-        """The engine of pairs, as a user gives them.
+        """The engine of pairs, as a user gives them; the setup's spans and source are applied.
 
-        Args:
-            pairs: The pairs; they get the spans and the source of the setup.
-            metric: By which effects are measured; None: that of the setup.
-            direction: `noising` or `denoising`; None: that of the setup.
+        Metric and direction are by default those of the setup.
 
         Raises:
             PairsError: Denoising from a source that is no run of the model.
@@ -361,11 +358,7 @@ class BoundSetup:
         return Engine(self.model, prepared, self.registry, resolved, self.config)
 
     def metrics(self, given: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
-        """Further metrics, in the direction of the setup.
-
-        Raises:
-            ConfigError: No list, or one that names a metric twice.
-        """
+        """Further metrics, in the direction of the setup; refuses one that is named twice."""
         if isinstance(given, (str, Metric)):
             raise ConfigError(
                 f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."

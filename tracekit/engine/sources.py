@@ -126,11 +126,7 @@ def name_of(source: Source | str) -> str:
 
 
 def source_of_name(name: str) -> Source:
-    """The source that results call by a name, e.g. `zero` or `noise on subject times 2.5`.
-
-    Raises:
-        SourceError: There is none, or it takes more than its name.
-    """
+    """The source that results call by a name, e.g. `zero` or `noise on subject times 2.5`."""
     if name in get_args(SourceName):
         return cast(SourceName, name)
     noise = re.fullmatch(r"noise(?: on (?P<spans>.+?))?(?: times (?P<factor>[\d.e+-]+))?", name)
@@ -165,14 +161,8 @@ def resolve_source(
 ) -> ToPairs:
     """A function that gives pairs the counterfactuals of a source.
 
-    Args:
-        source: The source, or its name as in `source_of_name`.
-        model: The model.
-        pairs: The data set; `mean` is taken over its prompts.
-        registry: The components; only their hook points get values.
-        positions: Where is intervened.
-        seed: Draws noise and other examples.
-        max_batch_size: Prompts per pass.
+    `mean` is taken over the prompts of `pairs`; only hook points of `registry` get values. The seed
+    draws noise and other examples.
 
     Raises:
         SourceError: An unknown source, or one that does not suit the data or the components.

@@ -27,16 +27,7 @@ _MARK = "\n// ---- this page\n"
 
 
 def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str, Any]:
-    """All that does not change: components, examples, the front.
-
-    Args:
-        exploration: The exploration.
-        source: Where the values come from that are put in.
-        front_name: What the sets to move along are.
-
-    Raises:
-        ComponentError: More components than can be shown.
-    """
+    """All that does not change: components, examples, and the front, with its name."""
     engine = exploration.engine
     registry, pairs, n = engine.registry, engine.pairs, engine.n_components
     if n > MOST_COMPONENTS:
@@ -168,12 +159,7 @@ def page_parts(title: str) -> list[str]:
 
 
 def page(exploration: Exploration, setup: dict[str, Any]) -> str:
-    """A page that shows everything measured so far, and needs no kernel and no network.
-
-    Args:
-        exploration: The exploration.
-        setup: What `setup_of` gave.
-    """
+    """A page that shows everything measured so far, and needs no kernel and no network."""
     parts = page_parts(setup["title"])
     table = table_of(exploration)
     for name in ("effects", "gains"):

@@ -430,11 +430,7 @@ def set_key(members: ComponentSet) -> str:
 
 
 def members_of_key(key: str) -> ComponentSet:
-    """The set of a key that `set_key` made.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """The set of a key that `set_key` made; raises ValueError for any other key."""
     members: list[int] = []
     for run in filter(None, key.split(",")):
         low, _, high = run.partition("-")

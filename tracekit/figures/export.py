@@ -195,11 +195,7 @@ def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
 
 
 def _draw(document: Mapping[str, Any]) -> str | None:
-    """Draws images in another process; what went wrong, if anything did.
-
-    Args:
-        document: As `browser_process.py` reads it.
-    """
+    """Draws images in another process; returns what went wrong, if anything did."""
     seconds = _TO_START + _PER_IMAGE * len(document["paths"])
     for _ in range(_TRIES):
         with suppress(subprocess.TimeoutExpired):

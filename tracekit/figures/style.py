@@ -69,10 +69,7 @@ def styles(labels: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     """Colour, marker and dash of each line.
 
     Methods have those of `STYLES`. Other lines get spare ones, which differ from those in use in
-    colour or marker as far as possible.
-
-    Args:
-        labels: Names of the lines; repetitions count once.
+    colour or marker as far as possible. Repeated labels count once.
     """
     labels = list(dict.fromkeys(labels))
     taken = {STYLES[label][:2] for label in labels if label in STYLES}
@@ -92,13 +89,7 @@ def plain(text: str) -> str:
 
 
 def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
-    """The bar beside a map that says which colour a value has.
-
-    Args:
-        title: Above the bar.
-        note: Below its title.
-        **more: Further entries, as plotly takes them.
-    """
+    """The bar beside a map that says which colour a value has, with a note below its title."""
     return {
         "title": {"text": f"{title}<br>{note or ' '}", "side": "top", "font": {"size": TICK_SIZE}},
         "tickfont": {"size": TICK_SIZE},
@@ -111,14 +102,7 @@ def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
 def error_bars(
     values: Iterable[float], low: Iterable[float], high: Iterable[float], **more: Any
 ) -> dict[str, Any]:
-    """Bars from values to the ends of their intervals.
-
-    Args:
-        values: The middle of each.
-        low: Low end of each.
-        high: High end of each.
-        **more: Further entries, as plotly takes them.
-    """
+    """Bars from values to the ends of their intervals; `more` is passed to plotly."""
     middle = list(values)
     return {
         "array": [top - value for top, value in zip(high, middle, strict=True)],
@@ -173,14 +157,7 @@ def add_margins(
 
 
 def finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
-    """Sets frame, title and size of a figure, and returns it.
-
-    Args:
-        figure: Changed in place.
-        title: Above the figure.
-        subtitle: Below the title.
-        height: Of the figure without its legend, in pixels.
-    """
+    """Sets frame, title and size of a figure, and returns it; in pixels, without its legend."""
     figure.update_xaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     figure.update_yaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     # Tick labels of large numbers push the title outwards.
@@ -200,12 +177,8 @@ def finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT
 def add_legend(figure: go.Figure, plot: tuple[float, float], texts: float = 1.0) -> float:
     """Puts the legend below the axis title; returns the margin that axis and legend need.
 
-    Left to itself, plotly lets a legend of several rows grow upwards, over the axis.
-
-    Args:
-        figure: Changed in place.
-        plot: Width and height of the plot, in pixels.
-        texts: Size of texts, over that on the screen.
+    Left to itself, plotly lets a legend of several rows grow upwards, over the axis. `plot` is its
+    width and height in pixels, `texts` the size of texts over that on the screen.
     """
     drawn: list[Any] = list(figure.data)
     shown = [trace for trace in drawn if trace.name and trace.showlegend is not False]

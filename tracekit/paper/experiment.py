@@ -135,19 +135,10 @@ def trace_job(
     budgets: Sequence[int | float],
     **changes: Any,
 ) -> Job:
-    """A search with the paper's options.
+    """A search with the paper's options; `components` are kinds joined by `+`.
 
-    On facts the metric is the ratio of probabilities, as in the published numbers.
-
-    Args:
-        setting: Gives seed, limit, dtype, draws and options of the data set.
-        model: Its title goes into the job.
-        dataset: Name of the data set.
-        components: Kind of component, or several joined by `+`.
-        method: Name of the search method.
-        budgets: Counts (int) or shares (float).
-        **changes: Fields of `Job` that differ. `options` and `data_options` are added to the
-            paper's.
+    On facts the metric is the ratio of probabilities, as in the published numbers. `changes` are
+    fields of `Job` that differ; `options` and `data_options` among them are added to the paper's.
     """
     options: dict[str, Any] = {}
     if method in ("pgb-ct", "dcm") and dataset in _EPOCHS:
@@ -180,13 +171,10 @@ def trace_job(
 def data_options(
     setting: Setting, model: ModelAt, dataset: str, further: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Options of a data set.
+    """Options of a data set: the published code's, the experiment's (`further`), the setting's.
 
-    Args:
-        setting: Its options come last; those that the data set lacks are left out.
-        model: The paper's Llamas read a beginning-of-sequence token first.
-        dataset: Name of the data set; the options of the published code come first.
-        further: The experiment's own options.
+    Options of the setting that the data set lacks are left out. The paper's Llamas read a
+    beginning-of-sequence token first.
     """
     allowed = describe(dataset).options
     requested = {name: value for name, value in setting.data_options.items() if name in allowed}
@@ -218,10 +206,8 @@ def on_all_examples(runs: Sequence[Run]) -> list[Run]:
 def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = None) -> Any:
     """A pandas DataFrame with a row per model, data set, method and budget.
 
-    Args:
-        setting: Says which models are the paper's.
-        runs: Searches, with and without held-out examples.
-        table: The paper's table whose effects stand beside ours: `heads`, `neurons` or `facts`.
+    The runs are searches, with and without held-out examples. Beside their effects stand those of a
+    table of the paper: `heads`, `neurons` or `facts`.
     """
     import pandas as pd
 
@@ -261,11 +247,7 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
 
 
 def _held_out_columns(result: TraceResult | None) -> dict[str, float | None]:
-    """Effects of a set that was selected without the held-out examples.
-
-    Args:
-        result: Of the run that held examples out. None: there is no such run.
-    """
+    """Effects of a set that was selected without the held-out examples, if there is one."""
     if result is None:
         return dict.fromkeys(("chosen_without", "held_out", "held_out_low", "held_out_high"))
     low, high = result.held_out_interval or (None, None)
@@ -293,13 +275,7 @@ def _with_published(setting: Setting, frame: Any, table: str) -> Any:
 
 
 def notes_on_sameness(setting: Setting, frame: Any, *, has_heads: bool = False) -> list[str]:
-    """Sentences on why the numbers are, or are not, a reproduction.
-
-    Args:
-        setting: The setting of the runs.
-        frame: As from `effects_frame`.
-        has_heads: Whether the components are heads.
-    """
+    """Sentences on why the numbers are, or are not, a reproduction."""
     notes = []
     if setting.limit is not None:
         notes.append(f"Only the first {setting.limit} examples of each data set were used.")

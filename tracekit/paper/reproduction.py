@@ -84,15 +84,9 @@ def plan(experiments: Sequence[Experiment], setting: Setting) -> list[Job]:
 def environment_of(
     experiments: Sequence[Experiment], setting: Setting, **options: object
 ) -> RunEnvironment:
-    """The environment with the models of several experiments.
+    """The environment with the models of several experiments, or those of the setting.
 
-    Args:
-        experiments: The experiments.
-        setting: May name other models.
-        **options: The other fields of `RunEnvironment`.
-
-    Raises:
-        ConfigError: Two models have the same name.
+    `options` are the other fields of `RunEnvironment`.
     """
     by_title: dict[str, ModelAt] = {}
     for experiment in experiments:

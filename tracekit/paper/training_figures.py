@@ -185,10 +185,8 @@ def _epochs_table(frame: Any) -> Table:
 def _over_epochs(frame: Any, series: str, case_columns: list[str]) -> dict[str, Any]:
     """Figures of share selected and binary violation over epochs, by name.
 
-    Args:
-        frame: As from `_epochs`.
-        series: Column that names the lines.
-        case_columns: Columns with a figure for each of their values.
+    The frame is that of `_epochs`: `series` names the lines, and each value of the case columns has
+    a figure.
     """
     figures_by_name = {}
     for keys, part in frame.groupby(case_columns, sort=False):

@@ -58,12 +58,7 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """An HTML page that holds all it needs; all texts are escaped.
-
-    Args:
-        title: Of the page.
-        sections: From top to bottom.
-    """
+    """An HTML page that holds all it needs; all texts are escaped."""
     body = "\n".join(_section(section, number) for number, section in enumerate(sections))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

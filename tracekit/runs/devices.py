@@ -23,15 +23,8 @@ def own_device(device: str | None, loading: Mapping[str, Any]) -> str | None:
     """A device for this thread that no other worker of this machine has, if there are enough.
 
     The workers are those of all sweeps of the same user. With more workers than devices, devices
-    are shared evenly.
-
-    Args:
-        device: As in `load_model`. One with a number, e.g. `cuda:1`, is kept.
-        loading: Further options of `load_model`; those that spread a model over devices leave
-            every device to it.
-
-    Returns:
-        E.g. `cuda:1`; what was given where there is nothing to choose.
+    are shared evenly. A device with a number, e.g. `cuda:1`, is kept; options of `load_model` that
+    spread a model over devices leave every device to it.
     """
     if device not in (None, "cuda") or {"device_map", "n_devices"} & set(loading):
         return device

@@ -50,11 +50,8 @@ def do_all(
         The run or failure of each different job, grouped by model.
 
     Raises:
-        WorkerError: A process was killed, and the executor with it.
-        ConfigError, WorkerError, MissingExtraError: As `workers_of`; or the
-            executor is gone.
-        WorkerError: A worker does not see the folder of the store.
-        WorkerError: A worker has other versions than this process.
+        ConfigError, MissingExtraError: As `workers_of`.
+        WorkerError: A worker was killed or is gone, or has another store or other versions.
     """
     unique = list({job.identity: job for job in jobs}.values())
     models = list(dict.fromkeys(job.model for job in unique))

@@ -60,11 +60,7 @@ class Workers(ABC):
 
     @abstractmethod
     def capacity(self) -> int:
-        """How many tasks can run at a time, now; at least 1.
-
-        Raises:
-            WorkerError: There has been no worker for too long.
-        """
+        """How many tasks can run at a time, now; at least 1."""
 
     @abstractmethod
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
@@ -364,11 +360,6 @@ def workers_of(
         jobs: Number of processes, or of tasks at a time. None: what the executor has.
         options: Parameters of a submitit executor that an address stands for.
         folder: Shared folder for files of the executor.
-
-    Raises:
-        ConfigError: It is none of these, or there are options that it does not take.
-        WorkerError: It cannot be reached.
-        MissingExtraError: Its package is not installed.
     """
     home = type(executor).__module__.partition(".")[0]
     if options and not (isinstance(executor, str) and executor.startswith(_SUBMITIT)):

@@ -204,14 +204,10 @@ class Grid:
 
 
 def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
-    """Every so many-th job, for one of several processes that share a store.
+    """The jobs of one of several processes that share a store, e.g. `3/16`; None: all jobs.
 
-    Args:
-        jobs: All jobs, in an order that is the same in every process.
-        part: `3/16`: the third job, the nineteenth and so on. None: all jobs.
-
-    Raises:
-        ConfigError: It is not of that form.
+    The order of all jobs must be the same in every process; part 3/16 has the third job, the
+    nineteenth and so on.
     """
     if part is None:
         return list(jobs)

@@ -151,11 +151,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def read_run_folder(folder: Path) -> Run:
-    """Reads a finished run, and all of its results.
-
-    Raises:
-        ResultNotFoundError, ResultFormatError: As in `TraceCurve.load`.
-    """
+    """Reads a finished run, and all of its results."""
     info = read_document(folder, _INFO)
     try:
         run = Run(Job.from_spec(info["job"]), folder)

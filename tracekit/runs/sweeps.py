@@ -260,11 +260,7 @@ def sweep(
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Makes a folder, and removes it again where the block fails and leaves it empty.
-
-    Raises:
-        OutputError: It cannot be made.
-    """
+    """Makes a folder, and removes it again where the block fails and leaves it empty."""
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -284,11 +280,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _in_use(folder: Path, part: str | None) -> Iterator[None]:
-    """Within the block, no other sweep works in a folder, but other parts may.
-
-    Raises:
-        OutputError: Another one does.
-    """
+    """Within the block, no other sweep works in a folder, but other parts may."""
     whole = folder / _LOCK
     with ExitStack() as held:
         try:

@@ -85,11 +85,7 @@ class Worker:
         self._pairs.clear()
 
     def do(self, job: Job) -> Run:
-        """Reads the run of a job from the store, or runs the job and saves it there.
-
-        Raises:
-            TracekitError: The model or the data cannot be loaded, or the run fails.
-        """
+        """Reads the run of a job from the store, or runs the job and saves it there."""
         model, weights = self._load(job)
         pairs = self._load_pairs(job, model, job.data_options)
         config = configuration(job, weights, pairs.fingerprint)
@@ -279,13 +275,10 @@ class WorkerReport:
 
 
 def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
-    """Runs the jobs of a task; called by executors, in their workers.
+    """Runs the jobs of a packed `Task`; called by executors, in their workers.
 
-    Every run is in the store as soon as it is finished.
-
-    Args:
-        versions: What the worker must have: `decisive_versions` of the process that sends the task.
-        packed: As from `Task.packed`.
+    Every run is in the store as soon as it is finished. The worker must have the decisive versions
+    of the process that sends the task.
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:

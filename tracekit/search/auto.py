@@ -42,13 +42,7 @@ _BEHIND = 0.5
 
 
 def sizes_alone(n_components: int, first: int, last: int) -> Sequence[int]:
-    """Sizes at which a front measures components ranked alone: all of them, if they are few.
-
-    Args:
-        n_components: Number of components.
-        first: The smallest size.
-        last: The largest one.
-    """
+    """Sizes at which a front measures components ranked alone: all of them, if they are few."""
     if n_components <= MOST_ALONE:
         return range(first, last + 1)
     return log_spaced_sizes(first, last, _SIZES_OF_MANY)
@@ -77,11 +71,7 @@ class Auto:
         return [self.first, self.second]
 
     def check(self, n_examples: int) -> None:
-        """Refuses data that cannot be halved.
-
-        Raises:
-            ConfigError: There are too few examples.
-        """
+        """Refuses data that cannot be halved."""
         if n_examples < FEWEST_EXAMPLES:
             raise ConfigError(
                 f"objective='auto' searches halves of the examples, and there are {n_examples}. "
@@ -89,11 +79,7 @@ class Auto:
             )
 
     def check_goal(self, goal: Goal) -> None:
-        """Refuses a goal whose sets have no sizes to compare at.
-
-        Raises:
-            BudgetError: It has no budgets.
-        """
+        """Refuses a goal whose sets have no sizes to compare at."""
         if not goal.budgets:
             raise BudgetError(
                 "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
@@ -135,20 +121,12 @@ class Auto:
         largest: int,
         seed: int,
     ) -> tuple[dict[int, Selection], CrossFit]:
-        """The sets of a front: the joint search's, or those ranked alone where these hold better.
+        """The sets of a front, by size: of the joint search, or ranked alone if these hold better.
 
         There the front has sets of sizes, too, at which the joint search found none with a larger
-        mean: for fresh examples, a component that does something alone is worth having.
-
-        Args:
-            engine: The data set.
-            joint: The sets of the joint search, by size.
-            sizes: Sizes among them that the searches are compared at, ascending.
-            largest: Size at which the front ends.
-            seed: Draws the halves; the seed of the searches.
-
-        Returns:
-            The sets, by size, and what chose.
+        mean: for fresh examples, a component that does something alone is worth having. The
+        searches are compared at `sizes`, ascending; the front ends at `largest`; the seed draws the
+        halves.
         """
         between = sizes_alone(engine.n_components, min(joint), largest)
         goal = Goal(budgets=tuple(sorted({*sizes, *between})))
@@ -178,10 +156,6 @@ def _is_taken(alone: Selection, joint: Selection | None) -> bool:
     """Whether a front has a set of components ranked alone, where these hold better.
 
     Where the joint search has no set of its size, all its components have to do something alone.
-
-    Args:
-        alone: The set.
-        joint: The joint search's set of the same size.
     """
     if joint is not None:
         return not only_first_raises(joint.effects.mean(), alone.effects.mean())
@@ -265,14 +239,11 @@ def cross_fit(
 
     Args:
         engine: The data set, with at least `FEWEST_EXAMPLES` examples.
-        searches: What selects.
+        searches: The search methods.
         sizes: Largest numbers of components, ascending.
         seed: Draws the halves; the seed of the searches.
-        searched: The engine that is searched, where that is another one (see `targets.py`).
+        searched: The target of the searches, where that is another one (see `targets.py`).
         on_all: Effects of the sets that the searches select on all examples; needed to choose.
-
-    Raises:
-        NothingFoundError: A limit was reached before any set was measured.
     """
     n = engine.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()

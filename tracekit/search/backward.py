@@ -23,15 +23,7 @@ _ROUNDS = 2
 
 
 def backward_elimination(engine: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
-    """A set of each size, found from all components downwards by gradients and exchanges.
-
-    Args:
-        engine: What is maximised.
-        sizes: Numbers of components wanted, of 1 to all.
-
-    Raises:
-        NotDifferentiableError: The metric has no gradient.
-    """
+    """A set of each size, found from all components downwards by gradients and exchanges."""
 
     def gains(members: ComponentSet) -> Mask:
         return engine.predict_changes(members).gains.nan_to_num()
@@ -46,13 +38,7 @@ def backward_elimination(engine: Target, sizes: Sequence[int]) -> dict[int, Comp
 def reduced(
     members: ComponentSet, size: int, gains: Callable[[ComponentSet], Mask]
 ) -> ComponentSet:
-    """A set without those of its components that are missed least, a fifth of them at a time.
-
-    Args:
-        members: The set.
-        size: Components that stay.
-        gains: Predicted value of having each component in a set.
-    """
+    """The `size` components of a set with the largest gains; a fifth of it leaves at a time."""
     while len(members) > size:
         n_kept, values = max(size, int(_KEPT * len(members))), gains(members)
         members = tuple(sorted(sorted(members, key=lambda i: -values[i].item())[:n_kept]))

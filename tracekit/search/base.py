@@ -183,11 +183,7 @@ def _is_finite(value: object) -> bool:
 
 
 def require_gradient(metric: Metric, method: str) -> None:
-    """Refuses a metric without a gradient.
-
-    Raises:
-        NotDifferentiableError: It has none.
-    """
+    """Refuses a metric without a gradient."""
     if not metric.differentiable:
         raise NotDifferentiableError(
             f"The metric {metric.name!r} has no gradient for {method} to follow. "
@@ -197,11 +193,7 @@ def require_gradient(metric: Metric, method: str) -> None:
 
 
 def require_finite_gradient(gradient: Tensor, metric: Metric) -> None:
-    """Refuses a gradient that is not finite.
-
-    Raises:
-        NonFiniteMetricError: It is not.
-    """
+    """Refuses a gradient that is not finite."""
     if not torch.isfinite(gradient).all():
         raise NonFiniteMetricError(
             f"The gradient of the metric {metric.name!r} is not finite. "
@@ -210,11 +202,7 @@ def require_finite_gradient(gradient: Tensor, metric: Metric) -> None:
 
 
 def as_count(budget: int | float, n_components: int) -> int:
-    """A budget as a number of components.
-
-    Raises:
-        BudgetError: Below one component or above all of them.
-    """
+    """A budget as a number of components, from one to all."""
     if not _is_finite(budget):
         raise BudgetError(
             f"A budget of {budget!r} is no number of components. "
@@ -263,16 +251,8 @@ def smallest_size(
     """Looks for the smallest size that reaches a target, in about 2 log2(N) tries.
 
     Sizes are doubled until one reaches the target, then halved in between. Effects need not grow
-    with the size, so a smaller size than the returned one may reach it too.
-
-    Args:
-        n_components: Largest size.
-        try_size: Measures at a size.
-        reaches: Whether a measurement reaches the target.
-
-    Returns:
-        The measurement at that size, None if no doubled size reaches the target; and all
-        measurements, by size.
+    with the size, so a smaller size than the returned one may reach it too. Returns the measurement
+    at that size, None if no doubled size reaches the target; and all measurements, by size.
     """
     tried: dict[int, _T] = {}
     below, size = 0, 0
@@ -305,12 +285,7 @@ def _bisect(
 
 
 def best_within(selections: Sequence[Selection], budget: int) -> Selection:
-    """The selection of at most so many components with the largest effect, as that budget's.
-
-    Args:
-        selections: Some of which are within it.
-        budget: Number of components.
-    """
+    """The selection of at most so many components with the largest effect, as that budget's."""
     fitting = [each for each in selections if int(each.mask.sum()) <= budget]
     best = max(fitting, key=lambda each: each.effects.mean().item())
     return replace(best, budget=budget)
@@ -322,13 +297,7 @@ def tries_of_sizes(n_components: int) -> int:
 
 
 def planned_for(search: Search, n_components: int, goal: Goal) -> Planned | None:
-    """What a search will take; None if it does not say.
-
-    Args:
-        search: The search.
-        n_components: Number of components.
-        goal: What is asked for.
-    """
+    """Passes that a search will take; None if it does not say."""
     planned = getattr(search, "planned", None)
     return None if planned is None else planned(n_components, goal)
 

@@ -50,13 +50,7 @@ class Checkpoint:
     def __init__(self, path: Path, engine: Target, config: Mapping[str, Any]) -> None:
         """Tries whether the file can be written; reads nothing yet.
 
-        Args:
-            path: The file.
-            engine: What is measured.
-            config: What must be the same for the file to be of use, beside model and data.
-
-        Raises:
-            ResultFormatError: The file cannot be written.
+        Model, data and `config` must be the same for the file to be of use.
         """
         self._path = path
         self._engine = engine
@@ -67,11 +61,7 @@ class Checkpoint:
 
     @contextmanager
     def in_use(self) -> Iterator[Checkpoint]:
-        """Keeps other searches, of this and of other processes, off the file.
-
-        Raises:
-            ResultFormatError: Another search uses it.
-        """
+        """Keeps other searches, of this and of other processes, off the file."""
         with ExitStack() as lock:
             self._engine.ranks.decide(lambda: self._enter(lock))
             yield self
@@ -127,11 +117,7 @@ class Checkpoint:
             )
 
     def load(self) -> Measured:
-        """Reads the file.
-
-        Raises:
-            ResultFormatError: It cannot be read, or belongs to another search, model or data set.
-        """
+        """Reads the file; refuses one of another search, model or data set."""
         from safetensors import SafetensorError, safe_open
 
         unreadable = ResultFormatError(

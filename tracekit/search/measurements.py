@@ -56,16 +56,9 @@ class Measurements:
     ) -> None:
         """Starts empty, or with what the checkpoint holds.
 
-        Args:
-            engine: Measures.
-            passes: Passes over the data at most, forward and backward alike.
-            seconds: Wall time at most.
-            is_for_mean: Whether `passes` is a number for the mean effect. Where an objective or a
-                constraint makes gradients dearer, there are more passes in proportion.
-            checkpoint: Written every minute, and by `save`.
-
-        Raises:
-            ResultFormatError: The checkpoint belongs to another search, model or data set.
+        `passes` counts passes over the data, forward and backward alike. If `is_for_mean`, it is a
+        number for the mean effect: where an objective or a constraint makes gradients dearer, there
+        are more passes in proportion. The checkpoint is written every minute, and by `save`.
         """
         self.engine = engine
         self.spent = Cost()
@@ -94,11 +87,7 @@ class Measurements:
         return (SET, members) in self._asked
 
     def measure(self, sets: Iterable[ComponentSet], label: str) -> None:
-        """Measures the sets that are new.
-
-        Raises:
-            LimitReachedError: Not all could be; those that could are known.
-        """
+        """Measures the sets that are new; at a limit keeps those that it could measure."""
         new = [members for members in dict.fromkeys(sets) if not self.is_known(members)]
         # Measured together, sets share more; but the clock and the checkpoint want their turn.
         is_timed = self._seconds < float("inf") or self._checkpoint is not None
@@ -115,12 +104,7 @@ class Measurements:
             new = new[len(part) :]
 
     def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
-        """First-order prediction of what changing single components of a set would bring.
-
-        Raises:
-            LimitReachedError: There is no room for it.
-            NonFiniteMetricError: The gradient is not finite.
-        """
+        """First-order prediction of the change from adding or removing single components."""
 
         def compute() -> FirstOrderPrediction:
             prediction = self.engine.predict_changes(members)
@@ -131,12 +115,7 @@ class Measurements:
         return self._gradient(self._kept.predictions, members, compute)
 
     def soft_gradient(self, share: float) -> Mask:
-        """Gradient of the mean effect at the soft mask whose entries all equal a share.
-
-        Raises:
-            LimitReachedError: There is no room for it.
-            NonFiniteMetricError: It is not finite.
-        """
+        """Gradient of the mean effect at the soft mask whose entries all equal a share."""
 
         def compute() -> Mask:
             mask = torch.full((self.engine.n_components,), share)
@@ -176,11 +155,7 @@ class Measurements:
         return int(left / prices[kind].forward_equivalents + 1e-9)
 
     def _n_allowed(self, kind: str) -> int:
-        """How many measurements of a kind the limits allow.
-
-        Raises:
-            LimitReachedError: Not even one.
-        """
+        """How many measurements of a kind the limits allow; raises where there is not even one."""
         is_timed, ranks = self._seconds < float("inf"), self.engine.ranks
         is_late = lambda: time.monotonic() - self._start > self._seconds  # noqa: E731
         if is_timed and ranks.decide(is_late):

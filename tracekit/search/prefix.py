@@ -24,11 +24,7 @@ _SCANNED = 512
 
 
 def best_prefixes(engine: Target, goal: Goal, component_scores: Mask) -> list[Selection]:
-    """Answers a goal with the first components of a ranking.
-
-    Raises:
-        TargetNotReachedError: No size that was tried reaches the target.
-    """
+    """Answers a goal with the first components of a ranking."""
     order = ranking(component_scores)
     if goal.target is not None:
         prefix = smallest_prefix(engine, order, goal.target)
@@ -62,14 +58,7 @@ def best_prefixes(engine: Target, goal: Goal, component_scores: Mask) -> list[Se
 def planned_prefixes(
     n_components: int, goal: Goal, ranking_cost: Cost, *, is_exact: bool
 ) -> Planned:
-    """What ranking components and `best_prefixes` take.
-
-    Args:
-        n_components: Number of components.
-        goal: What is asked for.
-        ranking_cost: Of the ranking.
-        is_exact: Whether that is exact.
-    """
+    """Passes of ranking components, exact or not, and of `best_prefixes`."""
     if goal.target is None:
         return Planned(cost=ranking_cost + Cost(len(goal.budgets)), is_exact=is_exact)
     return Planned(cost=ranking_cost + Cost(most_prefixes(n_components)))
@@ -88,16 +77,8 @@ def smallest_prefix(
     """The smallest prefix of a ranking whose mean effect reaches a target.
 
     Sizes are doubled and halved; if no doubled size reaches the target and there are few
-    components, every prefix is measured. A smaller prefix than the returned one may exist.
-
-    Args:
-        engine: Measures the prefixes.
-        order: All components, the first to be selected first.
-        target: Mean effect to reach.
-        largest_seen: Largest mean effect of the sets measured before, for the error's message.
-
-    Raises:
-        TargetNotReachedError: No size that was tried reaches it.
+    components, every prefix is measured. A smaller prefix than the returned one may exist. The
+    error names the largest mean effect, `largest_seen` among those measured before.
     """
 
     def measure(size: int) -> Selection:

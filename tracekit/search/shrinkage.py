@@ -38,13 +38,8 @@ _WIDEST = 30.0
 def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]) -> Mask:
     """Mean effects of single components, shrunken to what all have in common.
 
-    Args:
-        engine: The data set, with its metric.
-        effects: Of every component alone, as the engine measures them.
-
-    Returns:
-        Shrunken mean effects. They are the mean effects where that of an example hangs on the other
-        examples: with a constraint, and with objectives other than `mean` and `log-odds`.
+    They are the mean effects where the effect on an example depends on the other examples: with a
+    constraint, and with objectives other than `mean` and `log-odds`.
     """
     if not isinstance(engine, Engine):
         return effects.mean(1)
@@ -62,10 +57,7 @@ def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]
 def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component example"]) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    Args:
-        engine: The data set, with its metric.
-        slopes: What each component changes of the quantity of the metric's linearization on each
-            example, to first order (see `engine.gradients.expand`).
+    The slopes are of the quantity of the metric's linearization (see `engine.gradients.expand`).
     """
     data = engine.data
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
@@ -81,9 +73,7 @@ def shrunken_means(
 ) -> Float[Tensor, " component"]:
     """Mean changes, shrunken to the ratio to their root mean square that all have in common.
 
-    Args:
-        changes: That each component makes on each example.
-        weights: What an example counts for; 1 on average.
+    Weights are 1 on average.
     """
     means = _weighted_means(changes, weights)
     sizes = _weighted_means(changes.square(), weights).sqrt()

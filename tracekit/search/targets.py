@@ -81,9 +81,7 @@ class Constraint:
 def nothing_within(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
     """The error for a search that found no set within the bounds.
 
-    Args:
-        constraint: The bounds.
-        effect: What the least bad set does to the constrained metric, if that was measured.
+    `effect` is that of the least bad set on the constrained metric, if that was measured.
     """
     best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
     return NothingFoundError(
@@ -163,13 +161,7 @@ class ScoredTarget(_Around):
     def __init__(
         self, engine: Engine, objective: ExampleScores, record: Recorder | None = None
     ) -> None:
-        """Measures nothing yet.
-
-        Args:
-            engine: Gives the effects.
-            objective: Makes scores of them.
-            record: Is told of the scores of measured sets.
-        """
+        """Measures nothing yet; `record` is told of the scores of measured sets."""
         name = f"{engine.metric.name}, {describe(objective)}"
 
         def record_scores(sets: Sequence[ComponentSet], effects: Tensor) -> None:
@@ -272,11 +264,8 @@ class ConstrainedTarget(_Around):
     ) -> None:
         """Measures nothing yet.
 
-        Args:
-            target: Gives the effects.
-            measures: Gives those of the constrained metric, for the same components.
-            constraint: The bound.
-            record: Is told of measured sets within the bounds.
+        `measures` gives the effects by the constrained metric, for the same components; `record` is
+        told of measured sets within the bounds.
         """
         pairs = measures.pairs
         bound = f"keeping {constraint.describe(target.pairs)} ({pairs.fingerprint[:12]})"
@@ -438,17 +427,10 @@ def target_of(
     constraint: tuple[Constraint, Engine] | None = None,
     record: Recorder | None = None,
 ) -> Target:
-    """What a search on an engine is given.
+    """The target of a search on an engine: its mean effect where there is no objective.
 
-    Args:
-        engine: The data set and its metric.
-        objective: What is maximised over the examples; None: the mean effect.
-        constraint: What is to stay within bounds, and the engine that measures it.
-        record: Is told of every set that was measured on all examples and is within the bounds,
-            after Ctrl-C too.
-
-    Raises:
-        ConfigError: The metric has no log-odds.
+    `record` is told of every set that was measured on all examples and is within the bounds, after
+    Ctrl-C too.
     """
     own_record = record if constraint is None else None
     target: Engine | ScoredTarget

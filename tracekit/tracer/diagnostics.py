@@ -108,8 +108,7 @@ def _warn_of_other_sets(front: ParetoFront) -> None:
 def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
     """Warns of the least held-out effect, as a share of the effect, if that is below half.
 
-    Args:
-        rows: Size, effect and held-out effect of sets.
+    A row is the size of a set, its effect and its held-out effect.
     """
     rows_measured = [
         (size, effect, held_out) for size, effect, held_out in rows if held_out is not None

@@ -82,12 +82,7 @@ class Probe:
 
 
 def probe(engine: Engine, *, with_gradient: bool) -> Probe:
-    """Measures what passes take; clean and counterfactual runs are done before.
-
-    Args:
-        engine: What will be searched.
-        with_gradient: Whether to take a gradient too.
-    """
+    """Measures a pass over the data; clean and counterfactual runs are done before."""
     _ = engine.full_effects
     is_cuda = engine.device.type == "cuda"
     if is_cuda:
@@ -123,14 +118,9 @@ def _peak_of_process() -> int | None:
 
 
 def estimate(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
-    """What a run will take.
+    """Estimates a run; of a front, with its statistics or not. None: this is no front.
 
-    Args:
-        run: The run; its engine is probed, and the probe is in the engine's account of passes.
-        statistics: Of a front, whether they are taken; None: this is no front.
-
-    Raises:
-        ConfigError: The search does not say how many passes it takes.
+    The engine is probed, and the probe is in its account of passes.
     """
     search, planned = run.search, run.planned(statistics=statistics)
     if planned is None:
@@ -155,14 +145,9 @@ def estimate_planned(
     further: float = 0.0,
     max_seconds: float | None = None,
 ) -> Estimate:
-    """What work takes whose passes are known.
+    """Estimates work whose passes are known, but for `further` ones; it stops at `max_seconds`.
 
-    Args:
-        name: What the estimate calls it.
-        planned: Its passes.
-        engine: The data set; it is probed, and the probe is in its account of passes.
-        further: Passes that `planned` does not count.
-        max_seconds: Time after which it stops by itself; None: it does not.
+    The engine is probed, and the probe is in its account of passes.
     """
     cost = planned.cost
     probed = probe(engine, with_gradient=cost.backward > 0)

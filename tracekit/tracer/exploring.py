@@ -42,15 +42,8 @@ def open_explorer(
 ) -> Explorer:
     """A view of sets; see `Tracer.explore`.
 
-    Args:
-        traced: What results say of the tracer.
-        start: The first set, or a front or curve whose largest set it is.
-        front: Sets to move along.
-        results: Further results.
-        is_own: Whether a result is of the same data: others are measured again.
-
-    Raises:
-        MissingExtraError: anywidget is not installed.
+    It starts at a set, or at the largest set of a front or curve, and shows further results; those
+    that are not `is_own` are of other data, and are measured again.
     """
     try:
         from tracekit.explore.explorer import Explorer

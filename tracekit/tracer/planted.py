@@ -257,15 +257,7 @@ def _embed(transformer: Any, n_words: int) -> None:
 
 
 def _head(attention: Any, head: int, position: int, channel: int, weight: float = 1.0) -> None:
-    """A head that reads the signal of a position, and writes it to a channel.
-
-    Args:
-        attention: The attention of a layer.
-        head: Its number.
-        position: Where it looks.
-        channel: What it writes to.
-        weight: What it multiplies the signal by.
-    """
+    """A head that reads the signal of a position, times a weight, and writes it to a channel."""
     width = _D_MODEL // _N_HEADS
     query, key, value = (part * _D_MODEL + head * width for part in range(3))
     attention.c_attn.bias[query] = _SHARP * width**0.5

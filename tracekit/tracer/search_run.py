@@ -139,14 +139,8 @@ class Traced:
     ) -> TraceResult:
         """A set that a search selected, with all that a result says of it.
 
-        Args:
-            search: The search.
-            selection: The set, with effects, or with scores if there is an objective.
-            goal: What was asked for.
-            seed: Of the search.
-            spent: What it took.
-            kept: What the set does to what is kept.
-            objective: What the search maximised, if not the mean effect.
+        The selection has scores instead of effects if there is an objective; `kept` is the effect
+        on the constrained metric.
         """
         engine = self.engine
         # Penalties and scores are no effects of single components, nor of sets.
@@ -274,8 +268,7 @@ class SearchRun:
     def planned(self, *, statistics: bool | None = None) -> Planned | None:
         """Passes as a result's `cost` counts them; None if a search does not say.
 
-        Args:
-            statistics: Of a front, whether they are taken; None: this is no front.
+        Of a front, with its statistics or not; None: this is no front.
         """
         n, goal = self.traced.engine.n_components, self.goal
         planned = planned_for(self.search, n, self._goal_of_search)
@@ -359,12 +352,7 @@ class SearchRun:
     def results(self, on_note: Callable[..., None] | None = None) -> list[TraceResult]:
         """A result for each budget, ascending, or one for a target.
 
-        Args:
-            on_note: Is told what each step reached.
-
-        Raises:
-            BudgetError: A target, or no goal, with an objective that needs budgets.
-            NothingFoundError: No set that was tried stays within the bounds.
+        `on_note` is told of every step.
         """
         if self._maximised is not None and self.goal.target is not None:
             raise BudgetError(
@@ -397,11 +385,7 @@ class SearchRun:
         return results
 
     def _best_so_far(self) -> list[Selection]:
-        """The best sets that an interrupted search has measured, as answers to the goal.
-
-        Raises:
-            KeyboardInterrupt: They do not answer it.
-        """
+        """The best sets that an interrupted search has measured, as answers to the goal."""
         by_size, goal, n = self._best.by_size, self.goal, self.traced.engine.n_components
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:
@@ -443,16 +427,7 @@ class SearchRun:
     # ---- the front ------------------------------------------------------------------------
 
     def front(self, *, statistics: bool, on_note: Callable[..., None] | None = None) -> ParetoFront:
-        """The best set of every size, by local search.
-
-        Args:
-            statistics: Whether to measure what it takes to believe it.
-            on_note: Is told what each step reached.
-
-        Raises:
-            NothingFoundError: A limit was reached before any set was measured.
-            NothingFoundError: No set that was measured stays within the bounds.
-        """
+        """The best set of every size, by local search; `on_note` is told of every step."""
         with self._bar(on_note, statistics=statistics):
             return self._front(statistics=statistics)
 

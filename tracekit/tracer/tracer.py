@@ -456,11 +456,7 @@ class Tracer(SetMethods):
 
 
 def _drawn(results: Any) -> Any:
-    """Results to draw.
-
-    Raises:
-        NoResultError: There are none.
-    """
+    """Results to draw; refuses none."""
     if not results:
         raise NoResultError("There is no result to draw yet. Call run() first.")
     return results

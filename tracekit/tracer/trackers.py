@@ -57,12 +57,7 @@ class Observed:
     """Tells an observer about one run. As a context it tells the start and the end."""
 
     def __init__(self, observe: Observer | None, setting: Mapping[str, Any]) -> None:
-        """Tells nothing yet.
-
-        Args:
-            observe: Is told; None: nobody is.
-            setting: What is run.
-        """
+        """Tells nothing yet, and nobody if `observe` is None."""
         if observe is not None and not callable(observe):
             raise ConfigError(
                 f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "

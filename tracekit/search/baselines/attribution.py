@@ -84,8 +84,7 @@ class MaskIG:
 def weights_along_line(steps: int) -> dict[float, float]:
     """Weights of the trapezoid rule from the empty (0) to the full mask (1), by place.
 
-    Args:
-        steps: Intervals of the line; 0 is its first end alone.
+    The line has `steps` intervals; 0 is its first end alone.
     """
     if steps == 0:
         return {0.0: 1.0}

@@ -119,14 +119,10 @@ class LambdaBracket:
 def runs_for_budgets(
     train: Callable[[float], TrainingRun], start: float, budgets: Sequence[int], max_trials: int
 ) -> list[TrainingRun]:
-    """Training runs that bracket every budget; each of them serves all budgets.
+    """Training runs that bracket every budget, ascending; each of them serves all budgets.
 
-    Args:
-        train: Trains a mask with a lambda1.
-        start: First lambda1 to try, for the smallest budget.
-        budgets: Largest sizes, ascending.
-        max_trials: Training runs at most for the first budget, and half as many for each further
-            one, which starts from the brackets that earlier ones left.
+    The first budget gets at most `max_trials` runs, from lambda1 = `start` on. Each further budget
+    gets half as many: it starts from the brackets that earlier ones left.
     """
     runs: list[TrainingRun] = []
     for budget in budgets:
@@ -209,9 +205,7 @@ def _best_within(
 def smallest_reaching(runs: Sequence[TrainingRun], engine: Target, target: float) -> Selection:
     """The smallest set that reaches a mean effect, among all that the training runs propose.
 
-    Raises:
-        TargetNotReachedError: None does, nor does a prefix of the order in which the run that
-            ends with the largest effect ranks the components.
+    These include prefixes of the ranking by the run that ends with the largest effect.
     """
     reaching = [
         (snapshot.n_selected, -snapshot.effect, number, snapshot, run)

@@ -125,14 +125,7 @@ class MaskTraining(ABC):
     def best_sets(
         self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
     ) -> list[Selection]:
-        """The best set within each budget.
-
-        Args:
-            engine: Measures.
-            runs: Training runs.
-            budgets: Largest sizes, ascending.
-            before: Work done before the first run.
-        """
+        """The best set within each budget, ascending; `before` is the work before the first run."""
         return best_within_budgets(runs, engine, budgets, measured_sets(runs))
 
     # ---- the search -----------------------------------------------------------------------
@@ -156,12 +149,7 @@ class MaskTraining(ABC):
         return self.max_trials + (len(goal.budgets) - 1) * ((self.max_trials + 1) // 2)
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Trains once with a fixed lambda1, or searches it.
-
-        Raises:
-            NotDifferentiableError: The metric has no gradient.
-            BudgetError: lambda1 is to be searched, and there is neither a budget nor a target.
-        """
+        """Trains once with a fixed lambda1, or searches it."""
         require_gradient(engine.metric, self.name)
         before = engine.cost
         if self.lambda1 is None:

@@ -43,11 +43,7 @@ class PGBCTPenalty:
     """Whether sums over components are divided by their number."""
 
     def _factor(self, epoch: int) -> float:
-        """What both weights are multiplied by in an epoch.
-
-        Raises:
-            ConfigError: It is no number, or too large for the squares of gradients.
-        """
+        """Factor on both weights in an epoch; its square must be a finite number."""
         try:
             factor = float(self.schedule(epoch))
         except OverflowError:

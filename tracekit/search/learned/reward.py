@@ -97,11 +97,7 @@ class _PerExampleReward:
 
 
 def make_objective(name: ObjectiveName, engine: Target) -> Objective:
-    """An objective by name.
-
-    Raises:
-        ConfigError: The per-example reward was asked for, and examples have weights.
-    """
+    """An objective by name."""
     if name == "effect":
         return _Effect()
     if name == "per-example":
@@ -145,11 +141,7 @@ class RewardGradient:
         return gradient * self._objective.scale(self._latest.nanmean())
 
     def check(self) -> None:
-        """Refuses the steps so far if an effect or a gradient was not finite.
-
-        Raises:
-            NonFiniteMetricError: Names the examples.
-        """
+        """Refuses the steps so far if an effect or a gradient was not finite."""
         if not self._failed:
             return
         self._engine.effects(self._suspect)
@@ -170,11 +162,7 @@ def may_have_pole(metric: Metric) -> bool:
 
 
 def refuse_weights(engine: Target) -> None:
-    """Refuses the per-example reward where examples have weights.
-
-    Raises:
-        ConfigError: They have.
-    """
+    """Refuses the per-example reward where examples have weights."""
     if engine.pairs.weights is not None:
         raise ConfigError(
             "The per-example reward has no meaning for weighted examples. Use reward='dataset'."
@@ -184,9 +172,7 @@ def refuse_weights(engine: Target) -> None:
 def reward_slope(effect: Float[Tensor, "*example"], has_pole: bool) -> Float[Tensor, "*example"]:
     """Derivative of the reward by the effect.
 
-    Args:
-        effect: Effects.
-        has_pole: Whether effects may lie at or below -1; the slope is then that of the tangent.
+    If `has_pole`, effects may lie at or below -1; the slope there is that of the tangent.
     """
     return -1 / (1 + effect.clamp(min=_TANGENT_AT if has_pole else _NEAREST)) ** 2
 

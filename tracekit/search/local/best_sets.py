@@ -13,12 +13,7 @@ class BestSets:
     """Measured sets of up to a size."""
 
     def __init__(self, measurements: Measurements, largest: int) -> None:
-        """Starts with none.
-
-        Args:
-            measurements: Measures.
-            largest: Sets of more components are not measured.
-        """
+        """Starts with none. Sets of more than `largest` components are not measured."""
         self.measurements = measurements
         self.largest = largest
         self._best: dict[int, tuple[float, ComponentSet]] = {}
@@ -66,11 +61,7 @@ class BestSets:
         self._record(effects)
 
     def measure(self, sets: Iterable[Iterable[int]], label: str) -> None:
-        """Measures the sets that are new, of 1 to `largest` components.
-
-        Raises:
-            LimitReachedError: Not all could be; those that could are kept.
-        """
+        """Measures the new sets of 1 to `largest` components; keeps those before a limit."""
         ascending = [tuple(sorted(set(members))) for members in sets]
         fitting = [members for members in ascending if 0 < len(members) <= self.largest]
         try:

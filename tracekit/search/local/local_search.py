@@ -180,14 +180,7 @@ class SearchState:
 def refine(
     engine: Target, measured: Mapping[ComponentSet, Effects], budgets: Sequence[int], passes: float
 ) -> BestSets:
-    """Improves measured sets by sweeps that start from them.
-
-    Args:
-        engine: Measures.
-        measured: Measured sets, the starts.
-        budgets: Sizes of interest, ascending.
-        passes: Passes at most.
-    """
+    """Improves measured sets by sweeps that start from them, in at most so many passes."""
     best_sets = BestSets(Measurements(engine, passes=passes), budgets[-1])
     best_sets.take_over(measured)
     with suppress(LimitReachedError):
@@ -199,11 +192,7 @@ def refine(
 
 
 def _search(best_sets: BestSets, goal: Goal, *, goes_on: bool) -> None:
-    """Measures single components, prefixes of rankings, and neighbours; see the module.
-
-    Raises:
-        LimitReachedError: The passes or the time are spent.
-    """
+    """Measures single components, prefixes of rankings, and neighbours; see the module."""
     measurements = best_sets.measurements
     rankings = _rankings_at_empty(measurements)
     n, passes = measurements.engine.n_components, measurements.n_affordable

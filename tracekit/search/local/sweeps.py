@@ -14,13 +14,7 @@ from tracekit.search.local.settings import SETTINGS
 
 
 def sizes_to_visit(largest: int, budgets: Sequence[int], n_sizes: int) -> list[int]:
-    """The sizes asked for, if they are few, and others that fill the widest gaps between them.
-
-    Args:
-        largest: Largest size.
-        budgets: Sizes asked for.
-        n_sizes: Sizes wanted.
-    """
+    """The sizes asked for, if they are few, and others that fill the widest gaps between them."""
     asked = [budget for budget in budgets if budget <= largest]
     sizes = sorted({1, largest, *(asked if len(asked) <= SETTINGS.most_sizes else ())})
     while len(sizes) < n_sizes:
@@ -36,13 +30,7 @@ class Sweeps:
     """Goes up and down through sizes until nothing is gained."""
 
     def __init__(self, best_sets: BestSets, goal: Goal, n_sizes: int) -> None:
-        """Starts before the first sweep, which goes up.
-
-        Args:
-            best_sets: The sets to improve.
-            goal: What is asked for.
-            n_sizes: Sizes to visit.
-        """
+        """Starts before the first sweep, which goes up."""
         self._best_sets, self._goal, self._n_sizes = best_sets, goal, n_sizes
         self._n_components = best_sets.measurements.engine.n_components
         self._running_mean: Mask | None = None
@@ -55,11 +43,7 @@ class Sweeps:
     def go_on(self, *, with_effort: bool) -> None:
         """Sweeps each way, and on as long as a sweep gains something.
 
-        Args:
-            with_effort: Whether sweeps with more neighbours follow, until all are known.
-
-        Raises:
-            LimitReachedError: The passes or the time are spent.
+        With effort, sweeps with more neighbours follow, until all are known.
         """
         effort, upwards, n_done = 1, True, 0
         measurements = self._best_sets.measurements
@@ -76,11 +60,7 @@ class Sweeps:
             effort *= 2
 
     def fill(self) -> None:
-        """Measures a set of further sizes, where the sizes asked for are not visited anyway.
-
-        Raises:
-            LimitReachedError: The passes or the time are spent.
-        """
+        """Measures a set of further sizes, where the sizes asked for are not visited anyway."""
         best_sets, budgets = self._best_sets, self._goal.budgets
         if 1 < len(budgets) <= SETTINGS.most_sizes:
             return
