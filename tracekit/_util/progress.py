@@ -37,7 +37,7 @@ def _in_notebook() -> bool:
 
 
 class Progress:
-    """What a run has done so far."""
+    """Progress of a run so far."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from tracekit.engine.example_curves import ExampleCurves
 _PENALTY = 1e-2
 """On squared slopes, for members that hardly ever decide an effect."""
 _STEEP_ENOUGH = 1e-4
-"""What a measured effect counts for at least, where the curve is flat."""
+"""Least weight of a measured effect, where the curve is flat."""
 _TOGETHER = 4_000_000
 """Values of prefixes of orders that are computed at a time."""
 
@@ -33,7 +33,7 @@ class AdditiveModel:
     start: Float[Tensor, " example"]
     """The quantity with no member patched."""
     slopes: Float[Tensor, "member example"]
-    """What each member adds to it."""
+    """Contribution of each member to it."""
     curves: ExampleCurves
 
     def effects(

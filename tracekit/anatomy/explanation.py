@@ -61,7 +61,7 @@ class Explanation:
     """
 
     registry: ComponentRegistry
-    """What flat indices stand for."""
+    """Components by flat index."""
     members: ComponentSet
     """Flat indices of the set."""
     effect: Effects
@@ -69,9 +69,9 @@ class Explanation:
     alone: Float[Tensor, "member example"]
     """Effect of each member alone."""
     last: Float[Tensor, "member example"]
-    """What each member adds to all others: what leaving it out costs."""
+    """Effect that each member adds to all others; it is lost if the member is left out."""
     shapley: ShapleyValues
-    """What each brings, averaged over all orders in which members join."""
+    """Contribution of each, averaged over all orders in which members join."""
     pairs: PairInteractions
     """Interactions of all pairs of members, in three contexts."""
     redundancy: Redundancy
@@ -159,7 +159,7 @@ class Explanation:
 
     @property
     def _least(self) -> float:
-        """What a mean must exceed to be told from rounding."""
+        """A mean below this may be rounding."""
         return RESOLUTION * self._scale.mean().item()
 
     def _p_values(self, effects: Float[Tensor, "row example"]) -> list[float]:
@@ -496,7 +496,7 @@ def explain_set(
 def planned_explanation(
     registry: ComponentRegistry, members: ComponentSet, *, max_sets: int, look_outside: bool
 ) -> Planned:
-    """What `explain_set` will take: exactly, of up to 12 members and without outsiders.
+    """Passes of `explain_set`: exact for up to 12 members and without outsiders.
 
     Args:
         registry: All components.

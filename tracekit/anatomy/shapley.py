@@ -32,7 +32,7 @@ _MODELLED_PAIRS = 1000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShapleyValues:
-    """What each member of a set brings on average."""
+    """Average contribution of each member of a set."""
 
     per_example: Float[Tensor, "member example"]
     """By member, in the order of the game, and example."""

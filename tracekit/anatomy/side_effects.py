@@ -59,10 +59,10 @@ _PER_EXAMPLE = ("effects", "full_effects", "controls", "weights")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EffectOn:
-    """What a set, all components and random sets do to a data set, by a metric."""
+    """Effects of a set, all components and random sets on a data set, by a metric."""
 
     name: str
-    """What the caller calls it; `target` for the data that the set was chosen for."""
+    """Name given by the caller; `target` for the data that the set was chosen for."""
     dataset: str
     dataset_fingerprint: str
     metric: str
@@ -101,16 +101,16 @@ class EffectOn:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SideEffects:
-    """What a set does to its own data and to other data, by one or several metrics."""
+    """Effects of a set on its own data and on other data, by one or several metrics."""
 
     registry: ComponentRegistry
-    """What flat indices stand for."""
+    """Components by flat index."""
     members: ComponentSet
     """Flat indices of the set."""
     target: EffectOn
-    """What it does to the data and the metric of the tracer."""
+    """Effect on the data of the tracer, by its metric."""
     others: tuple[EffectOn, ...]
-    """What it does to the others, in the order given."""
+    """Effects on the others, in the order given."""
     model: str
     source: str
     """Where the values come from that are put in."""

@@ -69,7 +69,7 @@ class StandIn:
 
     @property
     def recovered(self) -> Effects:
-        """What the outsider brings while the member is not patched."""
+        """Effect of the outsider while the member is not patched."""
         return self.instead - self.without
 
     @property

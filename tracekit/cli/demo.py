@@ -60,7 +60,7 @@ class _Traced:
 
     @property
     def story(self) -> str:
-        """What the demo shows, in one or two sentences with its numbers."""
+        """Findings of the demo, in one or two sentences with its numbers."""
         best, top_k, random = (self.curves[name] for name in ("pgb-ct+local", "top-k", "random"))
         pair = best.at(2)
         parts = [f"{component} alone {self.alone(component):.3f}" for component in pair.components]

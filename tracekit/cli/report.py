@@ -40,7 +40,7 @@ def report(
 
 
 def _read(path: Path) -> list[Any]:
-    """What was saved at a path or below it."""
+    """Results saved at a path or below it."""
     import tracekit as tk
 
     if path.suffix == ".json":

@@ -37,7 +37,7 @@ class ShownPair:
     counterfactual: ShownTokens | None
     """Tokens of the counterfactual prompt; None if it is none."""
     source: str
-    """What the counterfactual is, where it is no other prompt."""
+    """Description of the counterfactual, where it is no other prompt."""
     x: tuple[str, ...]
     """Texts of the tokens of x."""
     y: tuple[str, ...]

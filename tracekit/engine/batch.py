@@ -142,7 +142,7 @@ class Batch:
     def _read_first(
         self, logits: Float[Tensor, "example d_vocab"], reads: Sequence[Reading]
     ) -> dict[str, Tensor | None]:
-        """What metrics read of the distribution over the first token after the prompt."""
+        """Readings of the distribution over the first token after the prompt."""
         more: dict[str, Tensor | None] = {}
         logs = logits.log_softmax(-1)
         if "distribution" in reads:

@@ -22,7 +22,7 @@ from torch import Tensor
 from tracekit.models.hooked import HookedModel, recording_hooks, residual_hook
 
 ResidualStream = Float[Tensor, "row pos d_model"]
-"""What a block reads."""
+"""Input of a block."""
 
 
 class StopPassError(Exception):

@@ -230,7 +230,7 @@ def _check_between(
     tokens: Tensor,
     activations: dict[str, Tensor],
 ) -> None:
-    """What a mask makes of the stream between attention and MLP must be what the MLP adds to."""
+    """The MLP must add to the stream that a mask makes between attention and MLP."""
     sites = [site for site in registry.sites if site.kind.hook == "hook_resid_mid"]
     names = {
         name: f"blocks.{site.layer}.{name}"

@@ -97,7 +97,7 @@ class CleanRun:
 def _merged(
     earlier: ContinuationLogProbs | None, added: ContinuationLogProbs
 ) -> ContinuationLogProbs:
-    """What was read before, and what was read now besides."""
+    """Earlier readings, and those added now."""
     if earlier is None:
         return added
     new = {name: value for name, value in vars(added).items() if getattr(earlier, name) is None}

@@ -1,4 +1,4 @@
-"""What masks do to a data set: effects of any mask, soft or binary, every layer with its hooks.
+"""Effects of masks on a data set, soft or binary, every layer with its hooks.
 
 `mask_effects` measures one mask or a stack of them, `metric_effects` one mask by several metrics in
 one pass, `stream_effects` one mask a batch at a time. Many binary sets are measured faster by

@@ -33,7 +33,7 @@ class Engine:
     """Runs masks over a data set."""
 
     data: PreparedData
-    """What is made once, for the functions of this package."""
+    """The data set laid out on the model, for the functions of this package."""
     _record: Recorder | None
 
     def __init__(
@@ -221,7 +221,7 @@ class Engine:
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
-        """What adding or removing single components would bring, from one gradient at a set.
+        """Predicts the change from adding or removing each component, from one gradient.
 
         Args:
             members: The set.

@@ -29,7 +29,7 @@ class ExampleCurves:
     clean: ContinuationLogProbs
     """Of the run that is started from."""
     weights: Float[Tensor, " example"]
-    """What the effect of each example is multiplied with."""
+    """Factor on the effect of each example."""
 
     @classmethod
     def of(

@@ -72,7 +72,7 @@ class ForwardPass:
         start: int = 0,
         residual: ResidualStream | None = None,
     ) -> ResidualStream:
-        """What block `stop` reads under hooks; runs blocks `start` to `stop - 1`."""
+        """Input of block `stop` under hooks; runs blocks `start` to `stop - 1`."""
         try:
             with self._only_blocks(start, stop, residual):
                 self._run(batch, [*([] if start else _noise_hooks(batch)), *hooks])

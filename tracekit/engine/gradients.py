@@ -47,7 +47,7 @@ class Expansion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FirstOrderPrediction:
-    """What changing single components of a set would bring, to first order."""
+    """Predicted changes from adding or removing single components, to first order."""
 
     gains: Mask
     """Predicted value of having a component in the set: for those outside what adding it would
@@ -58,7 +58,7 @@ class FirstOrderPrediction:
 
 
 class BatchPrediction(NamedTuple):
-    """What changing single components of a set would bring on the examples of a batch."""
+    """The same on the examples of a batch."""
 
     examples: Int[Tensor, " example"]
     """Their numbers."""

@@ -66,7 +66,7 @@ class Layout:
     sources_beyond_limit: Bool[Tensor, " source"]
     """Which sources do."""
     counterfactuals: tuple[Counterfactual, ...]
-    """What each source is the run of."""
+    """Counterfactual that each source is the run of."""
     row_noise: tuple[Tensor | None, ...]
     """Noise on the embeddings of each row's prompt, if it has any."""
     span_numbers: Int[Tensor, "row pos"] | None
@@ -226,7 +226,7 @@ class Layout:
         )
 
     def _noise_of(self, rows: list[int], longest: int) -> Float[Tensor, "row pos d_model"] | None:
-        """What is added to the embeddings of some rows; None if nothing is."""
+        """Noise on the embeddings of some rows; None if they have none."""
         given = [self.row_noise[row] for row in rows]
         widths = [noise.shape[1] for noise in given if noise is not None]
         if not widths:

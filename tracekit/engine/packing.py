@@ -26,7 +26,7 @@ from tracekit.data.counterfactuals import Ids
 from tracekit.models.hooked import to_device
 
 PASS_OVERHEAD_TOKENS = {"cpu": 64, "cuda": 4096}
-"""What one more pass costs, in tokens: weights are read again, kernels launched again. Measured
+"""Cost of one more pass, in tokens: weights are read again, kernels launched again. Measured
 with GPT-2's sizes on a CPU; an estimate for CUDA. It decides how rows are grouped, nothing else."""
 
 

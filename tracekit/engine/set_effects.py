@@ -171,7 +171,7 @@ class _Descent:
     def _rows_of(
         residual: ResidualStream | None, parents: Sequence[int], n_nodes: int
     ) -> Float[Tensor, "picked pos d_model"] | None:
-        """What enters the block for some of the nodes, one after the other."""
+        """Input of the block for some of the nodes, one after the other."""
         if residual is None:
             return None
         return residual.unflatten(0, (n_nodes, -1))[list(parents)].flatten(0, 1)

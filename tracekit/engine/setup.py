@@ -43,7 +43,7 @@ from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel
 
 SplitBy = Literal["span", "position"]
-"""What makes components of their own beside layers and indices."""
+"""Splits components further than layers and indices do."""
 Components = KindName | str | Kind | Sequence[KindName | str | Kind] | ComponentRegistry
 """Kinds of component, or a registry."""
 Indices = Sequence[int] | Mapping[int, Sequence[int]]
@@ -89,7 +89,7 @@ class Setup:
     indices: Indices | None = None
     """Heads, coordinates or neurons to study in every layer, or by layer; None: all."""
     split_by: SplitBy | None = None
-    """What makes components of their own besides: `span` (named parts of the prompts, see
+    """Splits each component further: by `span` (named parts of the prompts, see
     `PromptPairs.from_text`; `last` and `rest` are implied) or `position` (for prompts of one
     length)."""
     layer_window: int = 1

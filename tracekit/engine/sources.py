@@ -96,7 +96,7 @@ class Noise:
         object.__setattr__(self, "spans", tuple(self.spans))
 
     def describe(self) -> str:
-        """What results call it; `source_of_name` understands it."""
+        """Its name in results; `source_of_name` understands it."""
         on = "" if self.spans is None else f" on {', '.join(self.spans)}"
         # As short as it can be without another value.
         short = f"{self.factor:g}"

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("explorer.js")
 MOST_COMPONENTS = 2048
 """Components that a view can show as cells."""
 _MARK = "\n// ---- this page\n"
-"""What ends the module in a page, and begins what calls it."""
+"""End of the module in a page; the call of it follows."""
 
 
 def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
 
 
 def page_parts(title: str) -> list[str]:
-    """What stands before the data of a page, between these and the module, and after that."""
+    """Texts of a page before the data, between data and module, and after the module."""
     return [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

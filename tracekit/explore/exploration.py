@@ -41,7 +41,7 @@ _MOST_ALONE = 16
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What a set does to every example, measured."""
+    """Measured effects of a set on every example."""
 
     members: ComponentSet
     """The set."""
@@ -52,7 +52,7 @@ class Measurement:
     y: Float[Tensor, " example"] | None = None
     """Log-probability of each y, if every example has one."""
     seconds: float | None = None
-    """What it took; None if it was measured elsewhere."""
+    """Its cost; None if it was measured elsewhere."""
     weights: Float[Tensor, " example"] | None = None
     """Weights of the examples, whose mean is 1; None if all count alike."""
 
@@ -72,12 +72,12 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What changing single components of a set would bring, to first order."""
+    """Predicted changes from adding or removing single components, to first order."""
 
     members: ComponentSet
     """The set."""
     gains: Mask
-    """What having each component in the set brings: if it joined, or as it is there."""
+    """Gain from having each component in the set: from joining it, or from being there."""
     per_example: Float[Tensor, "example component"] | None = None
     """The same on each example, where it is known."""
     is_rough: bool = False
@@ -109,7 +109,7 @@ class Unpredicted:
 
 
 Event = Measurement | Prediction | Progress | Unpredicted
-"""What a step of work came to."""
+"""Outcome of a step of work."""
 
 
 class Exploration:
@@ -232,12 +232,12 @@ class Exploration:
 
     @property
     def measurement(self) -> Measurement | None:
-        """What is measured of the set; None if nothing is yet."""
+        """Measurement of the set; None before there is one."""
         return self.measurements.get(self.members)
 
     @property
     def prediction(self) -> Prediction | None:
-        """What is predicted at the set; None if nothing is yet."""
+        """Prediction at the set; None before there is one."""
         return self.predictions.get(self.members)
 
     def alone(self, index: int) -> float | None:
@@ -246,7 +246,7 @@ class Exploration:
         return None if single is None else single.effect
 
     def measured_now(self, *, complete: bool = False) -> Measurement:
-        """What the set does; measures it if it was not measured yet.
+        """Measurement of the set, which is made if there is none yet.
 
         Args:
             complete: Whether to measure it too where only the probabilities of continuations are

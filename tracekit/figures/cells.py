@@ -55,7 +55,7 @@ class SelectionPanel:
     selected: tuple[tuple[bool | None, ...], ...]
     """Whether the component of each cell is selected, by row; None where it is not studied."""
     values: tuple[tuple[float | None, ...], ...]
-    """What the colour of each cell says; None where the component is not studied."""
+    """Value shown by the colour of each cell; None where the component is not studied."""
     shares: tuple[float, ...]
     """Share of each layer's studied components that is selected, in [0, 1]."""
     overall_share: float

@@ -34,7 +34,7 @@ class Line:
     is_hollow: bool = False
     """Whether markers are hollow, so that those below can be seen, and the line starts at 0, 0."""
     mode: str = "lines+markers"
-    """What is drawn, as plotly calls it."""
+    """Marks that are drawn, as plotly calls them."""
     rank: int = 0
     """Place in the legend."""
 

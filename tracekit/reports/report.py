@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Explanation | SideEffects
-"""What a report is of: results, curves, fronts, comparisons, grids, explanations, side effects."""
+"""Results, curves, fronts, comparisons, grids, explanations, side effects."""
 _SINGLE = (TraceResult, InteractionGrid, ParetoFront, Explanation, SideEffects)
 
 _MOST_PANELS = 4
@@ -388,7 +388,7 @@ def _keep(result: TraceResult, kept: Mapping[str, Any]) -> str:
 
 
 def _note_on_run(result: TraceResult) -> str:
-    """What the code of a run leaves out."""
+    """Parts of a run that its code leaves out."""
     notes = []
     if result.objective not in get_args(ObjectiveName):
         notes.append(f"with the objective {result.objective}")

@@ -26,7 +26,7 @@ class Comparison(Sequence[TraceResult]):
 
     results: tuple[TraceResult, ...]
     labels: tuple[str, ...]
-    """What figures and tables call each result."""
+    """Name of each result in figures and tables."""
 
     def __len__(self) -> int:
         return len(self.results)

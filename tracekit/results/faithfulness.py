@@ -52,9 +52,9 @@ class Faithfulness:
     ranking: str = "sets"
     """How the sets were made: `signed` or `absolute` scores, highest first, or `sets`: given."""
     metric: str = ""
-    """What the effects are measured by."""
+    """Metric of the effects."""
     method: str = ""
-    """What found the sets."""
+    """Search method of the sets."""
 
     @property
     def cpr(self) -> float:

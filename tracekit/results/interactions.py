@@ -305,7 +305,7 @@ class InteractionGrid:
 
 
 PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition"]
-"""What the two directions say of a pair; see `kinds_of_pairs`."""
+"""Kind of a pair, from both directions; see `kinds_of_pairs`."""
 
 
 def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[PairKind]:

@@ -57,7 +57,7 @@ def effect_table(engines: Mapping[str, Engine], mask: Tensor) -> pd.DataFrame:
 
 
 def effect_row(effects: Tensor, full_effects: Tensor, weights: Tensor | None) -> dict[str, float]:
-    """What a table says of a set: `effect`, `low`, `high`, `full_effect`, `share`.
+    """Entries of a set in a table: `effect`, `low`, `high`, `full_effect`, `share`.
 
     Args:
         effects: One per example.

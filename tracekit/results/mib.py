@@ -22,11 +22,11 @@ from tracekit.errors import DataFormatError
 
 _NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
 SIZES = ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
-"""What a file says of its model."""
+"""Fields of the model in a file."""
 
 
 def model_sizes(cfg: Any) -> dict[str, int | bool]:
-    """What a file says of a model, from its TransformerLens configuration."""
+    """Fields of a model in a file, from its TransformerLens configuration."""
     return {
         "n_layers": int(cfg.n_layers),
         "n_heads": int(cfg.n_heads),

@@ -128,7 +128,7 @@ def added_effects(
     *,
     examples: Int[Tensor, " example"] | None = None,
 ) -> tuple[Float[Tensor, "set example"], float]:
-    """What sets add to what is patched besides, on every example, and the mean effect of that.
+    """Effects that sets add to a patched set on every example, and that set's mean effect.
 
     Args:
         engine: The data set.

@@ -11,7 +11,7 @@ from tracekit.figures.cells import ColorScale, SelectionPanel
 from tracekit.figures.style import plain
 
 Color = Literal["selected", "soft", "score", "rank", "none"]
-"""What the colour of a cell says: whether the component is selected, its entry of the soft mask,
+"""Meaning of a cell's colour: whether the component is selected, its entry of the soft mask,
 its score (what the method ranked it by; its single effect for top-k), its rank by that, nothing."""
 
 _MAX_COLUMNS = 64

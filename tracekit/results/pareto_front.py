@@ -130,7 +130,7 @@ class ParetoFront(Sequence[TraceResult]):
 
     @property
     def stopped(self) -> str | None:
-        """What cut the search short, if anything."""
+        """Why the search ended early; None if it did not."""
         return self.results[0].stopped
 
     def best_size(self) -> int:
@@ -285,7 +285,7 @@ class ParetoFront(Sequence[TraceResult]):
 
 
 def _statistics_of(row: dict[str, Any]) -> SizeStatistics:
-    """What was saved of a size; raises TypeError if it is not complete."""
+    """Saved statistics of a size; raises TypeError if they are not complete."""
     fields = SizeStatistics.__annotations__.keys()
     if not fields - _LATER_FIELDS <= row.keys() <= fields:
         raise TypeError("other fields")

@@ -1,4 +1,4 @@
-"""What it takes to believe a Pareto front: held-out effects, random controls, stability.
+"""Evidence for a Pareto front: held-out effects, random controls, stability.
 
 A set that was selected for its effect on some examples does better on those than on others, and a
 search may find another set next time. So at some sizes a front is measured against
@@ -39,7 +39,7 @@ MOST_CONTROLS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class SizeStatistics:
-    """What is known of the sets of one size."""
+    """Statistics of the sets of one size."""
 
     size: int
     """Largest number of components."""
@@ -141,7 +141,7 @@ def _held_out(
 def _from_all(
     engine: Engine, maximised: Target, sets: Mapping[int, ComponentSet]
 ) -> list[dict[str, Any]]:
-    """What a walk from all components downwards finds at each size."""
+    """Sets of each size, from a walk that begins with all components."""
     others = backward_elimination(maximised, list(sets))
     pairs = [each for size in sets for each in (sets[size], others[size])]
     values = maximised.set_effects(pairs, "from all").mean(1).unflatten(0, (-1, 2)).tolist()

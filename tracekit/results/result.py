@@ -60,22 +60,22 @@ class TraceResult:
     method: str
     """Name of the search."""
     method_title: str = ""
-    """What figures and tables call it."""
+    """Its name in figures and tables."""
     records_every_size: bool = False
     """Whether the history holds an effect for each of several sizes."""
     objective: str = "mean"
-    """What the search maximised over the examples."""
+    """Objective that the search maximised over the examples."""
     config: Mapping[str, Any]
     """Every option of the search."""
     registry: ComponentRegistry
-    """What mask entries stand for."""
+    """Components of the mask's entries."""
     binary_mask: BinaryMask
     """The selection: True takes the counterfactual value."""
     soft_mask: Mask
     """The relaxed mask it was cut from, or that refinement started from, in [0, 1]; the selection
     itself for methods without."""
     component_scores: Mask | None = None
-    """What the components were ranked by (for top-k, their single effects)."""
+    """Scores that the components were ranked by (for top-k, their single effects)."""
     effect: float
     """Mean effect of the selection, measured with the binary mask."""
     per_example: Effects
@@ -96,27 +96,27 @@ class TraceResult:
     also_per_example: Float[Tensor, "metric example"] | None = None
     """Effect on each example by each of them, times its weight."""
     kept: Mapping[str, Any] | None = None
-    """What the search was to leave as it is, and the selection's effect on it: `metric`,
+    """Constraint of the search, and the selection's effect on it: `metric`,
     `dataset`, `at_most` and `effect`."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
     target_effect: float | None = None
     """Effect asked for, if that was the goal."""
     history: tuple[Record, ...] = ()
-    """What the search recorded on its way: a line per epoch, step or budget."""
+    """Records of the search: one per epoch, step or budget."""
     seed: int = 0
     cost: Cost
     """Interventional passes over the data that the run took; budgets of one run share them."""
     seconds: float
     """Wall time of the run."""
     stopped: str | None = None
-    """What cut the search short, if anything: `max_passes`, `max_seconds` or `interrupted`."""
+    """Why the search ended early, if it did: `max_passes`, `max_seconds` or `interrupted`."""
     source: str = "counterfactual"
     """Where the values came from that were put in."""
     source_seed: int | None = None
-    """What drew them, if they were drawn."""
+    """Seed that drew them, if they were drawn."""
     by: str | None = None
-    """What was told apart beside layers and indices: `span`, `position` or nothing."""
+    """How components are split beside layers and indices: by `span`, `position` or not."""
     direction: str = "noising"
     """`noising`: counterfactual values into the clean run; `denoising`: clean values back."""
     metric: str
@@ -139,7 +139,7 @@ class TraceResult:
 
     @property
     def setup(self) -> Setup:
-        """What was traced and how, with metric and source by their names."""
+        """The traced setup, with metric and source by their names."""
         return Setup(
             components=self.registry,
             metric=self.metric,
@@ -153,13 +153,13 @@ class TraceResult:
 
     @property
     def title(self) -> str:
-        """What figures and tables call the method, with what it maximised if not the mean."""
+        """Title of the method in figures and tables, with its objective if not the mean."""
         title = self.method_title or self.method
         return title if self.objective == "mean" else f"{title} ({self.objective})"
 
     @property
     def series(self) -> str:
-        """What a line of a figure is of: the method, and what it maximised if not the mean."""
+        """Series of a line in a figure: the method, and its objective if not the mean."""
         return self.method if self.objective == "mean" else f"{self.method}, {self.objective}"
 
     @property
@@ -195,7 +195,7 @@ class TraceResult:
 
     @property
     def ranked_by(self) -> Mask:
-        """What the components were ranked by: their scores, or else the soft mask.
+        """Scores that the components were ranked by, or else the soft mask.
 
         Raises:
             ConfigError: There is neither, but only the selection.

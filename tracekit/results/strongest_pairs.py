@@ -64,7 +64,7 @@ class StrongestPairs:
     interactions: Float[Tensor, " pair"]
     """l({i, j}) - l({i}) - l({j})."""
     predicted: Float[Tensor, " pair"]
-    """What the look-ahead took the interaction for."""
+    """Interaction that gradients predicted."""
     intervals: Float[Tensor, "pair 2"] | None
     """Low and high end of the 95 % studentised bootstrap interval of the interaction over the
     examples that had no part in proposing pairs. None with fewer than eight examples."""

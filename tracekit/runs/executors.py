@@ -71,7 +71,7 @@ class Workers(ABC):
         return False
 
     def reason(self, error: BaseException) -> Exception | None:
-        """What to raise instead of an error that ends everything; None: the error itself."""
+        """Error to raise instead of one that ends everything; None: the error itself."""
         if isinstance(error, BrokenExecutor):
             return WorkerError(
                 "A worker process was killed; often the memory was full. What is finished is "
@@ -246,7 +246,7 @@ class SubmittedTask:
         return self._function(*self._task)
 
     def checkpoint(self) -> Any:
-        """What submitit submits after a time limit or a preemption: the same again."""
+        """The same call, which submitit submits again after a time limit or a preemption."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -34,7 +34,7 @@ from tracekit.search.objectives import ObjectiveName
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What a sweep runs: every combination of the lists. Budgets share a run."""
+    """Grid of a sweep: every combination of the lists. Budgets share a run."""
 
     models: Sequence[Any]
     """Each `demo`, a directory, a hub name, or `NAME=` one of these, to name it in tables."""
@@ -63,7 +63,7 @@ class Grid:
     extra_metrics: Sequence[str] = ()
     """Further metrics by which every set is measured."""
     objective: ObjectiveName = "mean"
-    """What is maximised over the examples, as in `Tracer.run`."""
+    """Objective over the examples, as in `Tracer.run`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """As in `load_model`."""
     data_options: Mapping[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ class Job:
     dataset: str
     data_options: Mapping[str, Any] = field(default_factory=dict)
     setup: Setup
-    """What is traced and how, with all values by their names."""
+    """The setup, with all values by their names."""
     relative_layers: tuple[float, ...] = ()
     """Layers to study, each as layer / number of layers, in [0, 1). Empty: those of the setup."""
     method: str = ""

@@ -96,7 +96,7 @@ class Runs(Sequence[Run]):
         return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Table of the runs in a notebook."""
         return self.to_frame().drop(columns="folder", errors="ignore").to_html(escape=True)
 
 

@@ -249,7 +249,7 @@ def try_job(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a worker of an executor is sent: jobs, and all that it needs to run them."""
+    """Jobs sent to a worker of an executor, and all that it needs to run them."""
 
     jobs: tuple[Job, ...]
     environment: RunEnvironment
@@ -267,7 +267,7 @@ class Task:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker made of a task."""
+    """Outcome of a task."""
 
     outcomes: tuple[Run | Failure, ...] = ()
     refused: TracekitError | None = None

@@ -89,7 +89,7 @@ __all__ = [
 
 
 def title_of(method: str) -> str:
-    """What figures and tables call a method; its name if it is not one of `METHODS`."""
+    """Title of a method in figures and tables; its name if it is not one of `METHODS`."""
     return getattr(METHODS.get(method), "title", method)
 
 

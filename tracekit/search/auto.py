@@ -166,7 +166,7 @@ def _is_taken(alone: Selection, joint: Selection | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossFit:
-    """What searches select on each half of the examples, and what that does on the other."""
+    """Sets selected on each half of the examples, and their effects on the other half."""
 
     sizes: tuple[int, ...]
     """Largest numbers of components, ascending."""

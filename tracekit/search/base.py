@@ -1,4 +1,4 @@
-"""What all searches share: the goal, and the sets they select."""
+"""The goal of all searches, and the sets they select."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is asked for: the best set of at most each budget, or the smallest reaching a target.
+    """The best set of at most each budget, or the smallest set that reaches a target.
 
     With neither, only a search that decides its own size (PGB-CT with fixed lambdas) can answer.
     """
@@ -114,13 +114,13 @@ class Selection:
     """The relaxed mask that the set was cut from, or that refinement started from, where there is
     one."""
     component_scores: Mask | None = None
-    """What the components were ranked by, where the search ranks them."""
+    """Scores that the components were ranked by, where the search ranks them."""
     budget: int | None = None
     saved: Cost = field(default_factory=Cost)
     """Work that the account of what was searched lacks: what a checkpoint saved, or was done on
     parts of the examples."""
     stopped: str | None = None
-    """What cut the search short: `max_passes`, `max_seconds` or `interrupted`."""
+    """Why the search ended early: `max_passes`, `max_seconds` or `interrupted`."""
     by: Search | None = None
     """Of a choice between searches, the one that selected the set."""
     held_out_by: Mapping[str, float] | None = None
@@ -151,7 +151,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a search will take, said before it begins."""
+    """Passes of a search, said before it begins."""
 
     cost: Cost
     """Passes over the data at most; of gradients, both ways are counted."""
@@ -171,7 +171,7 @@ class Search(Protocol):
     """
 
     name: ClassVar[str]
-    """What users write, e.g. `top-k`."""
+    """Name of the method, e.g. `top-k`."""
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal: one set per budget, ascending, or one for a target."""

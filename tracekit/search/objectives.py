@@ -135,7 +135,7 @@ def resolve_objective(objective: object) -> Objective | None:
 
 
 def describe(objective: Objective | None) -> str:
-    """What results call an objective."""
+    """Name of an objective in results."""
     if objective is None:
         return "mean"
     named = next((name for name, each in _BY_NAME.items() if each == objective), None)

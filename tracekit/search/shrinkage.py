@@ -116,6 +116,6 @@ def _weighted_means(
 
 
 def _weights(engine: Target) -> Float[Tensor, " example"]:
-    """What each example counts for; 1 on average."""
+    """Weight of each example; 1 on average."""
     weights = engine.pairs.weights
     return torch.ones(engine.n_examples).double() if weights is None else weights.double()

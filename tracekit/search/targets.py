@@ -46,7 +46,7 @@ from tracekit.metrics import Effects, Metric, MetricFunction, resolve
 from tracekit.search.objectives import ExampleScores, LogOdds, Objective, describe, log_odds_of
 
 Record = Mapping[str, Any]
-"""What a search recorded of one step."""
+"""Record of one step of a search."""
 _OUTSIDE = -1e9
 """Effect of a measured set that lies just outside the bounds: below that of any other."""
 
@@ -58,7 +58,7 @@ class Constraint:
     pairs: PromptPairs | None = None
     """Examples on which it is measured, e.g. neutral text; None: those that are traced."""
     metric: str | Metric | MetricFunction = "kl"
-    """What is measured on them."""
+    """Metric that is measured on them."""
     at_most: float
     """Bound on the absolute value of its mean effect, in units of the metric."""
 
@@ -91,17 +91,17 @@ def nothing_within(constraint: Constraint, effect: float | None = None) -> Nothi
 
 
 def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
-    """What a search recorded, without sets outside the bounds, whose effects are none."""
+    """Records of a search, without sets outside the bounds: these have no effects."""
     return tuple(record for record in history if record.get("effect", 0.0) > _OUTSIDE / 2)
 
 
 class _Around:
-    """What a target takes over from the one that it is around."""
+    """A target around another one, with all that it takes over from it."""
 
     _inner: Engine | ScoredTarget
 
     def cost_of(self, cost: Cost) -> Cost:
-        """What work takes through this target that takes so much by the mean effect, about."""
+        """Approximate cost, through this target, of work that costs so much by the mean effect."""
         raise NotImplementedError
 
     @property
@@ -121,7 +121,7 @@ class _Around:
 
     @property
     def metric(self) -> Metric:
-        """What is maximised."""
+        """The maximised score."""
         return self._inner.metric
 
     @property
@@ -151,7 +151,7 @@ class _Around:
 
     @cached_property
     def full_effects(self) -> Effects:
-        """What all components together do."""
+        """Effects of all components together."""
         return self._inner.full_effects
 
 
@@ -222,7 +222,7 @@ class ScoredTarget(_Around):
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
-        """What changing a component would bring to the mean score."""
+        """Change of the mean score from changing a component."""
         mask = from_indices(members, self.n_components).float()
         numbers = torch.arange(self.n_examples) if examples is None else examples
         _, weights = self._slopes(mask, torch.ones_like, numbers)
@@ -279,7 +279,7 @@ class ConstrainedTarget(_Around):
 
     @property
     def metric(self) -> Metric:
-        """What is maximised, and within which bounds."""
+        """The maximised score, named with its bounds."""
         return self._metric
 
     def _work(self) -> Cost:
@@ -307,7 +307,7 @@ class ConstrainedTarget(_Around):
         return ConstrainedTarget(self._inner.with_pairs(pairs), measures, self._constraint)
 
     def report(self, members: Sequence[int]) -> dict[str, Any]:
-        """What a set does to the constrained metric, ready to be saved."""
+        """Effect of a set on the constrained metric, ready to be saved."""
         return {
             "metric": self._measures.metric.name,
             "dataset": self._measures.pairs.name,
@@ -416,7 +416,7 @@ class ConstrainedTarget(_Around):
 
 
 Target = Engine | ScoredTarget | ConstrainedTarget
-"""What searches are given. All have `data`, `pairs`, `registry`, `metric`, `ranks`, `device`,
+"""The argument of searches. All have `data`, `pairs`, `registry`, `metric`, `ranks`, `device`,
 `cost`, `n_components`, `n_examples`, `full_effects`, `with_pairs`, `effects`, `set_effects`,
 `gradient` and `predict_changes`, with the meaning that they have in `Engine`."""
 
@@ -448,7 +448,7 @@ def target_of(
 
 
 def cost_of(target: Target, cost: Cost) -> Cost:
-    """What work takes through a target that takes so much by the mean effect, about."""
+    """Approximate cost, through a target, of work that costs so much by the mean effect."""
     return target.cost_of(cost) if isinstance(target, _Around) else cost
 
 

@@ -1,4 +1,4 @@
-"""What a run will take, before it begins: passes, time and memory.
+"""Passes, time and memory of a run, before it begins.
 
 Searches say how many passes they take at most. What one pass takes is measured, once, on the
 loaded model and the tracer's own data.
@@ -24,7 +24,7 @@ _PROBED_SETS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run will take. Printed, it is one line."""
+    """Passes, time and memory of a run. Printed, it is one line."""
 
     method: str
     """Name of the search."""
@@ -56,7 +56,7 @@ class Estimate:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Table of the estimate in a notebook."""
         return f"<p>{html_text(repr(self))}</p>"
 
 
@@ -71,7 +71,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a pass over the data takes, measured."""
+    """Measured time and memory of a pass over the data."""
 
     forward: float
     """Seconds of a pass with one set of components."""

@@ -33,7 +33,7 @@ from tracekit.models import HookedModel, load_model
 from tracekit.tracer.tracer import Tracer
 
 PlantedName = Literal["and", "or", "xor", "majority", "inhibition", "backup", "sum"]
-"""What is planted."""
+"""Function of the planted components."""
 PlantedKind = Literal["head-outputs", "mlp-neurons"]
 """Which components interact."""
 
@@ -87,7 +87,7 @@ class PlantedModel:
     """A model whose components interact in a known way, and prompts that show it."""
 
     name: PlantedName
-    """What was planted."""
+    """Function of the planted components."""
     meaning: str
     """How the behaviour depends on the components, in words."""
     kind: PlantedKind

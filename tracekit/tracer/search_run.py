@@ -97,7 +97,7 @@ class BestMeasured:
 
 
 class Spent(NamedTuple):
-    """What a search took."""
+    """Cost and wall time of a search."""
 
     cost: Cost
     seconds: float
@@ -105,12 +105,12 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """What every result of a tracer is measured on and says, whatever the search."""
+    """Data and labels that all results of a tracer share."""
 
     engine: Engine
     """The question: model, data set, components, metric."""
     setup: Setup
-    """What is traced and how, with metric and source by their names."""
+    """The setup, with metric and source by their names."""
     also: tuple[Metric, ...]
     """Further metrics."""
     held_out: Engine | None
@@ -219,9 +219,9 @@ class SearchRun:
     search: Search
     goal: Goal
     objective: ObjectiveName | Objective
-    """What is maximised; with `auto` halves of the examples choose between searches."""
+    """Maximised over the examples; with `auto` halves of the examples choose between searches."""
     constraint: tuple[Constraint, Engine] | None
-    """What is to stay within bounds, and the engine that measures it."""
+    """The constraint, and the engine that measures it."""
     seed: int
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class SearchRun:
 
     @cached_property
     def target(self) -> Target:
-        """What the search is given."""
+        """Target of the search."""
         engine = self.traced.engine
         return target_of(engine, self._maximised, self.constraint, self._best.record)
 
@@ -407,7 +407,7 @@ class SearchRun:
         return selections
 
     def _kept(self, mask: Tensor) -> dict[str, Any]:
-        """What a set does to what is constrained; nothing if nothing is."""
+        """Effect of a set on the constrained metric; empty without a constraint."""
         target = self.target
         if not isinstance(target, ConstrainedTarget):
             return {}

@@ -61,13 +61,13 @@ else:
 
 
 class SetMethods:
-    """What can be asked about a set of components of a model, on a data set, by a metric."""
+    """Measurements of a given set of components of a model, on a data set, by a metric."""
 
     model: HookedModel
     engine: Engine
     """Masks in, effects and gradients out."""
     setup: Setup
-    """What is traced and how, with metric and source by their names."""
+    """The setup, with metric and source by their names."""
     extra_metrics: tuple[Metric, ...]
     """Further metrics that every result is measured by."""
     results: list[TraceResult]
@@ -300,7 +300,7 @@ class SetMethods:
         draws: int = 20,
         seed: int = 0,
     ) -> SideEffects:
-        """What a set does to other data and by other metrics, against random sets of its layers.
+        """Effects of a set on other data and by other metrics, against random sets of its layers.
 
         ```python
         side = tracer.side_effects(result, {"neutral": (text, "kl"), "other task": pairs})

@@ -146,7 +146,7 @@ class Tracer(SetMethods):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what is traced, how, and the results so far."""
+        """Summary in a notebook: model, data, setup, and the results so far."""
         from tracekit.results.display import tracer_html
 
         metric = self.engine.metric

@@ -34,7 +34,7 @@ class RunRecord:
     kind: RecordKind
     """`start`, `step` (an epoch, a size, an expanded set), `result` or `end`."""
     setting: Mapping[str, Any]
-    """What is run: method and its options, model, data set, components, metric, seed; the same in
+    """Method and its options, model, data set, components, metric, seed of the run; the same in
     every record of a run."""
     seconds: float
     """Since the run started."""
@@ -50,7 +50,7 @@ class RunRecord:
 
 
 Observer = Callable[[RunRecord], object]
-"""Whatever can be called with a record; what it returns is not used."""
+"""A function of a record; its return value is not used."""
 
 
 class Observed:
@@ -117,7 +117,7 @@ class Observed:
 
 
 def settings_of(run: SearchRun) -> dict[str, Any]:
-    """What a record says of a search."""
+    """Settings of a search in its records."""
     goal, objective = run.goal, run.objective
     return {
         "method": run.search.name,

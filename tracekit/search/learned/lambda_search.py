@@ -76,7 +76,7 @@ class TrainingRun:
         return snapshot
 
     def selection(self, snapshot: Snapshot, budget: int | None) -> Selection:
-        """What a snapshot of this run selects."""
+        """Selection of a snapshot of this run."""
         return Selection(
             mask=snapshot.selected,
             effects=snapshot.effects,

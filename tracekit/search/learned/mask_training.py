@@ -53,7 +53,7 @@ class Penalty(Protocol):
         ...
 
     def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
-        """What the history records of it: weights and values."""
+        """Its entries in the history: weights and values."""
         ...
 
     def slope(self, mask: Mask, epoch: int) -> float:
@@ -63,7 +63,7 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskTraining(ABC):
-    """What methods that learn a soft mask share."""
+    """Base of the methods that learn a soft mask."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -107,7 +107,7 @@ class MaskTraining(ABC):
     @property
     @abstractmethod
     def objective(self) -> ObjectiveName:
-        """What is lowered, beside the penalty."""
+        """The loss, beside the penalty."""
 
     @property
     @abstractmethod

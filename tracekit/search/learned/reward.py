@@ -1,4 +1,4 @@
-"""What a mask is trained for: the reward 1/(1 + effect), or the effect itself.
+"""Objectives of mask training: the reward 1/(1 + effect), or the effect itself.
 
 `dataset`, 1/(1 + mean l), is the paper's equation. Its gradient is that of the mean effect times
 -1/(1 + L)^2 with L the mean over the whole data set; in minibatches L is estimated from the latest
@@ -47,7 +47,7 @@ class Objective(Protocol):
         ...
 
     def value(self, effects: Effects) -> Float[Tensor, ""]:
-        """What the history records; effects of examples not seen yet are NaN."""
+        """Value in the history; effects of examples not seen yet are NaN."""
         ...
 
 
