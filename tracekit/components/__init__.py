@@ -7,7 +7,6 @@ from tracekit.components.registry import (
     ComponentGrid,
     ComponentRegistry,
     ComponentSet,
-    ModelShape,
     Site,
 )
 
@@ -19,7 +18,6 @@ __all__ = [
     "ComponentSet",
     "Kind",
     "KindName",
-    "ModelShape",
     "Site",
     "kind_of",
     "masks",

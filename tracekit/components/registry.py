@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from tracekit._util.markup import printable
 from tracekit._util.options import is_whole, shortened, whole_numbers
@@ -26,14 +26,6 @@ from tracekit.errors import ComponentError
 
 ComponentSet = tuple[int, ...]
 """Some components, as ascending flat indices."""
-
-
-class ModelShape(Protocol):
-    """The sizes a registry needs; a TransformerLens configuration has them."""
-
-    n_layers: int
-    n_heads: int
-    d_model: int
 
 
 @dataclass(frozen=True, order=True)

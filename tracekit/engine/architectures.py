@@ -28,34 +28,34 @@ _CONTEXT = 64
 
 
 def _gpt2_like(name: str, **changes: Any) -> Callable[[], Any]:
-    def build() -> Any:
-        sizes = {"n_layer": N_LAYERS, "n_head": N_HEADS, "n_embd": D_MODEL, "n_positions": _CONTEXT}
-        return _config(name, vocab_size=VOCABULARY, **sizes, **changes)
+    sizes = {"n_layer": N_LAYERS, "n_head": N_HEADS, "n_embd": D_MODEL, "n_positions": _CONTEXT}
+    return _config(name, **sizes, **changes)
 
-    return build
+
+def _standard(name: str, **changes: Any) -> Callable[[], Any]:
+    sizes = {
+        "hidden_size": D_MODEL,
+        "num_hidden_layers": N_LAYERS,
+        "num_attention_heads": N_HEADS,
+        "max_position_embeddings": _CONTEXT,
+    }
+    return _config(name, **{**sizes, **changes})
 
 
 def _llama_like(name: str, **changes: Any) -> Callable[[], Any]:
+    options = {"intermediate_size": _D_MLP, "tie_word_embeddings": False, "num_key_value_heads": 2}
+    return _standard(name, **{**options, **changes})
+
+
+def _config(name: str, **options: Any) -> Callable[[], Any]:
+    """Makes a configuration when it is called: transformers is imported late."""
+
     def build() -> Any:
-        return _config(
-            name,
-            vocab_size=VOCABULARY,
-            hidden_size=D_MODEL,
-            intermediate_size=_D_MLP,
-            num_hidden_layers=N_LAYERS,
-            num_attention_heads=N_HEADS,
-            max_position_embeddings=_CONTEXT,
-            tie_word_embeddings=False,
-            **{"num_key_value_heads": 2, **changes},
-        )
+        import transformers
+
+        return getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **options)
 
     return build
-
-
-def _config(name: str, **options: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, f"{name}Config")(**options)
 
 
 _HEAD = {"head_dim": 6}
@@ -72,30 +72,11 @@ ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
     "gemma3": _llama_like("Gemma3Text", **_HEAD, query_pre_attn_scalar=6, **_TOKENS),
     "phi3": _llama_like("Phi3", pad_token_id=0, **_TOKENS),
     "olmo2": _llama_like("Olmo2", pad_token_id=0, **_TOKENS),
-    "gpt_neox": lambda: _config(
-        "GPTNeoX",
-        vocab_size=VOCABULARY,
-        hidden_size=D_MODEL,
-        intermediate_size=_D_MLP,
-        num_hidden_layers=N_LAYERS,
-        num_attention_heads=N_HEADS,
-        max_position_embeddings=_CONTEXT,
-        **_TOKENS,
-    ),
+    "gpt_neox": _standard("GPTNeoX", intermediate_size=_D_MLP, **_TOKENS),
     "mixtral": _llama_like("Mixtral", num_local_experts=2, num_experts_per_tok=1),
-    "opt": lambda: _config(
-        "OPT",
-        vocab_size=VOCABULARY,
-        hidden_size=D_MODEL,
-        ffn_dim=4 * D_MODEL,
-        num_hidden_layers=2,
-        num_attention_heads=N_HEADS,
-        max_position_embeddings=_CONTEXT,
-        word_embed_proj_dim=D_MODEL,
-    ),
-    "gpt_neo": lambda: _config(
+    "opt": _standard("OPT", ffn_dim=4 * D_MODEL, num_hidden_layers=2, word_embed_proj_dim=D_MODEL),
+    "gpt_neo": _config(
         "GPTNeo",
-        vocab_size=VOCABULARY,
         hidden_size=D_MODEL,
         intermediate_size=_D_MLP,
         max_position_embeddings=_CONTEXT,
@@ -138,9 +119,8 @@ ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
     "hunyuan": _llama_like("HunYuanDenseV1", **_HEAD, pad_token_id=0, **_TOKENS),
     "nemotron": _llama_like("Nemotron", pad_token_id=0, **_TOKENS),
     "ministral3": _llama_like("Ministral3", **_HEAD),
-    "falcon": lambda: _config(
+    "falcon": _config(
         "Falcon",
-        vocab_size=VOCABULARY,
         hidden_size=D_MODEL,
         num_hidden_layers=N_LAYERS,
         num_attention_heads=N_HEADS,
@@ -148,21 +128,9 @@ ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
         parallel_attn=True,
         **_TOKENS,
     ),
-    "bloom": lambda: _config(
-        "Bloom",
-        vocab_size=VOCABULARY,
-        hidden_size=D_MODEL,
-        n_layer=N_LAYERS,
-        n_head=N_HEADS,
-        **_TOKENS,
-    ),
-    "mpt": lambda: _config(
-        "Mpt",
-        vocab_size=VOCABULARY,
-        d_model=D_MODEL,
-        n_layers=N_LAYERS,
-        n_heads=N_HEADS,
-        max_seq_len=_CONTEXT,
+    "bloom": _config("Bloom", hidden_size=D_MODEL, n_layer=N_LAYERS, n_head=N_HEADS, **_TOKENS),
+    "mpt": _config(
+        "Mpt", d_model=D_MODEL, n_layers=N_LAYERS, n_heads=N_HEADS, max_seq_len=_CONTEXT
     ),
     "codegen": _gpt2_like("CodeGen", rotary_dim=4, **_TOKENS),
     "gpt_bigcode": _gpt2_like("GPTBigCode", **_TOKENS),

@@ -20,14 +20,14 @@ from torch import Tensor
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
+from tracekit.engine.forward import noise_hooks
 from tracekit.engine.layout import Layout
+from tracekit.engine.packing import pad_noise
 from tracekit.models.hooked import (
-    Hook,
     HookedModel,
     device_of,
     dtype_of,
     frozen,
-    residual_hook,
     to_device,
 )
 
@@ -79,8 +79,10 @@ class CounterfactualCache:
         self._slots = self._slots[:, : int(self._counts.max())]
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
         self._constants = constants_of(layout.counterfactuals)
-        everything = torch.arange(len(layout.source_lengths))
-        self._lacking = [everything] if first is None else [first, _without(everything, first)]
+        rest = torch.arange(len(layout.source_lengths))
+        if first is not None:
+            rest = rest[~torch.isin(rest, first)]
+        self._lacking = [rest] if first is None else [first, rest]
         self._chunks: list[_Chunk] = []
         self.storage: Storage | None = None
         """Where the activations are; decided when a batch first asks for them."""
@@ -241,16 +243,12 @@ class CounterfactualCache:
             values = values.movedim(kind.position_dim, 1)[at].movedim(1, kind.position_dim)
             kept[name] = values.contiguous()
 
-        hooks = _embedding_hooks([c.added_to_embeddings() for c in counterfactuals], width)
+        hooks = noise_hooks(pad_noise([c.added_to_embeddings() for c in counterfactuals], width))
         hooks += [(name, partial(_observe, keep=keep, name=name)) for name in self._kinds]
         inputs = sequences.inputs(dtype_of(self._model))
         with frozen(self._model), torch.no_grad():
             self._model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
         return _Chunk(numbers, kept)
-
-
-def _without(numbers: Int[Tensor, " source"], others: Tensor) -> Int[Tensor, " rest"]:
-    return numbers[~torch.isin(numbers, others)]
 
 
 def _narrow_keys(values: Tensor, kind: Kind, n_positions: int) -> Tensor:
@@ -265,19 +263,3 @@ def _observe(
 ) -> Tensor:
     keep(activation, name)
     return activation
-
-
-def _embedding_hooks(additions: Sequence[Tensor | None], width: int) -> list[Hook]:
-    """A hook that adds to the embeddings of each row, if anything is to be added."""
-    given = [addition for addition in additions if addition is not None]
-    if not given:
-        return []
-    padded = torch.zeros(len(additions), width, given[0].shape[1])
-    for row, addition in enumerate(additions):
-        if addition is not None:
-            padded[row, : len(addition)] = addition
-
-    def add(activation: Tensor, hook: Any = None) -> Tensor:
-        return activation + padded.to(activation.device, activation.dtype)
-
-    return [(residual_hook(0), add)]

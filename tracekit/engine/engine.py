@@ -29,11 +29,56 @@ from tracekit.metrics import Effects, Metric
 from tracekit.models.hooked import HookedModel
 
 
-class Engine:
-    """Runs masks over a data set."""
+class DataView:
+    """A prepared data set, as searches see it."""
 
     data: PreparedData
     """The data set laid out on the model, for the functions of this package."""
+
+    @property
+    def pairs(self) -> PromptPairs:
+        """The data set."""
+        return self.data.pairs
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components that masks stand for."""
+        return self.data.registry
+
+    @property
+    def metric(self) -> Metric:
+        """Gives the effects."""
+        return self.data.metric
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the examples out among themselves."""
+        return self.data.ranks
+
+    @property
+    def n_components(self) -> int:
+        """Number of components: the length of every mask."""
+        return self.data.n_components
+
+    @property
+    def n_examples(self) -> int:
+        """Number of examples."""
+        return self.data.n_examples
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model reads its tokens."""
+        return self.data.device
+
+    @property
+    def cost(self) -> Cost:
+        """Interventional work so far; clean and counterfactual runs are not counted."""
+        return self.data.account.cost(self.n_examples)
+
+
+class Engine(DataView):
+    """Runs masks over a data set."""
+
     _record: Recorder | None
 
     def __init__(
@@ -92,49 +137,9 @@ class Engine:
         return self.data.model
 
     @property
-    def pairs(self) -> PromptPairs:
-        """The data set."""
-        return self.data.pairs
-
-    @property
-    def registry(self) -> ComponentRegistry:
-        """The components that masks stand for."""
-        return self.data.registry
-
-    @property
-    def metric(self) -> Metric:
-        """Gives the effects."""
-        return self.data.metric
-
-    @property
     def config(self) -> EngineConfig:
         """Settings."""
         return self.data.config
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share the examples out among themselves."""
-        return self.data.ranks
-
-    @property
-    def n_components(self) -> int:
-        """Number of components: the length of every mask."""
-        return self.data.n_components
-
-    @property
-    def n_examples(self) -> int:
-        """Number of examples."""
-        return self.data.n_examples
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model reads its tokens."""
-        return self.data.device
-
-    @property
-    def cost(self) -> Cost:
-        """Interventional work so far; clean and counterfactual runs are not counted."""
-        return self.data.account.cost(self.n_examples)
 
     @cached_property
     def full_effects(self) -> Effects:

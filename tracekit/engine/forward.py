@@ -59,7 +59,7 @@ class ForwardPass:
         """
         gather = partial(_gather, batch=batch)
         with self._only_blocks(start, None, residual):
-            noise = [] if start else _noise_hooks(batch)
+            noise = [] if start else noise_hooks(batch.noise)
             logits = self._run(batch, [*noise, *hooks, (self._scored_hook, gather)])
         return batch.read(logits[0].to(self.device), self._mean, reads)
 
@@ -75,7 +75,7 @@ class ForwardPass:
         """Input of block `stop` under hooks; runs blocks `start` to `stop - 1`."""
         try:
             with self._only_blocks(start, stop, residual):
-                self._run(batch, [*([] if start else _noise_hooks(batch)), *hooks])
+                self._run(batch, [*([] if start else noise_hooks(batch.noise)), *hooks])
         except StopPassError as stopped:
             return stopped.residual
         raise AssertionError(f"The pass did not stop at block {stop}.")
@@ -102,9 +102,8 @@ def _gather(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
     return activation[row, pos][None]
 
 
-def _noise_hooks(batch: Batch) -> list[Hook]:
-    """A hook that adds the noise of the rows to the input of the first block, if they have any."""
-    noise = batch.noise
+def noise_hooks(noise: Tensor | None) -> list[Hook]:
+    """A hook that adds noise to the input of the first block, if there is any."""
     if noise is None:
         return []
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tracekit._util.options import shortened, whole_numbers
@@ -27,7 +27,7 @@ from tracekit.data.counterfactuals import Counterfactual, Ids
 from tracekit.data.prompts import PromptPair, PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
-from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes
+from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
 from tracekit.errors import PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
@@ -139,7 +139,7 @@ class Layout:
             rows_of_examples.append(rows_of_sides)
             branch_starts.append(starts_of_sides)
         lengths, source_lengths = _lengths(rows), _lengths(sources)
-        targets, valid = _targets(pairs)
+        targets = _by_side([(pair.x_ids, pair.y_ids or ()) for pair in pairs])
         prompt_lengths = torch.tensor([len(key[0]) for key in rows])
         source_prompt_lengths = torch.tensor([len(key[0]) for key in sources])
         position_mask = _position_mask(scope, prompt_lengths, lengths)
@@ -154,8 +154,8 @@ class Layout:
             rows=torch.tensor(rows_of_examples),
             starts=torch.tensor([len(pair.prompt_ids) - 1 for pair in pairs]),
             branch_starts=torch.tensor(branch_starts),
-            targets=targets,
-            valid=valid,
+            targets=targets.clamp(min=0),
+            valid=targets >= 0,
             sources=PackedSequences.build(
                 [key[:2] for key in sources], needs_attention_mask=packed
             ),
@@ -222,20 +222,8 @@ class Layout:
             token_sets=self.token_sets[examples],
             all_have_y=self.all_have_y,
             all_have_y_set=bool((self.token_sets[:, 1, 0] >= 0).all()),
-            noise=self._noise_of(rows.tolist(), longest),
+            noise=pad_noise([self.row_noise[row] for row in rows.tolist()], longest),
         )
-
-    def _noise_of(self, rows: list[int], longest: int) -> Float[Tensor, "row pos d_model"] | None:
-        """Noise on the embeddings of some rows; None if they have none."""
-        given = [self.row_noise[row] for row in rows]
-        widths = [noise.shape[1] for noise in given if noise is not None]
-        if not widths:
-            return None
-        added = torch.zeros(len(rows), longest, widths[0])
-        for number, noise in enumerate(given):
-            if noise is not None:
-                added[number, : len(noise)] = noise
-        return added
 
     def batches(
         self,
@@ -411,20 +399,13 @@ def _token_sets(pairs: PromptPairs) -> Int[Tensor, "example side choice"]:
         (pair.x_set_ids or pair.x_ids[:1], pair.y_set_ids or (pair.y_ids or ())[:1])
         for pair in pairs
     ]
-    sets = torch.full((len(pairs), 2, max(len(ids) for pair in sides for ids in pair)), -1)
-    for number, pair in enumerate(sides):
-        for side, ids in enumerate(pair):
-            sets[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-    return sets
+    return _by_side(sides)
 
 
-def _targets(pairs: PromptPairs) -> tuple[Tensor, Tensor]:
-    sides = [(pair.x_ids, pair.y_ids or ()) for pair in pairs]
-    longest = max(len(ids) for pair in sides for ids in pair)
-    targets = torch.zeros(len(pairs), 2, longest, dtype=torch.long)
-    valid = torch.zeros(len(pairs), 2, longest, dtype=torch.bool)
+def _by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:
+    """Token ids of x and y of every example, -1 where there is no further one."""
+    padded = torch.full((len(sides), 2, max(len(ids) for pair in sides for ids in pair)), -1)
     for number, pair in enumerate(sides):
         for side, ids in enumerate(pair):
-            targets[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-            valid[number, side, : len(ids)] = True
-    return targets, valid
+            padded[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+    return padded

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.data.counterfactuals import Ids
@@ -135,4 +135,16 @@ def pad(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
     padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
     for row, sequence in enumerate(sequences):
         padded[row, : len(sequence)] = torch.tensor(sequence)
+    return padded
+
+
+def pad_noise(rows: Sequence[Tensor | None], width: int) -> Float[Tensor, "row pos d_model"] | None:
+    """Noise on the embeddings of rows, with zeros where there is none; None if no row has any."""
+    given = [noise for noise in rows if noise is not None]
+    if not given:
+        return None
+    padded = torch.zeros(len(rows), width, given[0].shape[1])
+    for row, noise in enumerate(rows):
+        if noise is not None:
+            padded[row, : len(noise)] = noise
     return padded

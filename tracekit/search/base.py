@@ -263,17 +263,6 @@ def smallest_size(
         below = size
     else:
         return None, tried
-    return tried[_bisect(below, size, tried, try_size, reaches)], tried
-
-
-def _bisect(
-    below: int,
-    size: int,
-    tried: dict[int, _T],
-    try_size: Callable[[int], _T],
-    reaches: Callable[[_T], bool],
-) -> int:
-    """The smallest size between one that does not reach the target and one that does."""
     while size - below > 1:
         middle = (below + size) // 2
         tried[middle] = try_size(middle)
@@ -281,7 +270,7 @@ def _bisect(
             size = middle
         else:
             below = middle
-    return size
+    return tried[size], tried
 
 
 def best_within(selections: Sequence[Selection], budget: int) -> Selection:

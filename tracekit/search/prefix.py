@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from tracekit._util import progress as _progress
@@ -29,29 +30,15 @@ def best_prefixes(engine: Target, goal: Goal, component_scores: Mask) -> list[Se
     if goal.target is not None:
         prefix = smallest_prefix(engine, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
-        return [
-            Selection(
-                mask=prefix.mask,
-                effects=prefix.effects,
-                component_scores=component_scores,
-                history=(record,),
-            )
-        ]
+        return [replace(prefix, component_scores=component_scores, history=(record,))]
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
         prefix = Selection.measured(engine, order[:budget])
         _progress.current().note(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
-        selections.append(
-            Selection(
-                mask=prefix.mask,
-                effects=prefix.effects,
-                component_scores=component_scores,
-                history=history,
-                budget=budget,
-            )
-        )
+        ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
+        selections.append(ranked)
     return selections
 
 

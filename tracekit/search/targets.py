@@ -31,15 +31,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.options import shortened
-from tracekit._util.ranks import Ranks
-from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
+from tracekit.engine.engine import DataView, Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight, predict_changes
 from tracekit.engine.precision import Precision
-from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
@@ -95,67 +93,7 @@ def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
     return tuple(record for record in history if record.get("effect", 0.0) > _OUTSIDE / 2)
 
 
-class _Around:
-    """A target around another one, with all that it takes over from it."""
-
-    _inner: Engine | ScoredTarget
-
-    def cost_of(self, cost: Cost) -> Cost:
-        """Approximate cost, through this target, of work that costs so much by the mean effect."""
-        raise NotImplementedError
-
-    @property
-    def data(self) -> PreparedData:
-        """The data set, under the metric of the innermost target."""
-        return self._inner.data
-
-    @property
-    def pairs(self) -> PromptPairs:
-        """The data set."""
-        return self._inner.pairs
-
-    @property
-    def registry(self) -> ComponentRegistry:
-        """The components that masks stand for."""
-        return self._inner.registry
-
-    @property
-    def metric(self) -> Metric:
-        """The maximised score."""
-        return self._inner.metric
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share the examples."""
-        return self._inner.ranks
-
-    @property
-    def n_components(self) -> int:
-        """Number of components."""
-        return self._inner.n_components
-
-    @property
-    def n_examples(self) -> int:
-        """Number of examples."""
-        return self._inner.n_examples
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model reads its tokens."""
-        return self._inner.device
-
-    @property
-    def cost(self) -> Cost:
-        """Work so far."""
-        return self._inner.cost
-
-    @cached_property
-    def full_effects(self) -> Effects:
-        """Effects of all components together."""
-        return self._inner.full_effects
-
-
-class ScoredTarget(_Around):
+class ScoredTarget(DataView):
     """Scores in place of effects; each depends on all examples. It has accounts of its own."""
 
     def __init__(
@@ -170,7 +108,7 @@ class ScoredTarget(_Around):
 
         scored = engine.sharing(metric=_named(engine.metric, name), record=record_scores)
         self._given, self._engine, self._objective = engine, scored, objective
-        self._inner = scored
+        self.data = scored.data
 
     def with_pairs(self, pairs: PromptPairs) -> ScoredTarget:
         """The same objective on other pairs."""
@@ -252,7 +190,7 @@ def slopes_of_scores(
     return scores.detach(), slopes
 
 
-class ConstrainedTarget(_Around):
+class ConstrainedTarget(DataView):
     """Another target's effects; sets that leave the bounds of a constraint come last."""
 
     def __init__(
@@ -273,6 +211,7 @@ class ConstrainedTarget(_Around):
         is_smooth = metric.differentiable and measures.metric.differentiable
         self._metric = replace(metric, differentiable=is_smooth)
         self._inner, self._measures, self._constraint = target, measures, constraint
+        self.data = target.data
         self._record = record
         self._scale = target.full_effects.mean().abs().item() or 1.0
         self._before, self._steps = self._work(), count()
@@ -298,6 +237,11 @@ class ConstrainedTarget(_Around):
         own = cost_of(self._inner, cost)
         share = self._measures.n_examples / self.n_examples
         return own + Cost(own.forward_equivalents * (0.5 + 1.5 * share))
+
+    @cached_property
+    def full_effects(self) -> Effects:
+        """Effects of all components together."""
+        return self._inner.full_effects
 
     def with_pairs(self, pairs: PromptPairs) -> ConstrainedTarget:
         """The same on other traced pairs."""
@@ -449,7 +393,7 @@ def target_of(
 
 def cost_of(target: Target, cost: Cost) -> Cost:
     """Approximate cost, through a target, of work that costs so much by the mean effect."""
-    return target.cost_of(cost) if isinstance(target, _Around) else cost
+    return cost if isinstance(target, Engine) else target.cost_of(cost)
 
 
 def _named(metric: Metric, name: str) -> Metric:

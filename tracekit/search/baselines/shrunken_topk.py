@@ -19,6 +19,7 @@ from tracekit._util.options import check_at_least, check_types
 from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import expand
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
+from tracekit.search.baselines.attribution import weights_along_line
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.shrinkage import shrunken_effects, shrunken_effects_by_slopes
 from tracekit.search.targets import Target
@@ -77,11 +78,8 @@ class ShrunkenTopK:
         n_examples, n_components = engine.n_examples, engine.n_components
         slopes = torch.zeros(n_examples, n_components)
         for examples in torch.arange(n_examples).split(max(1, _ENTRIES // n_components)):
-            for step in range(self.steps + 1):
-                masks = torch.full((len(examples), n_components), step / self.steps)
-                weight = 0.5 if step in (0, self.steps) else 1.0
-                slopes[examples] += (
-                    weight / self.steps * expand(engine.data, masks, examples).slopes
-                )
+            for level, weight in weights_along_line(self.steps).items():
+                masks = torch.full((len(examples), n_components), level)
+                slopes[examples] += weight * expand(engine.data, masks, examples).slopes
         require_finite_gradient(slopes, engine.metric)
         return slopes.T

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit._util.options import check_at_least
 from tracekit.components import masks
 from tracekit.components.masks import Mask
-from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
+from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import ObjectiveName
 
 _OFFSET = 1e-3
@@ -49,22 +48,10 @@ class DCM(MaskTraining):
     name: ClassVar[str] = "dcm"
     title: ClassVar[str] = "DCM"
 
-    trials: int | None = None
-    """Training runs at most per budget when lambda is searched. None: 8."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "trials")
-
     @property
     def objective(self) -> ObjectiveName:
         """The raw effect."""
         return "effect"
-
-    @property
-    def max_trials(self) -> int:
-        """Training runs at most for the first budget."""
-        return DEFAULT_TRIALS if self.trials is None else self.trials
 
     def penalty(self, lambda1: float) -> DCMPenalty:
         """The concave penalty."""

@@ -68,6 +68,7 @@ class MaskTraining(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     records_every_size: ClassVar[bool] = False
+    default_trials: ClassVar[int] = DEFAULT_TRIALS
 
     lambda1: float | None = None
     """Weight of the size penalty. None: searched."""
@@ -89,11 +90,14 @@ class MaskTraining(ABC):
     sets are always measured in the model's own precision."""
     example_order: Sequence[Sequence[int]] | None = None
     """Order of the examples in each epoch, to repeat a run exactly. None: shuffled by the seed."""
+    trials: int | None = None
+    """Training runs at most per budget when lambda1 is searched. None: 8, or 1 if local search
+    improves the sets."""
 
     def __post_init__(self) -> None:
         check_types(self)
         check_at_least(self, 0, "lambda1")
-        check_at_least(self, 1, "epochs", "batch_size")
+        check_at_least(self, 1, "epochs", "batch_size", "trials")
         for name in ("init", "threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must lie in [0, 1].")
@@ -110,9 +114,9 @@ class MaskTraining(ABC):
         """The loss, beside the penalty."""
 
     @property
-    @abstractmethod
     def max_trials(self) -> int:
         """Training runs at most for the first budget when lambda1 is searched."""
+        return self.default_trials if self.trials is None else self.trials
 
     @abstractmethod
     def penalty(self, lambda1: float) -> Penalty:

@@ -25,7 +25,7 @@ from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.errors import ConfigError
 from tracekit.search.learned import schedules
-from tracekit.search.learned.mask_training import DEFAULT_TRIALS, MaskTraining
+from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import ObjectiveName, Reward
 
 _LARGEST_WEIGHT = 1e16
@@ -102,13 +102,10 @@ class PGBCT(MaskTraining):
     `polynomial`, or a callable from the epoch (from 0) to a factor."""
     penalty_reduction: Literal["sum", "mean"] = "sum"
     """`sum` over components as in the paper; `mean` makes lambdas comparable between models."""
-    trials: int | None = None
-    """Training runs at most per budget when lambda is searched. None: 8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 0, "lambda2")
-        check_at_least(self, 1, "trials")
         check_choice(self, "reward", "dataset", "per-example")
         check_choice(self, "penalty_reduction", "sum", "mean")
         schedules.resolve(self.penalty_schedule)
@@ -117,11 +114,6 @@ class PGBCT(MaskTraining):
     def objective(self) -> ObjectiveName:
         """The reward."""
         return self.reward
-
-    @property
-    def max_trials(self) -> int:
-        """Training runs at most for the first budget."""
-        return DEFAULT_TRIALS if self.trials is None else self.trials
 
     def penalty(self, lambda1: float) -> PGBCTPenalty:
         """Both penalties."""

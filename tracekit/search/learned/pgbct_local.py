@@ -34,13 +34,7 @@ class PGBCTLocal(PGBCT):
     name: ClassVar[str] = "pgb-ct+local"
     title: ClassVar[str] = "PGB-CT + local"
 
-    trials: int | None = None
-    """Training runs at most per budget when lambda is searched. None: 1."""
-
-    @property
-    def max_trials(self) -> int:
-        """Training runs at most for the first budget."""
-        return 1 if self.trials is None else self.trials
+    default_trials: ClassVar[int] = 1
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """All passes that training and refinement may come to."""

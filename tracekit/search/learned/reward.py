@@ -14,7 +14,8 @@ along its tangent below l = -1/2.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -34,78 +35,36 @@ _TANGENT_AT = -0.5
 _NEAREST = -1 + 1e-6
 
 
-@runtime_checkable
-class Objective(Protocol):
+class Objective(NamedTuple):
     """Something to be lowered: a function of the effects of all examples."""
 
-    def example_weights(self, effects: Effects) -> Effects:
-        """Weight of each example's gradient; the weighted mean of gradients is scaled next."""
-        ...
-
-    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Factor of that mean, from the mean effect of the whole data set."""
-        ...
-
-    def value(self, effects: Effects) -> Float[Tensor, ""]:
-        """Value in the history; effects of examples not seen yet are NaN."""
-        ...
-
-
-class _Effect:
-    """The mean effect, with its sign turned."""
-
-    def example_weights(self, effects: Effects) -> Effects:
-        return torch.ones_like(effects)
-
-    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        return -torch.ones_like(mean_effect)
-
-    def value(self, effects: Effects) -> Float[Tensor, ""]:
-        return effects.nanmean()
-
-
-class _DatasetReward:
-    """1/(1 + mean effect)."""
-
-    def __init__(self, has_pole: bool) -> None:
-        self._has_pole = has_pole
-
-    def example_weights(self, effects: Effects) -> Effects:
-        return torch.ones_like(effects)
-
-    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        return reward_slope(mean_effect, self._has_pole)
-
-    def value(self, effects: Effects) -> Float[Tensor, ""]:
-        return _reward(effects.nanmean(), self._has_pole)
-
-
-class _PerExampleReward:
-    """Mean of 1/(1 + effect)."""
-
-    def __init__(self, has_pole: bool) -> None:
-        self._has_pole = has_pole
-
-    def example_weights(self, effects: Effects) -> Effects:
-        return reward_slope(effects, self._has_pole)
-
-    def scale(self, mean_effect: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        return torch.ones_like(mean_effect)
-
-    def value(self, effects: Effects) -> Float[Tensor, ""]:
-        return _reward(effects, self._has_pole).nanmean()
+    example_weights: Callable[[Effects], Effects]
+    """Weight of each example's gradient; the weighted mean of gradients is scaled next."""
+    scale: Callable[[Float[Tensor, ""]], Float[Tensor, ""]]
+    """Factor of that mean, from the mean effect of the whole data set."""
+    value: Callable[[Effects], Float[Tensor, ""]]
+    """Value in the history; effects of examples not seen yet are NaN."""
 
 
 def make_objective(name: ObjectiveName, engine: Target) -> Objective:
     """An objective by name."""
     if name == "effect":
-        return _Effect()
+        return Objective(torch.ones_like, lambda mean: -torch.ones_like(mean), torch.nanmean)
+    has_pole = may_have_pole(engine.metric)
     if name == "per-example":
         refuse_weights(engine)
-        return _PerExampleReward(may_have_pole(engine.metric))
+        return Objective(
+            example_weights=lambda effects: reward_slope(effects, has_pole),
+            scale=torch.ones_like,
+            value=lambda effects: _reward(effects, has_pole).nanmean(),
+        )
     # The mean over a few weighted examples may be below -1.
-    is_weighted = engine.pairs.weights is not None
-    return _DatasetReward(has_pole=is_weighted or may_have_pole(engine.metric))
+    has_pole = has_pole or engine.pairs.weights is not None
+    return Objective(
+        example_weights=torch.ones_like,
+        scale=lambda mean: reward_slope(mean, has_pole),
+        value=lambda effects: _reward(effects.nanmean(), has_pole),
+    )
 
 
 class RewardGradient:
