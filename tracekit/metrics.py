@@ -249,9 +249,8 @@ class Metric:
         """One effect per example.
 
         Raises:
-            MetricError: The function returned something else.
-            MetricError: It changed what it was given.
-            MetricError: It reads what `reads` does not name.
+            MetricError: The function returned something else, changed what it was given, or reads
+                what `reads` does not name.
             MissingContinuationError: It reads y, and some example has none.
         """
         versions = _versions(clean), _versions(intervened)

@@ -7,16 +7,13 @@ them together: it is what `Tracer.explain` gives. `side_effects.py` says what th
 data: `Tracer.side_effects`.
 """
 
-from tracekit.anatomy.explanation import Explanation, explain_set, planned_explanation
+from tracekit.anatomy.explanation import Explanation
 from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.side_effects import EffectOn, SideEffects, measure_side_effects
+from tracekit.anatomy.side_effects import EffectOn, SideEffects
 
 __all__ = [
     "EffectOn",
     "Explanation",
     "SetGame",
     "SideEffects",
-    "explain_set",
-    "measure_side_effects",
-    "planned_explanation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -312,8 +312,7 @@ class Explanation:
 
         Raises:
             ResultNotFoundError: The folder holds no explanation.
-            ResultFormatError: It was written in another format.
-            ResultFormatError: It is damaged, was changed, or its files are of several saves.
+            ResultFormatError: It is of another format, damaged, or of several saves.
         """
         return read_explanation(cls, Path(folder))
 
@@ -445,22 +444,9 @@ def explain_set(
     model: str,
     source: str = "counterfactual",
 ) -> Explanation:
-    """Measures the anatomy of a set; see `Tracer.explain`.
+    """Measures the anatomy of a set of at least two components; see `Tracer.explain`.
 
-    Args:
-        engine: The data set.
-        members: Flat indices of at least two components.
-        max_sets: Subsets to measure at most for Shapley values of more than 12 members.
-        tolerance: Share of the effect that may be lost without redundant members.
-        look_outside: Whether to look for replacements and backups.
-        seed: Draws orders.
-        model: What the text calls the model.
-        source: Where the values come from that are put in.
-
-    Raises:
-        ComponentError: Fewer than two members.
-        ConfigError: A tolerance or a number of subsets that is none.
-        NonFiniteMetricError: The metric is not finite on a subset.
+    The text calls the model and the source of patched values by the names given.
     """
     _check(engine.registry, members, max_sets, tolerance)
     before = engine.cost
@@ -496,18 +482,7 @@ def explain_set(
 def planned_explanation(
     registry: ComponentRegistry, members: ComponentSet, *, max_sets: int, look_outside: bool
 ) -> Planned:
-    """Passes of `explain_set`: exact for up to 12 members and without outsiders.
-
-    Args:
-        registry: All components.
-        members: As for `explain_set`.
-        max_sets: As for `explain_set`.
-        look_outside: As for `explain_set`.
-
-    Raises:
-        ComponentError: Fewer than two members.
-        ConfigError: A number of subsets that is none.
-    """
+    """Passes of `explain_set`: exact for up to 12 members and without outsiders."""
     _check(registry, members, max_sets, tolerance=0)
     n = len(members)
     is_exact = n <= MOST_EXACT
@@ -525,7 +500,7 @@ def _check(
     registry: ComponentRegistry, members: Sequence[int], max_sets: int, tolerance: float
 ) -> None:
     if len(members) < 2:
-        named = ", ".join(_labels(registry, members)) or "none"
+        named = ", ".join(map(registry.label, members)) or "none"
         raise ComponentError(
             f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
             "two."
@@ -535,7 +510,3 @@ def _check(
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < 1:
         raise ConfigError(f"tolerance is {shortened(tolerance)}. Give a share from 0 to below 1.")
-
-
-def _labels(registry: ComponentRegistry, members: Iterable[int]) -> list[str]:
-    return [registry.label(index) for index in members]

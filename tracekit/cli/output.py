@@ -145,7 +145,7 @@ def print_rows(table: Table, n_names: int = 1) -> None:
     the first `n_names` columns, which name a row. Only a word that is wider than the terminal is
     folded.
     """
-    widths = [_least_width(column) for column in table.columns]
+    widths = [_longest(column, " ") for column in table.columns]
     parts, part = [], list(range(n_names))
     for number in range(n_names, len(widths)):
         # Two spaces and a line for each column, and a line at the end.
@@ -158,12 +158,8 @@ def print_rows(table: Table, n_names: int = 1) -> None:
         console.print(_part_of(table, columns, [widths[each] for each in columns]))
 
 
-def _least_width(column: Column) -> int:
-    """Width of the longest word of a column."""
-    return _longest(column, " ")
-
-
 def _longest(column: Column, separator: str) -> int:
+    """Width of the longest piece of a column between separators."""
     lines = [line for text in (column.header, *column.cells) for line in str(text).split("\n")]
     pieces = [piece for line in lines for piece in printable(line).split(separator)]
     return max(map(cell_len, pieces), default=0)
@@ -327,13 +323,6 @@ def save(run: TraceResult | TraceCurve, output: Path) -> None:
     for result in [run] if isinstance(run, TraceResult) else run:
         size = result.n_selected if result.budget is None else result.budget
         result.save(output / f"{result.method}-{size}")
-
-
-def write_tracer_figures(
-    tracer: Tracer, output: Path, result: TraceResult, extra: dict[str, Any]
-) -> None:
-    """Writes the heatmap of a result, the curve of all results, and further figures by name."""
-    write_figures({"heatmap": tracer.heatmap(result), "curve": tracer.curve(), **extra}, output)
 
 
 def write_figures(figures_by_name: dict[str, Any], output: Path, *, quiet: bool = False) -> None:

@@ -24,7 +24,7 @@ from tracekit.cli.output import (
     print_table,
     print_tracer,
     save,
-    write_tracer_figures,
+    write_figures,
 )
 from tracekit.cli.parsing import goal, parse_options
 
@@ -90,4 +90,4 @@ def trace(given: Given) -> None:
     if console.quiet:
         return
     print_table(tracer.results)
-    write_tracer_figures(tracer, output, tracer.results[-1], {})
+    write_figures({"heatmap": tracer.heatmap(), "curve": tracer.curve()}, output)

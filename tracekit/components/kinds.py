@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor
@@ -257,6 +257,9 @@ KindName = Literal[
 ]
 """Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
 
+_whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)
+"""A kind with one component a layer: the whole activation."""
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -268,7 +271,6 @@ KINDS: dict[str, Kind] = {
             label="L{layer}H{index}",
             noun="head",
             meaning="a head's attention weights over the prompt",
-            learning_rate=0.1,
             instead="head-outputs",
         ),
         Kind(
@@ -279,7 +281,6 @@ KINDS: dict[str, Kind] = {
             label="L{layer}H{index}",
             noun="head",
             meaning="a head's output before the output projection",
-            learning_rate=0.1,
             instead="mlp-blocks",
         ),
         Kind(
@@ -305,27 +306,21 @@ KINDS: dict[str, Kind] = {
             learning_rate=0.5,
             instead="mlp-outputs or mlp-blocks",
         ),
-        Kind(
+        _whole(
             name="mlp-blocks",
             hook="hook_mlp_out",
-            axes=("batch", "pos", "d_model"),
-            width=None,
             label="MLP{layer}",
             noun="MLP block",
             meaning="all that an MLP layer adds to the residual stream",
-            learning_rate=0.01,
             instead="mlp-neurons",
             is_added=True,
         ),
-        Kind(
+        _whole(
             name="attention-blocks",
             hook="hook_attn_out",
-            axes=("batch", "pos", "d_model"),
-            width=None,
             label="ATT{layer}",
             noun="attention block",
             meaning="all that an attention layer adds to the residual stream",
-            learning_rate=0.01,
             instead="head-outputs",
             is_added=True,
         ),
@@ -359,37 +354,28 @@ KINDS: dict[str, Kind] = {
             meaning="the values of a key/value head, which several heads may share",
             instead="head-outputs",
         ),
-        Kind(
+        _whole(
             name="residual",
             hook="hook_resid_post",
-            axes=("batch", "pos", "d_model"),
-            width=None,
             label="R{layer}",
             noun="residual stream",
             meaning="the residual stream after a block",
-            learning_rate=0.01,
             instead="residual-before",
         ),
-        Kind(
+        _whole(
             name="residual-before",
             hook="hook_resid_pre",
-            axes=("batch", "pos", "d_model"),
-            width=None,
             label="RB{layer}",
             noun="residual stream",
             meaning="the residual stream before a block",
-            learning_rate=0.01,
             instead="residual",
         ),
-        Kind(
+        _whole(
             name="residual-between",
             hook="hook_resid_mid",
-            axes=("batch", "pos", "d_model"),
-            width=None,
             label="RM{layer}",
             noun="residual stream",
             meaning="the residual stream between attention and MLP",
-            learning_rate=0.01,
             instead="residual",
         ),
     )

@@ -76,8 +76,7 @@ def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
     """A mask, or a stack of masks, as float32; the last axis has one entry per component.
 
     Raises:
-        MaskError: Another number of entries.
-        MaskError: An entry outside [0, 1], or not a number.
+        MaskError: Another number of entries, or one outside [0, 1] or not a number.
     """
     values = as_tensor(mask, n_components)
     if values.ndim == 0 or values.shape[-1] != n_components:

@@ -9,14 +9,13 @@ that gives other numbers than the plain way, is switched off with a single `Mode
 from __future__ import annotations
 
 import sys
-import warnings
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from tracekit._util.warn import warn
 from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.packing import PackedSequences
 from tracekit.errors import ModelWarning
@@ -31,7 +30,6 @@ from tracekit.models.hooked import (
 )
 
 _SHORTEST = 8
-_PACKAGE = str(Path(__file__).parents[1])
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 
 
@@ -100,15 +98,10 @@ def capabilities_of(model: HookedModel) -> Capabilities:
 
 
 def _warn(model: HookedModel, refusal: str, instead: str) -> None:
-    # The warning names the user's line, not one of this package.
-    depth, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        depth, frame = depth + 1, frame.f_back
-    warnings.warn(
+    warn(
         f"{model_name(model)} takes the slower way: {instead}, because {refusal}. "
         "Results are the same.",
         ModelWarning,
-        stacklevel=depth,
     )
 
 

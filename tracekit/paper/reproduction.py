@@ -16,7 +16,6 @@ from tracekit import figures
 from tracekit._util.files import write_beside
 from tracekit.data.registry import describe
 from tracekit.errors import (
-    ConfigError,
     FigureExportError,
     NoResultError,
     UnknownNameError,
@@ -24,11 +23,10 @@ from tracekit.errors import (
 )
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
-from tracekit.paper.jobs import ModelAt
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import part_of
-from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.jobs import Job, RunEnvironment, by_title
 from tracekit.runs.store import RUN_FOLDERS, Run
 from tracekit.runs.worker import Failure, reasons
 
@@ -81,25 +79,6 @@ def plan(experiments: Sequence[Experiment], setting: Setting) -> list[Job]:
     return list({job.identity: job for job in jobs}.values())
 
 
-def environment_of(
-    experiments: Sequence[Experiment], setting: Setting, **options: object
-) -> RunEnvironment:
-    """The environment with the models of several experiments, or those of the setting.
-
-    `options` are the other fields of `RunEnvironment`.
-    """
-    by_title: dict[str, ModelAt] = {}
-    for experiment in experiments:
-        for model in experiment.models_for(setting):
-            namesake = by_title.setdefault(model.title, model)
-            if namesake.source != model.source:
-                raise ConfigError(
-                    f"{namesake.source} and {model.source} would both be called {model.title}. "
-                    "Give them names: NAME=DIRECTORY."
-                )
-    return RunEnvironment(sources=by_title, **options)  # type: ignore[arg-type]
-
-
 def reproduce(
     names: Sequence[str],
     setting: Setting,
@@ -143,11 +122,9 @@ def reproduce(
         One entry per experiment, in the order of `names`; none with `part`.
 
     Raises:
-        UnknownNameError: No experiment of that name.
-        UnknownNameError: A data option that none of the data sets has.
+        UnknownNameError: No experiment of that name, or a data option that no data set has.
         ConfigError: Two models of the same name, or a part of another form.
-        ConfigError, WorkerError, MissingExtraError, WorkerError,
-        WorkerError: About the executor and its workers.
+        ConfigError, WorkerError, MissingExtraError: About the executor and its workers.
         NoResultError: All runs failed; the message gives the first reason. Where only some failed,
             `Reproduction.failures` lists them.
     """
@@ -155,9 +132,9 @@ def reproduce(
     _check_data_options(experiments, setting)
     jobs = part_of(plan(experiments, setting), part)
     is_one_of_many = part is not None and executor is None and (processes or 1) == 1
-    environment = environment_of(
-        experiments,
-        setting,
+    models = [model for experiment in experiments for model in experiment.models_for(setting)]
+    environment = RunEnvironment(
+        sources=by_title(models),
         data_dir=data_dir,
         device=own_device(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,

@@ -27,7 +27,7 @@ from tracekit.errors import (
 )
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models.loading import DEMO, locate
-from tracekit.runs.jobs import Job, ModelSource
+from tracekit.runs.jobs import Job, ModelSource, by_title
 from tracekit.search import DEFAULT_METHOD, METHODS, make
 from tracekit.search.objectives import ObjectiveName
 
@@ -73,8 +73,7 @@ class Grid:
         """Checks every entry.
 
         Raises:
-            UnknownNameError: A name.
-            UnknownNameError: An option of a method or a data set.
+            UnknownNameError: A name, or an option of a method or a data set.
             BudgetError: A budget.
             ConfigError: Anything else: an empty list, a value of another type, two models of one
                 name.
@@ -118,21 +117,13 @@ class Grid:
         Raises:
             ConfigError: Two have the same name, or one is no text.
         """
-        by_title: dict[str, ModelSource] = {}
         for entry in self.models:
             if not isinstance(entry, (str, Path)) or not str(entry).strip():
                 raise ConfigError(
                     f"The model {shortened(entry)} is no name. Workers load models themselves: "
                     "give a directory, a hub name, or NAME=DIRECTORY."
                 )
-            model = ModelSource.parse(str(entry))
-            namesake = by_title.setdefault(model.title, model)
-            if namesake.source != model.source:
-                raise ConfigError(
-                    f"{namesake.source} and {model.source} would both be called {model.title}. "
-                    "Give them names: NAME=DIRECTORY."
-                )
-        return by_title
+        return by_title(ModelSource.parse(str(entry)) for entry in self.models)
 
     def check_models(self) -> None:
         """Refuses models that are not there, as this machine sees it.

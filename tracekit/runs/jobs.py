@@ -6,13 +6,14 @@ which device runs them; it changes no number. Plans that need the same run hold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
+from tracekit.errors import ConfigError
 from tracekit.models.loading import DEMO
 
 
@@ -122,6 +123,22 @@ class ModelSource:
         Args:
             cfg: Configuration of the loaded model.
         """
+
+
+_M = TypeVar("_M", bound=ModelSource)
+
+
+def by_title(models: Iterable[_M]) -> dict[str, _M]:
+    """Models by their names in tables; refuses two of one name."""
+    named: dict[str, _M] = {}
+    for model in models:
+        namesake = named.setdefault(model.title, model)
+        if namesake.source != model.source:
+            raise ConfigError(
+                f"{namesake.source} and {model.source} would both be called {model.title}. "
+                "Give them names: NAME=DIRECTORY."
+            )
+    return named
 
 
 @dataclass(frozen=True, kw_only=True)

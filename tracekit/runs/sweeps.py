@@ -199,14 +199,11 @@ def sweep(
         The runs of this sweep, and its failures.
 
     Raises:
-        UnknownNameError,
         UnknownModelError, UnknownNameError, BudgetError, ConfigError: As in `Grid`, before
             anything runs.
-        OutputError: The output folder cannot be made.
-        OutputError: Another sweep works in the output folder, or on the same part.
+        OutputError: The output folder cannot be made, or another sweep works in it.
         NoResultError: All runs failed; the message gives the first reason.
-        ConfigError, WorkerError, MissingExtraError, WorkerError,
-        WorkerError: About the executor and its workers. What is
+        ConfigError, WorkerError, MissingExtraError: About the executor and its workers. What is
             finished is kept.
     """
     if jobs is not None and (not is_whole(jobs) or jobs < 1):

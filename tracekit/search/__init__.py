@@ -100,8 +100,7 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
     on a command line can be passed on: `"0.001"`, `"12"`, `"false"`.
 
     Raises:
-        UnknownNameError: No search of that name.
-        UnknownNameError: It has no such option.
+        UnknownNameError: No search of that name, or it has no such option.
         ConfigError: A value of another type, or out of range.
     """
     if not isinstance(method, (str, type)):

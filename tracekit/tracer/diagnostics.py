@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from torch import Tensor
 
+from tracekit._util.warn import warn
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import UnreliableResultWarning
@@ -27,8 +24,6 @@ _AS_GOOD = 0.05
 """Share of a value by which another set may be worse and still is as good; beyond it, better."""
 _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
-_PACKAGE = str(Path(__file__).parent) + os.sep
-"""Files below are tracekit's own."""
 
 
 def warn_of_effects(engine: Engine) -> None:
@@ -129,16 +124,3 @@ def _largest_share(effects: Tensor) -> tuple[int, float]:
     """The example with the largest effect, and its share of the effects of all."""
     largest = int(effects.abs().argmax())
     return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
-
-
-def warn(text: str, category: type[Warning]) -> None:
-    """A warning that points to the line outside of tracekit from which it was called."""
-    warnings.warn(text, category, stacklevel=_levels_to_caller())
-
-
-def _levels_to_caller() -> int:
-    """Frames from `warn` to the first one outside of this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    return level

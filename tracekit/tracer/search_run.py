@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress as _progress
+from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
 from tracekit.engine import checks
@@ -362,27 +363,24 @@ class SearchRun:
         if self._auto is not None:
             self._auto.check_goal(self.goal)
         with self._bar(on_note):
-            return self._results()
-
-    def _results(self) -> list[TraceResult]:
-        goal, target, search = self.goal, self.target, self._auto or self.search
-        before, start = target.cost, time.perf_counter()
-        try:
-            selections, spent = self.traced.accounted(
-                target, lambda: search.search(target, self._goal_of_search, self.seed)
-            )
-        except KeyboardInterrupt:
-            selections = self._best_so_far()
-            spent = Spent(target.cost - before, time.perf_counter() - start)
-        if self.constraint is not None and goal.budgets:
-            selections = [best_within(selections, budget) for budget in goal.budgets]
-        results = []
-        for selection in selections:
-            kept = self._kept(selection.mask)
-            if self.constraint is not None and not _is_within(kept):
-                raise nothing_within(self.constraint[0], kept["effect"])
-            results.append(self._result(selection, spent, kept))
-        return results
+            goal, target, search = self.goal, self.target, self._auto or self.search
+            before, start = target.cost, time.perf_counter()
+            try:
+                selections, spent = self.traced.accounted(
+                    target, lambda: search.search(target, self._goal_of_search, self.seed)
+                )
+            except KeyboardInterrupt:
+                selections = self._best_so_far()
+                spent = Spent(target.cost - before, time.perf_counter() - start)
+            if self.constraint is not None and goal.budgets:
+                selections = [best_within(selections, budget) for budget in goal.budgets]
+            results = []
+            for selection in selections:
+                kept = self._kept(selection.mask)
+                if self.constraint is not None and not _is_within(kept):
+                    raise nothing_within(self.constraint[0], kept["effect"])
+                results.append(self._result(selection, spent, kept))
+            return results
 
     def _best_so_far(self) -> list[Selection]:
         """The best sets that an interrupted search has measured, as answers to the goal."""
@@ -461,7 +459,7 @@ class SearchRun:
             except NothingFoundError:
                 note = _NO_ROOM
         if note is not None:
-            diagnostics.warn(note, SearchStoppedWarning)
+            warn(note, SearchStoppedWarning)
         return front
 
     def _chosen(

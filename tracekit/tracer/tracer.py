@@ -13,6 +13,7 @@ from tracekit._util import progress as _progress
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, shortened
 from tracekit._util.ranks import Ranks
+from tracekit._util.warn import warn
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
@@ -25,7 +26,7 @@ from tracekit.errors import (
     NoResultError,
     SearchStoppedWarning,
 )
-from tracekit.metrics import Metric, MetricFunction, MetricName
+from tracekit.metrics import Metric, MetricFunction
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
@@ -37,7 +38,7 @@ from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
 from tracekit.tracer.estimate import Estimate, estimate
 from tracekit.tracer.search_run import SearchRun
-from tracekit.tracer.set_methods import SetMethods
+from tracekit.tracer.set_methods import MetricChoice, SetMethods
 from tracekit.tracer.trackers import Observed, Observer, settings_of
 
 if TYPE_CHECKING:
@@ -45,13 +46,10 @@ if TYPE_CHECKING:
 
     from tracekit.results.panels import Color
 
-if TYPE_CHECKING:
     MethodChoice = MethodName
-    MetricChoice = MetricName
 else:
     # At run time a wrong name has an error of its own, with suggestions.
     MethodChoice = MethodName | str
-    MetricChoice = MetricName | str
 
 
 class Tracer(SetMethods):
@@ -249,9 +247,7 @@ class Tracer(SetMethods):
         self._last = results
         diagnostics.warn_of_results(results, self.pairs)
         if any(result.stopped == "interrupted" for result in results):
-            diagnostics.warn(
-                "Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning
-            )
+            warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
@@ -288,8 +284,7 @@ class Tracer(SetMethods):
             UnknownNameError, ConfigError: About the options.
             BudgetError: About `max_budget`.
             NotDifferentiableError: The metric has no gradient.
-            NothingFoundError: A limit was reached before any set was measured.
-            NothingFoundError: No set that was measured stays within the bound of `constraint`.
+            NothingFoundError: No set was measured before a limit, or none within `constraint`.
             ResultFormatError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
@@ -322,8 +317,8 @@ class Tracer(SetMethods):
         ```
 
         Raises:
-            ConfigError: A search of one's own that does not say how many passes it takes.
-            UnknownNameError, ConfigError: About the search.
+            UnknownNameError, ConfigError: About the search, such as one of your own that does not
+                say how many passes it takes.
             BudgetError: About the budget.
         """
         search = make(method, options)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
+from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
 from tracekit.search.base import config_of
-from tracekit.tracer import diagnostics
 
 if TYPE_CHECKING:
     from tracekit.results.result import TraceResult
@@ -108,7 +108,7 @@ class Observed:
             # Whatever it is: a lost connection, a full disk, a mistake in somebody's callable.
             observer, self._observe = self._observe, None
             name = getattr(observer, "__name__", type(observer).__name__)
-            diagnostics.warn(
+            warn(
                 f"The tracker {printable(name)} failed ({type(error).__name__}: "
                 f"{printable(str(error))}). It gets no further records of this run; the search "
                 "goes on.",
