@@ -86,6 +86,11 @@ class ContinuationLogProbs:
     first_choice: Int[Tensor, " example"] | None = None
     """The most probable first token; None unless the metric `reads` `rank`."""
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> ContinuationLogProbs:
+        """The same with every tensor changed."""
+        tensors = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: change(value) for name, value in tensors.items()})
+
     def require(self, field: str) -> Tensor:
         """One of the fields that only some metrics read, e.g. `distribution`.
 

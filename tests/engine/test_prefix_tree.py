@@ -17,15 +17,17 @@ def test_a_prefix_tree_covers_every_set_once_and_never_runs_more_layers():
     chosen = (5, 18, 33)
     greedy = [(*chosen, i) for i in range(48) if i not in chosen]
     pairs = list(combinations(range(24, 48), 2))
+
+    def layers_run(node):
+        carried = sum(c.layer - node.layer + layers_run(c) for c in node.children)
+        return carried + len(node.leaves) * (12 - node.layer)
+
+    def tree_of(sets):
+        return prefix_tree.build_prefix_tree(sets, layer_of, 12)
+
     for sets in (singles, greedy, pairs, [()], [(1,), (1,), (1,)]):
-        tree = prefix_tree.build_prefix_tree(sets, layer_of, 12)
-        assert sorted(leaves(tree)) == list(range(len(sets)))
-        assert tree.layers_run(12) <= 12 * len(sets)
-    assert (
-        prefix_tree.build_prefix_tree(singles, layer_of, 12).layers_run(12)
-        == 4 * sum(range(1, 13)) + 11
-    )
-    assert prefix_tree.build_prefix_tree(greedy, layer_of, 12).layers_run(12) < 0.6 * 12 * len(
-        greedy
-    )
-    assert prefix_tree.build_prefix_tree(pairs, layer_of, 12).layers_run(12) < 0.3 * 12 * len(pairs)
+        assert sorted(leaves(tree_of(sets))) == list(range(len(sets)))
+        assert layers_run(tree_of(sets)) <= 12 * len(sets)
+    assert layers_run(tree_of(singles)) == 4 * sum(range(1, 13)) + 11
+    assert layers_run(tree_of(greedy)) < 0.6 * 12 * len(greedy)
+    assert layers_run(tree_of(pairs)) < 0.3 * 12 * len(pairs)

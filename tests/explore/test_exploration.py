@@ -117,7 +117,7 @@ def test_effects_of_searches_count_until_probabilities_are_asked_for(engine):
 
 def test_undo_redo_complement_and_pins(engine):
     exploration = Exploration(engine, [0])
-    exploration.toggle([0, 3])
+    exploration.select([3])
     assert exploration.members == (3,)
     exploration.complement()
     assert exploration.members == (0, 1, 2, *range(4, 12))
@@ -128,15 +128,12 @@ def test_undo_redo_complement_and_pins(engine):
     assert exploration.members == (0,)
     exploration.redo()
     assert exploration.members == (3,) == exploration.pins["A"]
-    exploration.fill()
+    exploration.select(range(12))
     exploration.redo()
     assert (exploration.members, exploration.position) == (tuple(range(12)), 2)
-    exploration.clear()
-    exploration.clear()
+    exploration.select(())
+    exploration.select(())
     assert exploration.history == ((0,), (3,), tuple(range(12)), ())
-    exploration.unpin("A")
-    exploration.unpin("A")
-    assert exploration.pins == {}
     for number in range(150):
         exploration.select([number % 12])
     assert len(exploration.history) == 100
@@ -152,7 +149,7 @@ def test_keys_of_sets_come_back(members):
 def test_states_come_back_and_others_are_refused(engine):
     exploration, other = Exploration(engine, [0, 1, 2, 9]), Exploration(engine)
     exploration.pin("B")
-    exploration.toggle([9])
+    exploration.select([0, 1, 2])
     exploration.example = 3
     state = json.loads(json.dumps(exploration.state()))
     assert state["history"] == ["0-2,9", "0-2"]

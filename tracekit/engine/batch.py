@@ -26,7 +26,6 @@ class Batch:
     examples: Int[Tensor, " example"]
     """Numbers of the examples in the data set."""
     sequences: PackedSequences
-    """The rows."""
     sources: Int[Tensor, " row"]
     """The counterfactual sequence of each row; always on the CPU."""
     positions: Bool[Tensor, "row pos"]

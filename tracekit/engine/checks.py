@@ -60,9 +60,14 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         # TransformerLens warns when it discards an edit; here that is found out and raised.
         warnings.filterwarnings("ignore", message=".*discarded.*")
         activations = _observe(model, registry, tokens)
-        _check_mask_acts(model, registry, tokens, activations)
+        patch = MaskedPatch(
+            registry=registry,
+            counterfactual={name: value.flip(0) for name, value in activations.items()},
+            positions=torch.ones_like(tokens, dtype=torch.bool),
+        )
+        _check_mask_acts(model, patch, tokens)
         _check_added(model, registry, tokens)
-        _check_between(model, registry, tokens, activations)
+        _check_between(model, patch, tokens)
         _check_padding(model, tokens)
 
 
@@ -190,17 +195,8 @@ def _check_features(model: HookedModel, site: Site, activation: Tensor) -> None:
         )
 
 
-def _check_mask_acts(
-    model: HookedModel,
-    registry: ComponentRegistry,
-    tokens: Tensor,
-    activations: dict[str, Tensor],
-) -> None:
-    patch = MaskedPatch(
-        registry=registry,
-        counterfactual={name: value.flip(0) for name, value in activations.items()},
-        positions=torch.ones_like(tokens, dtype=torch.bool),
-    )
+def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:
+    registry = patch.registry
     with torch.no_grad():
         plain = model.run_with_hooks(tokens, fwd_hooks=[])
         empty = torch.zeros(len(registry), device=tokens.device)
@@ -224,13 +220,9 @@ def _check_mask_acts(
             raise _refusal(model, site, "ignores what a hook returns")
 
 
-def _check_between(
-    model: HookedModel,
-    registry: ComponentRegistry,
-    tokens: Tensor,
-    activations: dict[str, Tensor],
-) -> None:
+def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:
     """The MLP must add to the stream that a mask makes between attention and MLP."""
+    registry = patch.registry
     sites = [site for site in registry.sites if site.kind.hook == "hook_resid_mid"]
     names = {
         name: f"blocks.{site.layer}.{name}"
@@ -239,11 +231,6 @@ def _check_between(
     }
     if not sites or not set(names.values()) <= set(model.hook_dict):
         return
-    patch = MaskedPatch(
-        registry=registry,
-        counterfactual={name: value.flip(0) for name, value in activations.items()},
-        positions=torch.ones_like(tokens, dtype=torch.bool),
-    )
     full = torch.ones(len(registry), device=tokens.device)
     seen = []
     for changes in ([], patch.hooks(full)):

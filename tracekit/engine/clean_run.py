@@ -108,14 +108,7 @@ def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogPro
     """The log-probabilities of some examples, `copies` times over."""
     if copies == 1:
         return log_probs
-    return replace(
-        log_probs,
-        **{
-            name: value.repeat(copies, *[1] * (value.ndim - 1))
-            for name, value in vars(log_probs).items()
-            if value is not None
-        },
-    )
+    return log_probs.map(lambda value: value.repeat(copies, *[1] * (value.ndim - 1)))
 
 
 def assemble(

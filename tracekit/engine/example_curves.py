@@ -7,8 +7,7 @@ along it (`search/shrinkage.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -41,13 +40,13 @@ class ExampleCurves:
         """Curves of a metric on the examples of a clean run; None where it has no linearization."""
         if metric.linearization is None:
             return None
-        clean = _mapped(clean, lambda values: values.cpu())
+        clean = clean.map(Tensor.cpu)
         weights = torch.ones(len(clean.x)) if weights is None else weights
         return cls(metric.linearization, clean, weights.double().cpu())
 
     def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
         """Those of some examples."""
-        clean = _mapped(self.clean, lambda values: values[examples])
+        clean = self.clean.map(lambda values: values[examples])
         return ExampleCurves(self.linearization, clean, self.weights[examples])
 
     def effects(self, quantity: Float[Tensor, "example ..."]) -> Float[Tensor, "example ..."]:
@@ -75,13 +74,3 @@ class ExampleCurves:
         with torch.enable_grad():
             leaf = quantity.detach().requires_grad_(True)
             return torch.autograd.grad(self.effects(leaf).sum(), leaf)[0].nan_to_num()
-
-
-def _mapped(
-    log_probs: ContinuationLogProbs, change: Callable[[Tensor], Tensor]
-) -> ContinuationLogProbs:
-    """Log-probabilities of which every tensor is changed."""
-    named = {field.name: getattr(log_probs, field.name) for field in fields(log_probs)}
-    return ContinuationLogProbs(
-        **{n: change(v) if isinstance(v, Tensor) else v for n, v in named.items()}
-    )

@@ -35,7 +35,6 @@ class PackedSequences:
     """Token sequences that are run together, padded on the right: prompts with their branches."""
 
     tokens: Int[Tensor, "row pos"]
-    """Token ids."""
     position_ids: Int[Tensor, "row pos"]
     """The number of earlier tokens that a token sees."""
     branches: Int[Tensor, "row pos"]

@@ -36,11 +36,6 @@ class PrefixNode:
     children: list[PrefixNode] = field(default_factory=list)
     """Nodes at which several sets go on together."""
 
-    def layers_run(self, n_layers: int) -> int:
-        """Layers computed below this node, all sets together."""
-        carried = sum(c.layer - self.layer + c.layers_run(n_layers) for c in self.children)
-        return carried + len(self.leaves) * (n_layers - self.layer)
-
 
 def build_prefix_tree(
     sets: Sequence[ComponentSet], layer_of: Sequence[int], n_layers: int

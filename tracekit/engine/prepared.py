@@ -108,7 +108,6 @@ class PreparedData:
     ranks: Ranks
     """The processes that share the examples out among themselves."""
     capabilities: Capabilities
-    """Optimisations in use."""
     forward_pass: ForwardPass
     clean_run: CleanRun
     layout: Layout

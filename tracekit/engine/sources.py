@@ -48,6 +48,7 @@ from tracekit.models.hooked import (
     embedding_std,
     frozen,
     long_rope_limit,
+    recording_hooks,
 )
 
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
@@ -391,21 +392,14 @@ def _summing(
 
 def _shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
     """Sizes of an activation without the axes of row and position, by hook point."""
-    shapes: dict[str, list[int]] = {}
-
-    def hook_at(name: str, kind: Kind) -> Hook:
-        def look(activation: Tensor, hook: Any = None) -> Tensor:
-            axes = range(1, activation.ndim)
-            shapes[name] = [activation.shape[a] for a in axes if a != kind.position_dim]
-            return activation
-
-        return name, look
-
+    hooks, recorded = recording_hooks(kinds)
     tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with frozen(model), torch.no_grad():
-        hooks = [hook_at(name, kind) for name, kind in kinds.items()]
         model.run_with_hooks(tokens, fwd_hooks=hooks)
-    return shapes
+    return {
+        name: [size for axis, size in enumerate(recorded[name][-1].shape) if axis not in (0, pos)]
+        for name, pos in ((name, kind.position_dim) for name, kind in kinds.items())
+    }
 
 
 def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:

@@ -44,7 +44,6 @@ class Measurement:
     """Measured effects of a set on every example."""
 
     members: ComponentSet
-    """The set."""
     effects: Effects
     """Effect on each example; times its weight if examples have weights."""
     x: Float[Tensor, " example"] | None = None
@@ -75,7 +74,6 @@ class Prediction:
     """Predicted changes from adding or removing single components, to first order."""
 
     members: ComponentSet
-    """The set."""
     gains: Mask
     """Gain from having each component in the set: from joining it, or from being there."""
     per_example: Float[Tensor, "example component"] | None = None
@@ -89,11 +87,9 @@ class Progress:
     """A measurement that is not complete."""
 
     members: ComponentSet
-    """The set."""
     n_done: int
     """Batches that were measured."""
     n_batches: int
-    """Batches in all."""
     effect: float | None
     """Mean effect on the examples measured so far."""
 
@@ -103,9 +99,7 @@ class Unpredicted:
     """A set at which nothing can be predicted."""
 
     members: ComponentSet
-    """The set."""
     reason: str
-    """Why not."""
 
 
 Event = Measurement | Prediction | Progress | Unpredicted
@@ -180,18 +174,6 @@ class Exploration:
         self._history = [*self._history[: self._position + 1], chosen][-_MOST_UNDONE:]
         self._position = len(self._history) - 1
 
-    def toggle(self, indices: Iterable[int]) -> None:
-        """Takes components that are in the set out of it, and puts the others in."""
-        self.select(set(self.members) ^ set(self._checked(indices)))
-
-    def clear(self) -> None:
-        """Makes it the empty set."""
-        self.select(())
-
-    def fill(self) -> None:
-        """Makes it the set of all components."""
-        self.select(range(self.n_components))
-
     def complement(self) -> None:
         """Makes it the set of all other components."""
         self.select(set(range(self.n_components)) - set(self.members))
@@ -213,10 +195,6 @@ class Exploration:
         if name not in get_args(Pin):
             raise ComponentError(f"Unknown pin {shortened(name)}. Use 'A' or 'B'.")
         self.pins[name] = self.members
-
-    def unpin(self, name: Pin) -> None:
-        """Forgets a pinned set."""
-        self.pins.pop(name, None)
 
     def _checked(self, members: Iterable[int]) -> ComponentSet:
         indices = list(members)

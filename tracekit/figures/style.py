@@ -156,15 +156,15 @@ def add_margins(
     )
 
 
-def finish(figure: go.Figure, title: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
-    """Sets frame, title and size of a figure, and returns it; in pixels, without its legend."""
+def finish(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
+    """Sets frame, title and size of a figure, and returns it."""
     figure.update_xaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     figure.update_yaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
     # Tick labels of large numbers push the title outwards.
     figure.update_yaxes(automargin=True, title_standoff=10)
     figure.update_xaxes(title_standoff=8)
     figure.update_layout(legend_font_size=TICK_SIZE)
-    plot = (WIDTH - 90.0, height - 70.0 - _BELOW_PLOT)
+    plot = (WIDTH - 90.0, HEIGHT - 70.0 - _BELOW_PLOT)
     bottom = add_legend(figure, plot)
     figure.update_layout(
         width=WIDTH,

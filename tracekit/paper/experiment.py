@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracekit.data.registry import describe
@@ -195,7 +195,7 @@ def with_held_out(setting: Setting, jobs: Sequence[Job]) -> list[Job]:
     has_enough = setting.limit is None or setting.limit >= _FEWEST
     if not (setting.held_out and has_enough):
         return list(jobs)
-    return [*jobs, *(job.holding_out(_HELD_OUT) for job in jobs)]
+    return [*jobs, *(replace(job, held_out=_HELD_OUT) for job in jobs)]
 
 
 def on_all_examples(runs: Sequence[Run]) -> list[Run]:

@@ -51,7 +51,6 @@ class Reproduction:
     report: Report | None
     """None if all of its runs failed."""
     failures: list[Failure] = field(default_factory=list)
-    """Jobs that failed."""
 
     @property
     def reasons(self) -> list[str]:
@@ -88,7 +87,6 @@ def reproduce(
     device: str | None = None,
     max_batch_size: int = 64,
     loading: Mapping[str, Any] | None = None,
-    progress: bool = False,
     processes: int | None = None,
     executor: Any = None,
     executor_options: Mapping[str, Any] | None = None,
@@ -109,7 +107,6 @@ def reproduce(
         device: E.g. `cuda:0`.
         max_batch_size: Examples per pass; changes no result.
         loading: Further options of `load_model`, e.g. `device_map`.
-        progress: Whether searches show progress bars.
         processes: Number of parallel runs, each on a CUDA device of its own where there are
             several and `device` names none.
         executor: Where the runs are done; as in `tracekit.sweep`.
@@ -139,7 +136,6 @@ def reproduce(
         device=own_device(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         loading=loading or {},
-        progress=progress,
     )
     by_job: dict[tuple[str, ...], Run | Failure] = {}
     written: dict[str, Reproduction] = {}

@@ -41,7 +41,8 @@ def _own_number() -> int:
     thread = get_ident()
     if thread in _held:
         return _held[thread][0]
-    folder = Path(tempfile.gettempdir()) / f"tracekit-workers-{_user()}"
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"tracekit-workers-{user}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
     number = 0
@@ -58,7 +59,3 @@ def _own_number() -> int:
             return 0
         _held[thread] = number, lock
         return number
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0

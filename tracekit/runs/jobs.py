@@ -7,7 +7,7 @@ which device runs them; it changes no number. Plans that need the same run hold 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -91,10 +91,6 @@ class Job:
         """Equal for jobs that give the same numbers."""
         return tuple(f"{name}={value!r}" for name, value in self.spec().items())
 
-    def holding_out(self, share: float) -> Job:
-        """The same job with a share of the examples held out."""
-        return replace(self, held_out=share)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
@@ -160,15 +156,8 @@ class RunEnvironment:
     working_dir: Path | None = None
     """Where relative paths of models and data begin. None: where each process works."""
 
-    def source_of(self, model: str) -> str:
-        """Where a model is loaded from, its path made absolute if it is a relative one."""
-        return self._located(self.sources[model].source)
-
-    def dataset_of(self, name: str) -> str:
-        """Name of a data set; of one in a file, its path, made absolute if it is a relative one."""
-        return self._located(name)
-
-    def _located(self, name: str) -> str:
+    def located(self, name: str) -> str:
+        """Name of a model or data set; a relative path is made absolute."""
         if self.working_dir is None or name == DEMO:
             return name
         path = self.working_dir / Path(name).expanduser()

@@ -292,15 +292,12 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
                 with locked(whole, wait=_LOCK_SECONDS):
                     held.enter_context(locked(folder / name, wait=False))
         except BlockingIOError as error:
+            at_part = "" if part is None else f", or part {part} of it"
             raise OutputError(
-                f"The folder {folder} is in use by another sweep{_at_part(part)}. Wait until that "
-                "ends, or give another folder."
+                f"The folder {folder} is in use by another sweep{at_part}. Wait until that ends, "
+                "or give another folder."
             ) from error
         yield
-
-
-def _at_part(part: str | None) -> str:
-    return "" if part is None else f", or part {part} of it"
 
 
 def _field(job: Job, name: str) -> Any:

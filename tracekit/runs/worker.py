@@ -130,7 +130,7 @@ class Worker:
             self.forget()
             with _one_bar():
                 model = load_model(
-                    self._environment.source_of(job.model),
+                    self._environment.located(self._environment.sources[job.model].source),
                     device=self._environment.device,
                     dtype=job.dtype,
                     **self._environment.loading,
@@ -145,7 +145,7 @@ class Worker:
         if key not in self._pairs:
             folder = self._environment.folder_of(job.dataset)
             location = {} if folder is None else {"data_dir": folder}
-            name = self._environment.dataset_of(job.dataset)
+            name = self._environment.located(job.dataset)
             pairs = load_dataset(name, model, **{**options, **location})
             self._pairs[key] = pairs if job.limit is None else pairs[: job.limit]
         return self._pairs[key]

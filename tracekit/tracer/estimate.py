@@ -69,37 +69,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Measured time and memory of a pass over the data."""
-
-    forward: float
-    """Seconds of a pass with one set of components."""
-    gradient: float | None
-    """Seconds of a gradient, there and back; None if none is taken."""
-    memory: int | None
-    """Bytes at the peak."""
-
-
-def probe(engine: Engine, *, with_gradient: bool) -> Probe:
-    """Measures a pass over the data; clean and counterfactual runs are done before."""
-    _ = engine.full_effects
-    is_cuda = engine.device.type == "cuda"
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats(engine.device)
+def _seconds_of_passes(engine: Engine, *, with_gradient: bool) -> tuple[float, float]:
+    """Time of a pass, and of a gradient there and back, measured on a few sets."""
     n = engine.n_components
     # Spread over the layers: how much sets share depends on where they begin.
     sets = [(i * n // _PROBED_SETS,) for i in range(min(n, _PROBED_SETS))]
     start = _now(engine)
     engine.set_effects(sets)
     forward = (_now(engine) - start) / len(sets)
-    gradient = None
-    if with_gradient:
-        start = _now(engine)
-        engine.gradient(torch.full((n,), 0.5), torch.ones_like)
-        gradient = _now(engine) - start
-    memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
-    return Probe(forward, gradient, memory)
+    if not with_gradient:
+        return forward, 2 * forward
+    start = _now(engine)
+    engine.gradient(torch.full((n,), 0.5), torch.ones_like)
+    return forward, _now(engine) - start
 
 
 def _now(engine: Engine) -> float:
@@ -149,16 +131,19 @@ def estimate_planned(
 
     The engine is probed, and the probe is in its account of passes.
     """
-    cost = planned.cost
-    probed = probe(engine, with_gradient=cost.backward > 0)
-    gradient = 2 * probed.forward if probed.gradient is None else probed.gradient
-    seconds = (cost.forward - cost.backward + further) * probed.forward + cost.backward * gradient
-    passes = cost.forward_equivalents
+    cost, passes = planned.cost, planned.cost.forward_equivalents
+    _ = engine.full_effects  # Clean and counterfactual runs are done before.
+    is_cuda = engine.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(engine.device)
+    forward, gradient = _seconds_of_passes(engine, with_gradient=cost.backward > 0)
+    memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
+    seconds = (cost.forward - cost.backward + further) * forward + cost.backward * gradient
     return Estimate(
         method=name,
         passes=passes,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
         seconds=seconds if max_seconds is None else min(seconds, max_seconds),
-        memory=probed.memory,
+        memory=memory,
     )
