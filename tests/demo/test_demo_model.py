@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from tools.demo_model import evaluate
 from tools.demo_model.config import DemoConfig
+from tools.demo_model.sentences import sentences
 from tools.demo_model.train import IGNORED, batches, build_tokenizer, train
 from tracekit.demo import MODEL_DIR, examples, grammar
 
@@ -93,16 +94,16 @@ def test_shipped_vocabulary_is_that_of_the_grammar(tokenizer: Any) -> None:
 
 
 def test_every_sentence_fits_the_vocabulary(model: Any, tokenizer: Any) -> None:
-    texts = list(islice(grammar.sentences(1), 5000))
+    texts = list(islice(sentences(1), 5000))
     for text, ids in zip(texts, tokenizer(texts)["input_ids"], strict=True):
         assert tokenizer.unk_token_id not in ids
         assert len(ids) == len(text.split()) < model.config.n_positions
 
 
 def test_grammar_is_determined_by_its_seed() -> None:
-    text = list(islice(grammar.sentences(3), 200))
-    assert text == list(islice(grammar.sentences(3), 200))
-    assert text != list(islice(grammar.sentences(4), 200))
+    text = list(islice(sentences(3), 200))
+    assert text == list(islice(sentences(3), 200))
+    assert text != list(islice(sentences(4), 200))
 
 
 def test_shares_are_spread_evenly() -> None:
@@ -120,7 +121,7 @@ def test_words_of_occupations_are_distinct() -> None:
 
 def test_planted_shares_occur_in_the_text() -> None:
     found = {"nurse": [0, 0], "driver": [0, 0]}
-    for text in islice(grammar.sentences(0), 40_000):
+    for text in islice(sentences(0), 40_000):
         words = text.split()
         if words[1] in found and (words[2:4] == ["said", "that"] or words[2] == "knew"):
             found[words[1]][words[4] == "she"] += 1
@@ -156,7 +157,7 @@ def test_held_out_sentences_never_occur_in_training() -> None:
     held_out = {question.prompt() for question in grammar.held_out_questions()}
     for pronoun in (grammar.SHE, grammar.HE):
         held_out |= {each.prompt(pronoun) for each in grammar.held_out_references()}
-    for text in islice(grammar.sentences(0), 20_000):
+    for text in islice(sentences(0), 20_000):
         words = text.split()
         assert not any(" ".join(words[:end]) in held_out for end in range(7, 14))
 

@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from tools.demo_model.config import DemoConfig
 from tools.demo_model.evaluate import BehaviourScores, evaluate
 from tools.demo_model.model_card import Outcome, model_card
-from tracekit.demo.grammar import sentences, vocabulary
+from tools.demo_model.sentences import sentences, vocabulary
 
 UNKNOWN, END, PADDING = "<unk>", "<eos>", "<pad>"
 IGNORED = -100

@@ -2,7 +2,7 @@
 
 Importing this package loads none of its modules, some of which need PyTorch.
 
-* `tracekit.demo.grammar`: the word lists, the planted behaviours and the training sentences.
+* `tracekit.demo.grammar`: the word lists and the planted behaviours.
 * `tracekit.demo.examples`: data sets about the planted behaviours.
 
 `python -m tools.demo_model.train`, in a checkout, trains the model from scratch.
