@@ -56,29 +56,13 @@ if TYPE_CHECKING:
 _NAMES = {
     "components": ("Component",),
     "components.kinds": ("Kind",),
-    "data": (
-        "PromptPairs",
-        "load_dataset",
-        "load_pairs",
-    ),
-    "engine": (
-        "Capabilities",
-        "Mean",
-        "Noise",
-        "Setup",
-    ),
+    "data": ("PromptPairs", "load_dataset", "load_pairs"),
+    "engine": ("Capabilities", "Mean", "Noise", "Setup"),
     "metrics": ("Metric",),
     "models": ("load_model",),
     "reports": ("report",),
-    "results": (
-        "ParetoFront",
-        "TraceResult",
-        "compare",
-    ),
-    "runs": (
-        "load_runs",
-        "sweep",
-    ),
+    "results": ("ParetoFront", "TraceResult", "compare"),
+    "runs": ("load_runs", "sweep"),
     "search": ("Constraint",),
     "tracer": ("Tracer",),
     "tracer.planted": ("planted_model",),

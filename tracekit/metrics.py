@@ -540,13 +540,7 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
             raise UnknownNameError("metric", metric, METRICS)
         return METRICS[metric]
     name = getattr(metric, "__name__", type(metric).__name__)
-    return Metric(
-        name,
-        metric,
-        needs_y=False,
-        reads=("argmax",),
-        axis_label=f"effect ({name})",
-    )
+    return Metric(name, metric, needs_y=False, reads=("argmax",), axis_label=f"effect ({name})")
 
 
 def continuation_log_prob(

@@ -11,9 +11,4 @@ from tracekit.anatomy.explanation import Explanation
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.side_effects import EffectOn, SideEffects
 
-__all__ = [
-    "EffectOn",
-    "Explanation",
-    "SetGame",
-    "SideEffects",
-]
+__all__ = ["EffectOn", "Explanation", "SetGame", "SideEffects"]

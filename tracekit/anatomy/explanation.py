@@ -16,12 +16,7 @@ from tracekit._util.options import shortened
 from tracekit.anatomy.explanation_files import read_explanation, write_explanation
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.shapley import (
-    MOST_EXACT,
-    ShapleyValues,
-    n_subsets_of_values,
-    shapley_values,
-)
+from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
 from tracekit.anatomy.stand_ins import (
     Redundancy,
     StandIn,
@@ -35,12 +30,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
-from tracekit.results.significance import (
-    RESOLUTION,
-    holm,
-    sign_flip_p_values,
-    without_rounding,
-)
+from tracekit.results.significance import RESOLUTION, holm, sign_flip_p_values, without_rounding
 from tracekit.search.base import Planned
 
 if TYPE_CHECKING:

@@ -13,13 +13,7 @@ from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, LIMITS, OUTPUT, REBUILT, Given, option, takes
-from tracekit.cli.output import (
-    check_folder,
-    console,
-    print_estimates,
-    print_rows,
-    write_figures,
-)
+from tracekit.cli.output import check_folder, console, print_estimates, print_rows, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 
 if TYPE_CHECKING:

@@ -23,13 +23,7 @@ from tracekit.engine.batch import Batch
 from tracekit.engine.forward import noise_hooks
 from tracekit.engine.layout import Layout
 from tracekit.engine.packing import pad_noise
-from tracekit.models.hooked import (
-    HookedModel,
-    device_of,
-    dtype_of,
-    frozen,
-    to_device,
-)
+from tracekit.models.hooked import HookedModel, device_of, dtype_of, frozen, to_device
 
 Storage = Literal["device", "host", "recomputed"]
 """Where the activations are kept: with the model, in host memory, or nowhere."""

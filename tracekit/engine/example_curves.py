@@ -32,10 +32,7 @@ class ExampleCurves:
 
     @classmethod
     def of(
-        cls,
-        metric: Metric,
-        clean: ContinuationLogProbs,
-        weights: Float[Tensor, " example"] | None,
+        cls, metric: Metric, clean: ContinuationLogProbs, weights: Float[Tensor, " example"] | None
     ) -> ExampleCurves | None:
         """Curves of a metric on the examples of a clean run; None where it has no linearization."""
         if metric.linearization is None:

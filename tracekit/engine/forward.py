@@ -31,10 +31,7 @@ class ForwardPass:
     """Runs batches through a model."""
 
     def __init__(
-        self,
-        model: HookedModel,
-        capabilities: Capabilities,
-        mean: ContinuationMean,
+        self, model: HookedModel, capabilities: Capabilities, mean: ContinuationMean
     ) -> None:
         """Runs nothing yet."""
         self.device = device_of(model)

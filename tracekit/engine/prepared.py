@@ -36,12 +36,7 @@ from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_pairs
 from tracekit.engine.patching import Activations, MaskedPatch
-from tracekit.errors import (
-    ConfigError,
-    NonFiniteMetricError,
-    NotDifferentiableError,
-    WorkerError,
-)
+from tracekit.errors import ConfigError, NonFiniteMetricError, NotDifferentiableError, WorkerError
 from tracekit.metrics import (
     ContinuationLogProbs,
     ContinuationMean,
@@ -50,14 +45,7 @@ from tracekit.metrics import (
     Reading,
     check_finite,
 )
-from tracekit.models.hooked import (
-    Hook,
-    HookedModel,
-    frozen,
-    long_rope_limit,
-    model_name,
-    sample_of,
-)
+from tracekit.models.hooked import Hook, HookedModel, frozen, long_rope_limit, model_name, sample_of
 
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""

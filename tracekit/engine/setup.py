@@ -32,13 +32,7 @@ from tracekit.engine.sources import (
     with_counterfactuals,
 )
 from tracekit.errors import ComponentError, ConfigError, PairsError, SourceError
-from tracekit.metrics import (
-    METRICS,
-    ContinuationMean,
-    Direction,
-    Metric,
-    MetricFunction,
-)
+from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel
 
@@ -293,10 +287,7 @@ class Setup:
         )
 
     def _splitter(
-        self,
-        model: HookedModel,
-        registry: ComponentRegistry | None,
-        given: Sequence[PromptPairs],
+        self, model: HookedModel, registry: ComponentRegistry | None, given: Sequence[PromptPairs]
     ) -> Callable[[PromptPairs], PromptPairs]:
         """Splits prompts into spans; positions of all the given pairs have the same names."""
         if self.split_by is None:

@@ -114,12 +114,7 @@ def _texts(members: Members) -> list[str]:
 
 
 def network(
-    members: Members,
-    layers: Sequence[int],
-    edges: Sequence[Edge],
-    *,
-    title: str,
-    subtitle: str,
+    members: Members, layers: Sequence[int], edges: Sequence[Edge], *, title: str, subtitle: str
 ) -> go.Figure:
     """Members by layer, joined by edges.
 

@@ -15,12 +15,7 @@ from typing import Any
 from tracekit import figures
 from tracekit._util.files import write_beside
 from tracekit.data.registry import describe
-from tracekit.errors import (
-    FigureExportError,
-    NoResultError,
-    UnknownNameError,
-    UnknownOptionError,
-)
+from tracekit.errors import FigureExportError, NoResultError, UnknownNameError, UnknownOptionError
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting
 from tracekit.runs.devices import own_device

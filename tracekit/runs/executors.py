@@ -20,11 +20,7 @@ from tqdm.auto import tqdm
 
 from tracekit._util.options import shortened
 from tracekit._util.processes import WorkerProcesses
-from tracekit.errors import (
-    ConfigError,
-    MissingExtraError,
-    WorkerError,
-)
+from tracekit.errors import ConfigError, MissingExtraError, WorkerError
 from tracekit.runs.worker import WorkerReport, forget
 
 _DASK, _SUBMITIT = "dask://", "submitit://"

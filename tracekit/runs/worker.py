@@ -18,12 +18,7 @@ from tracekit._util.files import locked
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.engine.effects import log_probs
-from tracekit.errors import (
-    HubUnreachableError,
-    TracekitError,
-    UnknownModelError,
-    WorkerError,
-)
+from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError, WorkerError
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid

@@ -28,12 +28,7 @@ from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import draws
-from tracekit.errors import (
-    BudgetError,
-    ConfigError,
-    NothingFoundError,
-    SearchStoppedWarning,
-)
+from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects, Metric
 from tracekit.models import model_name
 from tracekit.results.mib import model_sizes
@@ -49,12 +44,7 @@ from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
 from tracekit.search.base import Planned, best_within, config_of, planned_for
-from tracekit.search.objectives import (
-    Objective,
-    ObjectiveName,
-    describe,
-    resolve_objective,
-)
+from tracekit.search.objectives import Objective, ObjectiveName, describe, resolve_objective
 from tracekit.search.targets import (
     ConstrainedTarget,
     Constraint,

@@ -18,12 +18,7 @@ from torch import Tensor
 
 from tracekit._util.options import check_seed
 from tracekit.anatomy import Explanation, SetGame, SideEffects
-from tracekit.anatomy.runs import (
-    engines_of,
-    plan_explanation,
-    run_explanation,
-    run_side_effects,
-)
+from tracekit.anatomy.runs import engines_of, plan_explanation, run_explanation, run_side_effects
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.members import mask_of, members_of
 from tracekit.data.prompts import PromptPairs

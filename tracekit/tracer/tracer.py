@@ -21,11 +21,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
-from tracekit.errors import (
-    ConfigError,
-    NoResultError,
-    SearchStoppedWarning,
-)
+from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
 from tracekit.metrics import Metric, MetricFunction
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.results.curve import TraceCurve
