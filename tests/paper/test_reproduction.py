@@ -32,12 +32,12 @@ from tracekit.errors import (
 )
 from tracekit.paper import reproduction
 from tracekit.paper.experiment import effects_frame, notes_on_sameness
+from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.reproduction import (
     EXPERIMENTS,
     Failure,
     Job,
-    ModelAt,
     Run,
     Setting,
     select_experiments,

@@ -313,7 +313,7 @@ class Explanation:
         """
         from tracekit.anatomy.figures import member_waterfall
 
-        return member_waterfall(self.table, value_title=self.axis_label, title=self._figure_title())
+        return member_waterfall(self)
 
     def heatmap(self) -> go.Figure:
         """Interactions of all pairs: alone above the diagonal, in the tested context below it.
@@ -324,13 +324,7 @@ class Explanation:
         """
         from tracekit.anatomy.figures import member_heatmap
 
-        return member_heatmap(
-            self.labels,
-            self.interactions,
-            tested=self.tested_context,
-            context=self.context_text,
-            title=self._figure_title(),
-        )
+        return member_heatmap(self)
 
     def network(self) -> go.Figure:
         """Members by layer, joined where they interact significantly in the tested context.
@@ -340,18 +334,7 @@ class Explanation:
         """
         from tracekit.anatomy.figures import member_network
 
-        return member_network(
-            dict(zip(self.labels, self.components, strict=True)),
-            self.table,
-            self.interactions,
-            tested=self.tested_context,
-            title=self._figure_title(),
-        )
-
-    def _figure_title(self) -> str:
-        from tracekit.figures.style import data_and_model
-
-        return data_and_model(self.dataset, self.model)
+        return member_network(self)
 
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""

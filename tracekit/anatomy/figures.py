@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracekit.components import Component
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
-from tracekit.figures.style import plain
+from tracekit.figures.style import data_and_model, plain
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from tracekit.anatomy.explanation import Explanation
 
-def member_waterfall(table: pd.DataFrame, *, value_title: str, title: str) -> go.Figure:
+
+def member_waterfall(why: Explanation) -> go.Figure:
     """Shapley values, one bar after the other; see `Explanation.waterfall`."""
     return waterfall(
-        _members(table),
-        value_title=value_title,
-        title=title,
+        _members(why.table),
+        value_title=why.axis_label,
+        title=data_and_model(why.dataset, why.model),
         subtitle="Shapley values, with 95 % intervals over examples",
     )
 
@@ -40,15 +41,14 @@ def _members(table: pd.DataFrame) -> Members:
     )
 
 
-def member_heatmap(
-    labels: Sequence[str], interactions: pd.DataFrame, *, tested: str, context: str, title: str
-) -> go.Figure:
+def member_heatmap(why: Explanation) -> go.Figure:
     """Interactions of all pairs in two contexts; see `Explanation.heatmap`."""
+    labels, tested, context = why.labels, why.tested_context, why.context_text
     n, rank_of = len(labels), {label: rank for rank, label in enumerate(labels)}
     cells: list[list[float | None]] = [[None] * n for _ in labels]
     hover = [[plain(label)] * n for label in labels]
     signed: list[Cell] = []
-    for row in interactions.to_dict("records"):
+    for row in why.interactions.to_dict("records"):
         i, j = sorted((rank_of[row["first"]], rank_of[row["second"]]))
         cells[i][j], cells[j][i] = row["alone"], row[tested]
         pair = f"{plain(row['first'])} and {plain(row['second'])}<br>"
@@ -58,20 +58,13 @@ def member_heatmap(
     bound = max((abs(value) for row in cells for value in row if value is not None), default=1.0)
     drawn = PairMap(labels=labels, values=cells, hover=hover, bound=bound or 1.0, signed=signed)
     subtitle = f"above: alone; below: {context} (+, \u2212: p &lt; .05)"
-    return pair_map(drawn, title=title, subtitle=subtitle)
+    return pair_map(drawn, title=data_and_model(why.dataset, why.model), subtitle=subtitle)
 
 
-def member_network(
-    components: Mapping[str, Component],
-    table: pd.DataFrame,
-    interactions: pd.DataFrame,
-    *,
-    tested: str,
-    title: str,
-) -> go.Figure:
+def member_network(why: Explanation) -> go.Figure:
     """Members by layer, joined where they interact; see `Explanation.network`."""
-    labels = list(components)
-    joined = [row for row in interactions.to_dict("records") if row["significant"]]
+    labels, tested = why.labels, why.tested_context
+    joined = [row for row in why.interactions.to_dict("records") if row["significant"]]
     edges = [
         Edge(
             first=labels.index(row["first"]),
@@ -83,10 +76,10 @@ def member_network(
         for row in joined
     ]
     return network(
-        _members(table.set_index("component").loc[labels].reset_index()),
-        [component.layer for component in components.values()],
+        _members(why.table.set_index("component").loc[labels].reset_index()),
+        [component.layer for component in why.components],
         edges,
-        title=title,
+        title=data_and_model(why.dataset, why.model),
         subtitle="area: Shapley value; lines: interaction, p &lt; .05",
     )
 

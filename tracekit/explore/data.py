@@ -15,7 +15,7 @@ from tracekit.components import ComponentGrid
 from tracekit.components.kinds import kind_of
 from tracekit.data.display import ShownTokens
 from tracekit.errors import ComponentError
-from tracekit.explore.exploration import Exploration, Measurement, Prediction, set_key
+from tracekit.explore.exploration import Exploration, Measurement, set_key
 from tracekit.models import model_name
 
 SCRIPT = Path(__file__).with_name("explorer.js")
@@ -128,17 +128,13 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
     return {
         "measured": [entry_of(each) for each in measured],
         "effects": b"".join(map(values_of, measured)),
-        "predicted": [_predicted(each) for each in predicted],
+        "predicted": [{"key": set_key(p.members), "rough": p.is_rough} for p in predicted],
         "gains": as_bytes([each.gains for each in predicted]),
         "unpredicted": [
             {"key": set_key(each.members), "reason": printable(each.reason)}
             for each in exploration.unpredicted.values()
         ],
     }
-
-
-def _predicted(prediction: Prediction) -> dict[str, Any]:
-    return {"key": set_key(prediction.members), "rough": prediction.is_rough}
 
 
 def page_parts(title: str) -> list[str]:

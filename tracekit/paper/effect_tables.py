@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -55,29 +56,26 @@ def _methods(setting: Setting, model: ModelAt, components: str) -> list[str]:
 
 
 def _plan(
-    components: str, budgets: Sequence[float]
-) -> Callable[[Setting, ModelAt, str], list[Job]]:
-    def plan(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-        jobs = [
-            trace_job(setting, model, dataset, components, method, budgets)
-            for method in _methods(setting, model, components)
-        ]
-        return with_held_out(setting, jobs)
-
-    return plan
+    components: str, budgets: Sequence[float], setting: Setting, model: ModelAt, dataset: str
+) -> list[Job]:
+    jobs = [
+        trace_job(setting, model, dataset, components, method, budgets)
+        for method in _methods(setting, model, components)
+    ]
+    return with_held_out(setting, jobs)
 
 
-def _table(published: str) -> Callable[[Setting, list[Run]], Report]:
+_plan_heads = partial(_plan, "attention-patterns", HEADS)
+_plan_neurons = partial(_plan, "mlp-outputs", NEURONS)
+
+
+def _table(published: str, setting: Setting, runs: list[Run]) -> Report:
     """The report of a table; `published` is its name among the published numbers."""
-
-    def report(setting: Setting, runs: list[Run]) -> Report:
-        frame = effects_frame(setting, runs, published)
-        return Report(
-            tables={"effects": _long(frame), "summary": _wide(frame)},
-            notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
-        )
-
-    return report
+    frame = effects_frame(setting, runs, published)
+    return Report(
+        tables={"effects": _long(frame), "summary": _wide(frame)},
+        notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
+    )
 
 
 def _long(frame: Any) -> Table:
@@ -336,15 +334,15 @@ EXPERIMENTS = (
         about="effect at 10, 20, 30, 40 % of the heads, and time: WinoGender and WinoBias",
         models=SEVEN_MODELS,
         datasets=("winogender", "winobias"),
-        plan=_plan("attention-patterns", HEADS),
-        report=_table("heads"),
+        plan=_plan_heads,
+        report=partial(_table, "heads"),
     ),
     Experiment(
         name="fig-heads",
         about="effect against number of heads; heads selected at 20 %; similarity of methods",
         models=("GPT2-small",),
         datasets=("winogender", "winobias"),
-        plan=_plan("attention-patterns", HEADS),
+        plan=_plan_heads,
         report=_fig_heads,
     ),
     Experiment(
@@ -352,15 +350,15 @@ EXPERIMENTS = (
         about="effect at 2.5, 5, 10, 15 % of the neurons, and time: Professions",
         models=SEVEN_MODELS,
         datasets=("professions",),
-        plan=_plan("mlp-outputs", NEURONS),
-        report=_table("neurons"),
+        plan=_plan_neurons,
+        report=partial(_table, "neurons"),
     ),
     Experiment(
         name="fig-neurons",
         about="effect against number of neurons; share of selected neurons per layer: Professions",
         models=("GPT2-small",),
         datasets=("professions",),
-        plan=_plan("mlp-outputs", NEURONS),
+        plan=_plan_neurons,
         report=_fig_neurons,
     ),
     Experiment(
@@ -368,15 +366,15 @@ EXPERIMENTS = (
         about="effect at 2.5, 5, 10, 15 % of the neurons, and time: CounterFact",
         models=("DistilGPT2", "GPT2-small"),
         datasets=("counterfact",),
-        plan=_plan("mlp-outputs", NEURONS),
-        report=_table("facts"),
+        plan=_plan_neurons,
+        report=partial(_table, "facts"),
     ),
     Experiment(
         name="fig-facts",
         about="effect against number of neurons; share of selected neurons per layer: CounterFact",
         models=("GPT2-small",),
         datasets=("counterfact",),
-        plan=_plan("mlp-outputs", NEURONS),
+        plan=_plan_neurons,
         report=_fig_neurons,
     ),
     Experiment(
@@ -384,7 +382,7 @@ EXPERIMENTS = (
         about="wall time per method and model: Professions and CounterFact",
         models=("DistilGPT2", "GPT2-small"),
         datasets=("professions", "counterfact"),
-        plan=_plan("mlp-outputs", NEURONS),
+        plan=_plan_neurons,
         report=_fig_time,
     ),
     Experiment(

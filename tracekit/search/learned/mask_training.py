@@ -156,40 +156,30 @@ class MaskTraining(ABC):
         """Trains once with a fixed lambda1, or searches it."""
         require_gradient(engine.metric, self.name)
         before = engine.cost
-        if self.lambda1 is None:
-            goal.require(self.name)
-            return self._search_lambda(engine, goal, seed, before)
-        run = self._train(engine, self.lambda1, seed, stop_at=min(goal.budgets, default=0))
+        runs = self._runs(engine, goal, seed)
         if goal.target is not None:
-            return [smallest_reaching([run], engine, goal.target)]
+            return [smallest_reaching(runs, engine, goal.target)]
         if goal.budgets:
-            return self.best_sets(engine, [run], goal.budgets, before)
+            return self.best_sets(engine, runs, goal.budgets, before)
         # Without budget or target: the paper's single run.
-        return [run.selection(run.last, None)]
+        return [runs[0].selection(runs[0].last, None)]
 
-    # ---- lambda1 searched -----------------------------------------------------------------
+    def _runs(self, engine: Target, goal: Goal, seed: int) -> list[TrainingRun]:
+        """One training run with a fixed lambda1, or several; see `lambda_search.py`."""
+        smallest = min(goal.budgets, default=0)
 
-    def _search_lambda(
-        self, engine: Target, goal: Goal, seed: int, before: Cost
-    ) -> list[Selection]:
-        """Trains with several values of lambda1; see `lambda_search.py`."""
+        def train(lambda1: float) -> TrainingRun:
+            return self._train(engine, lambda1, seed, stop_at=smallest)
+
+        if self.lambda1 is not None:
+            return [train(self.lambda1)]
+        goal.require(self.name)
         if goal.target is not None:
             start = self._first_lambda(engine, max(1, engine.n_components // 10))
-            runs = runs_for_target(
-                lambda lambda1: self._train(engine, lambda1, seed, stop_at=0),
-                start,
-                goal.target,
-                max(self.max_trials, DEFAULT_TRIALS),
-            )
-            return [smallest_reaching(runs, engine, goal.target)]
-        smallest = goal.budgets[0]
-        runs = runs_for_budgets(
-            lambda lambda1: self._train(engine, lambda1, seed, stop_at=smallest),
-            self._first_lambda(engine, smallest),
-            goal.budgets,
-            self.max_trials,
-        )
-        return self.best_sets(engine, runs, goal.budgets, before)
+            most = max(self.max_trials, DEFAULT_TRIALS)
+            return runs_for_target(train, start, goal.target, most)
+        start = self._first_lambda(engine, smallest)
+        return runs_for_budgets(train, start, goal.budgets, self.max_trials)
 
     def _first_lambda(self, engine: Target, budget: int) -> float:
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
