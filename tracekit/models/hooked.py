@@ -20,6 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tracekit._util.files import digest_of
+from tracekit._util.threads import threads_for
 from tracekit.errors import UnsupportedModelError
 from tracekit.models.attention_patterns import patterns_in_place
 
@@ -189,7 +190,8 @@ def frozen(model: HookedModel) -> Iterator[None]:
     Edits of attention patterns act there too, where TransformerLens would throw them away. One
     thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
     """
-    with _lock_of(model), patterns_in_place(model):
+    width = int(model.cfg.d_model) if device_of(model).type == "cpu" else None
+    with _lock_of(model), threads_for(width), patterns_in_place(model):
         yield from _frozen(model)
 
 

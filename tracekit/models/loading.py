@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracekit._util.threads import threads_for
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
@@ -91,6 +92,7 @@ def load_model(
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
         torch.random.fork_rng(devices=[]),
+        threads_for(),
         _loading_errors(model),
         nothing_installed(model),
         verified_loading(model, target) as record,

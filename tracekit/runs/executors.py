@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from tracekit._util.options import shortened
 from tracekit._util.processes import WorkerProcesses
+from tracekit._util.threads import allowed_threads
 from tracekit.errors import ConfigError, MissingExtraError, WorkerError
 from tracekit.runs.worker import WorkerReport, forget
 
@@ -94,7 +95,7 @@ class LocalProcesses(Workers):
 
     def __init__(self, processes: int) -> None:
         """Starts no process yet; they share the threads of this process."""
-        threads = max(1, torch.get_num_threads() // processes)
+        threads = max(1, allowed_threads() // processes)
         self._processes = processes
         self._pool = WorkerProcesses(processes, start=_start, arguments=(threads,))
 

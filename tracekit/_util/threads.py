@@ -1,0 +1,129 @@
+"""Threads of torch, as many as the work needs and the process may use.
+
+The threads of one operation wait for each other. By itself torch takes the cores of the whole
+machine, and whoever waits spins: beside one busy program that made small models ten times slower.
+So a small model runs on one thread, a larger one on the cores that the process may use, and who
+waits soon sleeps. Nothing is changed for who set OMP_NUM_THREADS, MKL_NUM_THREADS or
+`torch.set_num_threads`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from threading import Event, Thread
+
+import torch
+
+_AT_IMPORT = torch.get_num_threads()
+_SMALL = 384
+"""Width of the residual stream below which a second thread gains next to nothing."""
+_GRAIN = 32_768
+"""Elements that torch gives to one thread at least."""
+
+
+def usable_cores(
+    cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Cores that this process may use, by its affinity and by a container's quota; at least 1.
+
+    Args:
+        cgroup: Where control groups are mounted.
+        own: The file that names the groups of this process.
+    """
+    return max(1, min(_affinity(), *_quotas(cgroup, own)))
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quotas(cgroup: Path, own: Path) -> list[int]:
+    """Whole cores that each control group above this process grants, of version 1 or 2."""
+    found = [sys.maxsize]
+    with suppress(OSError):
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+        for _, controllers, path in groups:
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            root = cgroup / "cpu" if controllers else cgroup
+            inner = root / path.lstrip("/")
+            # In a container its own group is the root, and the path is the host's.
+            for folder in (inner, *inner.parents):
+                if folder == root or root in folder.parents:
+                    found += _quota_of(folder)
+    return found
+
+
+def _quota_of(group: Path) -> list[int]:
+    with suppress(OSError, ValueError):
+        if (group / "cpu.max").exists():
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = (int((group / name).read_text()) for name in names)
+        return [max(1, quota // period)] if quota > 0 else []
+    return []
+
+
+def allowed_threads() -> int:
+    """Threads that the user asked torch for; else its own number, within the usable cores."""
+    current = torch.get_num_threads()
+    return current if _is_set() else min(current, usable_cores())
+
+
+@contextmanager
+def threads_for(width: int | None = None) -> Iterator[None]:
+    """Within the block, this thread runs torch on as many threads as a model needs.
+
+    Args:
+        width: Width of the model's residual stream; None: not known.
+    """
+    before = torch.get_num_threads()
+    if _is_set():
+        yield
+        return
+    count = 1 if width is not None and width < _SMALL else min(before, usable_cores())
+    if count > 1:
+        _sleep_soon(count)
+    try:
+        torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _is_set() -> bool:
+    """Whether somebody chose the number of threads: the user, or a block around this one."""
+    if any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
+        return True
+    cores = (os.cpu_count() or 1, _affinity())
+    # By itself torch takes all cores, or one of two hyperthreads.
+    by_itself = {share for number in cores for share in (number, max(1, number // 2))}
+    return torch.get_num_threads() != _AT_IMPORT or _AT_IMPORT not in by_itself
+
+
+@cache
+def _sleep_soon(count: int) -> None:
+    """Makes threads that wait for others sleep after microseconds, not milliseconds.
+
+    GNU's OpenMP lets them spin for long, unless it has more threads than the process has cores. So
+    a thread is parked that has run one operation, with which it keeps the threads that are lacking.
+    """
+    if sys.platform != "linux":
+        return
+    is_ready, forever = Event(), Event()
+
+    def park() -> None:
+        torch.zeros(_GRAIN * (_affinity() - count + 2)).add_(1)
+        is_ready.set()
+        forever.wait()
+
+    Thread(target=park, name="tracekit-parked", daemon=True).start()
+    is_ready.wait()
