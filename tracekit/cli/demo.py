@@ -49,7 +49,7 @@ tracekit show {output}                                          # the results of
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _Findings:
     """Everything that the demo measured."""
 
     tracer: Tracer
@@ -118,14 +118,14 @@ def demo(given: Given) -> None:
     """
     output = given["output"]
     check_folder(output)
-    traced = _trace(output, given["seed"], progress_is_shown(given["quiet"]))
-    console.print(traced.story, style="bold", highlight=False)
-    _print_methods(traced)
-    page = _write_page(traced, output)
+    findings = _trace(output, given["seed"], progress_is_shown(given["quiet"]))
+    console.print(findings.story, style="bold", highlight=False)
+    _print_methods(findings)
+    page = _write_page(findings, output)
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
 
-def _trace(output: Path, seed: int, progress: bool) -> _Traced:
+def _trace(output: Path, seed: int, progress: bool) -> _Findings:
     """Runs everything, and saves it on the way."""
     import tracekit as tk
     from tracekit.search import make
@@ -142,15 +142,15 @@ def _trace(output: Path, seed: int, progress: bool) -> _Traced:
     front.save(output / "pareto")
     grid = tracer.interactions(layers=_PAIRED_LAYERS)
     grid.save(output / "pairs.csv")
-    return _Traced(tracer, curves, front, grid)
+    return _Findings(tracer, curves, front, grid)
 
 
-def _print_methods(traced: _Traced) -> None:
+def _print_methods(findings: _Findings) -> None:
     table = Table(*_COLUMNS)
     for column in table.columns[1:]:
         column.justify = "right"
-    best = set(traced.best)
-    for row, cells in enumerate(traced.rows):
+    best = set(findings.best)
+    for row, cells in enumerate(findings.rows):
         texts = [
             # Two lines: a table of 80 columns has no room for both beside each other.
             Text(
@@ -162,44 +162,44 @@ def _print_methods(traced: _Traced) -> None:
         table.add_row(*texts)
     print_rows(table)
     console.print(
-        f"{_ABOUT} All {len(traced.tracer.registry)} heads: {traced.tracer.full_effect:.3f}.",
+        f"{_ABOUT} All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}.",
         style="dim",
         highlight=False,
     )
 
 
-def _write_page(traced: _Traced, output: Path) -> Path:
+def _write_page(findings: _Findings, output: Path) -> Path:
     import pandas as pd
 
     import tracekit as tk
     from tracekit.reports.page import Section, write_page
 
-    shown = [traced.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
-    chosen = traced.curves["pgb-ct+local"].at(max(_SHOWN))
+    shown = [findings.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
+    chosen = findings.curves["pgb-ct+local"].at(max(_SHOWN))
     members = pd.DataFrame(
         [
             [
                 str(component),
-                f"{traced.alone(component):.3f}",
-                f"{chosen.effect - traced.without(chosen, component):.3f}",
+                f"{findings.alone(component):.3f}",
+                f"{chosen.effect - findings.without(chosen, component):.3f}",
             ]
             for component in chosen.components
         ],
         columns=["head", "alone", "lost without it"],
     )
-    everything = traced.tracer.full_effect
+    everything = findings.tracer.full_effect
     return write_page(
         output / "index.html",
         "tracekit: which attention heads act together?",
         [
             Section(
-                lead=traced.story,
+                lead=findings.story,
                 paragraphs=[
                     "The embedded model has learned facts such as who lives where. Noise on the "
                     "embeddings of a prompt makes it forget; the attention patterns of a few heads "
                     "are copied from that noisy run into the clean one. The effect of a set of "
                     "heads is how far the probability of the right answer drops, on average over "
-                    f"{_EXAMPLES} facts. All {len(traced.tracer.registry)} heads together: "
+                    f"{_EXAMPLES} facts. All {len(findings.tracer.registry)} heads together: "
                     f"{everything:.3f}.",
                 ],
             ),
@@ -209,9 +209,9 @@ def _write_page(traced: _Traced, output: Path) -> Path:
                     "PGB-CT learns a mask over all heads at once. Top-k ranks heads by what each "
                     "does alone, and so misses heads that matter only together."
                 ],
-                figures=[tk.compare(shown).heatmap(), traced.tracer.curve()],
-                table=pd.DataFrame(traced.rows, columns=list(_COLUMNS)),
-                best=traced.best,
+                figures=[tk.compare(shown).heatmap(), findings.tracer.curve()],
+                table=pd.DataFrame(findings.rows, columns=list(_COLUMNS)),
+                best=findings.best,
                 note=_ABOUT,
             ),
             Section(
@@ -223,7 +223,7 @@ def _write_page(traced: _Traced, output: Path) -> Path:
                     "one half of the facts, measured on the other; bars are 95 % intervals. "
                     "Right: the size from which on a head is in the best sets."
                 ],
-                figures=[traced.front.curve(), traced.front.heatmap()],
+                figures=[findings.front.curve(), findings.front.heatmap()],
             ),
             Section(
                 heading="Who acts together",
@@ -231,7 +231,7 @@ def _write_page(traced: _Traced, output: Path) -> Path:
                     "How much more (red) or less (blue) two heads do together than the sum of what "
                     "each does alone."
                 ],
-                figures=[traced.grid.heatmap()],
+                figures=[findings.grid.heatmap()],
             ),
             Section(
                 heading=f"The {chosen.n_selected} heads that PGB-CT selects",

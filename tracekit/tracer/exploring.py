@@ -15,14 +15,14 @@ from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search import Goal, Selection
-from tracekit.tracer.search_run import Spent, Traced
+from tracekit.tracer.search_run import RunContext, Usage
 
 if TYPE_CHECKING:
     from tracekit.explore.explorer import Explorer
 
 
 @dataclass(frozen=True)
-class ByHand:
+class Manual:
     """Stands for the search of a set that somebody clicked together."""
 
     name: ClassVar[str] = "by-hand"
@@ -34,7 +34,7 @@ class ByHand:
 
 
 def open_explorer(
-    traced: Traced,
+    traced: RunContext,
     start: Any,
     front: ParetoFront | TraceCurve | None,
     results: Sequence[TraceResult],
@@ -62,7 +62,7 @@ def open_explorer(
     def to_result(members: ComponentSet, effects: Effects) -> TraceResult:
         mask = masks.from_indices(members, len(registry))
         selection = Selection(mask=mask, effects=effects)
-        return traced.result(ByHand(), selection, Goal(), 0, Spent(Cost(1, 0), 0.0))
+        return traced.result(Manual(), selection, Goal(), 0, Usage(Cost(1, 0), 0.0))
 
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front

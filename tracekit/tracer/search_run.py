@@ -87,7 +87,7 @@ class BestMeasured:
                 self.by_size[size] = Measured(mean, members, row.clone())
 
 
-class Spent(NamedTuple):
+class Usage(NamedTuple):
     """Cost and wall time of a search."""
 
     cost: Cost
@@ -95,7 +95,7 @@ class Spent(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class RunContext:
     """Data and labels that all results of a tracer share."""
 
     engine: Engine
@@ -109,13 +109,13 @@ class Traced:
     tracer: Any
     """A weak reference to the tracer, for results."""
 
-    def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Spent]:
+    def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Usage]:
         """Searches an engine on an unchanged model, and says what that took."""
         _ = self.engine.full_effects  # Shared by all methods, so it counts for none.
         checks.check_unchanged(self.engine)
         cost, start = engine.cost, time.perf_counter()
         outcome = work()
-        return outcome, Spent(engine.cost - cost, time.perf_counter() - start)
+        return outcome, Usage(engine.cost - cost, time.perf_counter() - start)
 
     def result(
         self,
@@ -123,7 +123,7 @@ class Traced:
         selection: Selection,
         goal: Goal,
         seed: int,
-        spent: Spent,
+        spent: Usage,
         *,
         kept: Mapping[str, Any] | None = None,
         objective: Objective | None = None,
@@ -206,7 +206,7 @@ class Traced:
 class SearchRun:
     """One search for a goal, by an objective, within the bounds of a constraint."""
 
-    traced: Traced
+    traced: RunContext
     search: Search
     goal: Goal
     objective: ObjectiveName | Objective
@@ -361,7 +361,7 @@ class SearchRun:
                 )
             except KeyboardInterrupt:
                 selections = self._best_so_far()
-                spent = Spent(target.cost - before, time.perf_counter() - start)
+                spent = Usage(target.cost - before, time.perf_counter() - start)
             if self.constraint is not None and goal.budgets:
                 selections = [best_within(selections, budget) for budget in goal.budgets]
             results = []
@@ -401,7 +401,7 @@ class SearchRun:
             return {}
         return target.report(mask.nonzero()[:, 0].tolist())
 
-    def _result(self, selection: Selection, spent: Spent, kept: Mapping[str, Any]) -> TraceResult:
+    def _result(self, selection: Selection, spent: Usage, kept: Mapping[str, Any]) -> TraceResult:
         return self.traced.result(
             selection.by or self.search,
             selection,
@@ -453,8 +453,8 @@ class SearchRun:
         return front
 
     def _chosen(
-        self, auto: Auto, sets: Mapping[int, Selection], spent: Spent
-    ) -> tuple[dict[int, Selection], CrossFit, Spent]:
+        self, auto: Auto, sets: Mapping[int, Selection], spent: Usage
+    ) -> tuple[dict[int, Selection], CrossFit, Usage]:
         """The sets of the search that holds better, by size, what chose, and what both took."""
         engine = self.traced.engine
         sizes = sizes_of_statistics(sorted(sets))
@@ -462,10 +462,10 @@ class SearchRun:
             engine, lambda: auto.front(engine, sets, sizes, self.goal.budgets[-1], self.seed)
         )
         cost = spent.cost + more.cost - fit.on_all_examples
-        return chosen, fit, Spent(cost, spent.seconds + more.seconds)
+        return chosen, fit, Usage(cost, spent.seconds + more.seconds)
 
     def _front_of(
-        self, sets: Mapping[int, Selection], spent: Spent, order: Sequence[int]
+        self, sets: Mapping[int, Selection], spent: Usage, order: Sequence[int]
     ) -> ParetoFront:
         results = []
         for selection in sets.values():

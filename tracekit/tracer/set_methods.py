@@ -42,7 +42,7 @@ from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
 from tracekit.tracer.exploring import open_explorer
-from tracekit.tracer.search_run import Traced
+from tracekit.tracer.search_run import RunContext
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,8 +107,8 @@ class SetMethods:
         clean = self.engine.data.clean
         return None if clean.y is None else int((clean.x > clean.y).sum())
 
-    def _traced(self) -> Traced:
-        return Traced(
+    def _traced(self) -> RunContext:
+        return RunContext(
             engine=self.engine,
             setup=self.setup,
             also=self.extra_metrics,
