@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -321,7 +321,7 @@ class Exploration:
         yield self._record(Measurement(members, effects, x, y, seconds))
 
     def _record(self, measurement: Measurement) -> Measurement:
-        weighted = Measurement(**{**vars(measurement), "weights": self.engine.pairs.weights})
+        weighted = replace(measurement, weights=self.engine.pairs.weights)
         self.measurements[measurement.members] = weighted
         return weighted
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import plotly.graph_objects as go
 
@@ -79,12 +79,11 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     return write_page(Path(path), title, sections)
 
 
-class _Group:
+class _Group(NamedTuple):
     """Results that answer the same question, and the fronts among them."""
 
-    def __init__(self, results: list[TraceResult]) -> None:
-        self.results = results
-        self.fronts: list[ParetoFront] = []
+    results: list[TraceResult]
+    fronts: list[ParetoFront]
 
 
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
@@ -95,9 +94,9 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
         results = [each] if isinstance(each, TraceResult) else list(each)
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
         if group is None:
-            group = _Group([])
+            group = _Group([], [])
             groups.append(group)
-        group.results += results
+        group.results.extend(results)
         if isinstance(each, ParetoFront):
             group.fronts.append(each)
     return groups

@@ -277,7 +277,12 @@ def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:
-            return WorkerReport(refused=_versions_differ(package, version, versions[package]))
+            error = WorkerError(
+                f"The worker {gethostname()} has {package} {version}, this process has "
+                f"{versions[package]}. Install the same versions in both, so that runs are of one "
+                "kind."
+            )
+            return WorkerReport(refused=error)
     task: Task = pickle.loads(packed)
     if not _is_seen(task.root / task.token):
         error = WorkerError(
@@ -293,13 +298,6 @@ def forget(token: str) -> None:
     """Lets go of the models of a sweep that this process holds as a worker."""
     for key in [key for key in _workers if key[0] == token]:
         _workers.pop(key, None)
-
-
-def _versions_differ(package: str, worker: str, here: str) -> WorkerError:
-    return WorkerError(
-        f"The worker {gethostname()} has {package} {worker}, this process has {here}. Install the "
-        "same versions in both, so that runs are of one kind."
-    )
 
 
 _SHARED_SECONDS = 10

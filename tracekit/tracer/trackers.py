@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracekit._util.markup import printable
@@ -73,12 +72,7 @@ class Observed:
         self._tell("start")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._tell("end", stopped=self._stopped if kind is None else kind.__name__)
 
     def step(self, **values: float) -> None:

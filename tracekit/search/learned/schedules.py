@@ -1,6 +1,6 @@
 """Schedules: epoch -> factor that multiplies a penalty weight.
 
-The paper's schedule is `Linear`: lambda * (epoch + 1), epochs counted from 0. All of them start
+The paper's schedule is `linear`: lambda * (epoch + 1), epochs counted from 0. All of them start
 at 1, so that a penalty weight means the same under each.
 """
 
@@ -11,28 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tracekit.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The same weight in every epoch."""
-
-    name: ClassVar[str] = "constant"
-
-    def __call__(self, epoch: int) -> float:
-        """Factor in `epoch` (from 0)."""
-        return 1.0
-
-
-@dataclass(frozen=True)
-class Linear:
-    """1, 2, 3, ... (the paper's)."""
-
-    name: ClassVar[str] = "linear"
-
-    def __call__(self, epoch: int) -> float:
-        """Factor in `epoch` (from 0)."""
-        return float(epoch + 1)
 
 
 @dataclass(frozen=True)
@@ -53,7 +31,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """1, 2^p, 3^p, ..."""
+    """1, 2^p, 3^p, ...: with p = 0 the same in every epoch, with p = 1 the paper's."""
 
     name: ClassVar[str] = "polynomial"
     power: float = 2.0
@@ -66,8 +44,11 @@ class Polynomial:
 Schedule = Callable[[int], float]
 """Anything from an epoch (counted from 0) to a factor of at least 0."""
 
-SCHEDULES: Mapping[str, Callable[[], Schedule]] = {
-    schedule.name: schedule for schedule in (Constant, Linear, Exponential, Polynomial)
+SCHEDULES: Mapping[str, Schedule] = {
+    "constant": Polynomial(power=0.0),
+    "linear": Polynomial(power=1.0),
+    "exponential": Exponential(),
+    "polynomial": Polynomial(),
 }
 
 
@@ -83,4 +64,4 @@ def resolve(schedule: str | Schedule) -> Schedule:
         raise ConfigError(
             f"Unknown schedule {schedule!r}. Use one of {', '.join(SCHEDULES)}, or a callable."
         )
-    return SCHEDULES[schedule]()
+    return SCHEDULES[schedule]
