@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from string import Formatter
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor
 from torch.nn import Module
+from typing_extensions import TypedDict
 
 from tracekit._util.files import tensors_digest
 from tracekit._util.options import is_whole, shortened
@@ -94,11 +96,37 @@ def _problem_of(kind: Kind) -> str | None:
         )
     if kind.hook.startswith("blocks.") or not kind.hook:
         return f"has the hook point {kind.hook!r}. Name it within a block, e.g. 'hook_resid_post'."
-    try:
-        kind.label.format(layer=0, index=0)
-    except (KeyError, IndexError, ValueError):
+    if not _is_plain(kind.label):
         return f"has the label {kind.label!r}. Use {{layer}} and {{index}} only."
     return None
+
+
+def _is_plain(label: str) -> bool:
+    """Whether a format names the layer and the index at most, and formats neither."""
+    try:
+        return all(
+            name in (None, "layer", "index") and not spec and not conversion
+            for _, name, spec, conversion in Formatter().parse(label)
+        )
+    except ValueError:
+        return False
+
+
+class KindSpec(TypedDict):
+    """The definition of a kind, in values of JSON."""
+
+    name: str
+    hook: str
+    axes: list[str]
+    width: str | int | None
+    label: str
+    noun: str
+    meaning: str
+    learning_rate: float
+    instead: str
+    feature_layers: list[int]
+    features_digest: str
+    is_added: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +178,9 @@ class Kind:
     """Whether the activation is added to the residual stream, and thus must not contain it."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.axes, list):
-            object.__setattr__(self, "axes", tuple(self.axes))
+        for name in ("axes", "feature_layers"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         problem = _problem_of_features(self.features)
         if self.features and not problem:
             object.__setattr__(self, "feature_layers", tuple(sorted(self.features)))
@@ -181,9 +210,11 @@ class Kind:
             )
         return self.features[layer]
 
-    def definition(self) -> dict[str, Any]:
-        """The definition of the kind, ready to be saved: all but its features."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+    def definition(self) -> KindSpec:
+        """The definition of the kind in values of JSON: all but its features."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        lists = {name: list(values[name]) for name in ("axes", "feature_layers")}
+        return KindSpec(**{**values, **lists})
 
     def width_in(self, shape: Any) -> int:
         """Number of components of this kind in a layer of a model of these sizes.

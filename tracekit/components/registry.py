@@ -17,11 +17,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.options import is_whole, shortened, whole_numbers
-from tracekit.components.kinds import KINDS, Kind, kind_of, register_kind
+from tracekit.components.kinds import KINDS, Kind, KindSpec, kind_of, register_kind
 from tracekit.errors import ComponentError
 
 ComponentSet = tuple[int, ...]
@@ -43,6 +45,24 @@ class Component:
         return f"{label}@{self.span}" if self.span else label
 
 
+class SiteSpec(TypedDict):
+    """A site in values of JSON."""
+
+    kind: str
+    layer: int
+    width: int
+    indices: list[int] | None
+    """None: all of the width."""
+    spans: list[str]
+    acts_in: list[int]
+    definition: KindSpec | None
+    """Of a kind that is none of tracekit."""
+
+
+_MOST = 2**31
+"""Layers and widths of a description are below it."""
+
+
 @dataclass(frozen=True)
 class Site:
     """The components of one kind in one layer."""
@@ -51,7 +71,7 @@ class Site:
     layer: int
     width: int
     """Components of this kind that the layer has."""
-    indices: tuple[int, ...]
+    indices: Sequence[int]
     """Those that the registry contains, ascending."""
     start: int
     """Flat index of the first."""
@@ -59,6 +79,11 @@ class Site:
     """Spans of the prompt that are components of their own; empty: none."""
     acts_in: tuple[int, ...] = ()
     """Layers of the window in which the components act; empty: `layer` only."""
+
+    def __post_init__(self) -> None:
+        if len(self.indices) == self.width:
+            # A range takes no memory, whatever width a file speaks of.
+            object.__setattr__(self, "indices", range(self.width))
 
     @cached_property
     def stop(self) -> int:
@@ -333,53 +358,56 @@ class ComponentRegistry(Sequence[Component]):
         by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
         return ", ".join(parts) + by + (f" in windows of {window} layers" if window > 1 else "")
 
-    def spec(self) -> list[dict[str, Any]]:
-        """A JSON-ready description from which `from_spec` rebuilds the registry."""
+    Spec: ClassVar[Any] = list[SiteSpec]
+    """Type of `spec()`."""
+
+    def spec(self) -> list[SiteSpec]:
+        """A description in values of JSON, from which `from_spec` makes the registry again."""
         return [
             {
                 "kind": site.kind.name,
                 "layer": site.layer,
                 "width": site.width,
                 "indices": None if site.complete else list(site.indices),
-                **({"spans": list(site.spans)} if site.spans else {}),
-                **({"acts_in": list(site.acts_in)} if site.acts_in else {}),
-                **({} if site.kind.name in KINDS else {"definition": site.kind.definition()}),
+                "spans": list(site.spans),
+                "acts_in": list(site.acts_in),
+                "definition": None if site.kind.name in KINDS else site.kind.definition(),
             }
             for site in self.sites
         ]
 
     @classmethod
-    def from_spec(
-        cls, spec: Sequence[Mapping[str, Any]], n_components: int | None = None
-    ) -> ComponentRegistry:
-        """Rebuilds a registry from `spec()`.
+    def from_spec(cls, spec: Sequence[SiteSpec]) -> ComponentRegistry:
+        """The registry of a `spec()`.
 
         Raises:
-            ComponentError: It does not have `n_components`, where that is given.
+            ComponentError: Its numbers are of no components, or an own kind is another one here.
         """
-        sizes = [
-            (e["width"] if e["indices"] is None else len(e["indices"]))
-            * max(1, len(e.get("spans", ())))
-            for e in spec
-        ]
-        # Before the components are listed: a damaged description may speak of billions.
-        if n_components is not None and sum(sizes) != n_components:
-            raise ComponentError(
-                f"The description is of {sum(sizes)} components, and not of {n_components}."
-            )
         sites: list[Site] = []
-        start = 0
         for entry in spec:
-            listed = entry["indices"]
-            indices = tuple(range(entry["width"])) if listed is None else tuple(listed)
-            definition = entry.get("definition")
-            if definition is not None:
-                lists = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
-                register_kind(Kind(**{**definition, **lists}))
-            kind, layer, width = kind_of(entry["kind"]), entry["layer"], entry["width"]
-            spans, acts_in = tuple(entry.get("spans", ())), tuple(entry.get("acts_in", ()))
+            layer, width, listed = entry["layer"], entry["width"], entry["indices"]
+            indices = range(width) if listed is None else tuple(listed)
+            acts_in, spans = tuple(entry["acts_in"]), tuple(entry["spans"])
+            is_ascending = list(indices) == sorted(set(indices)) if listed is not None else True
+            if (
+                not (0 <= layer < _MOST and 1 <= width < _MOST and is_ascending and len(indices))
+                or not (0 <= indices[0] and indices[-1] < width)
+                or not all(0 <= each < _MOST for each in acts_in)
+                or len(set(spans)) < len(spans)
+            ):
+                raise ComponentError(
+                    f"The components {shortened(entry)} are none. Name a layer, its width, and "
+                    "ascending indices below that."
+                )
+            if entry["definition"] is not None:
+                register_kind(Kind(**entry["definition"]))  # type: ignore[arg-type]
+            start = sites[-1].stop if sites else 0
+            kind = kind_of(entry["kind"])
             sites.append(Site(kind, layer, width, indices, start, spans, acts_in))
-            start = sites[-1].stop
+        if not sites or len({(s.kind.name, s.layer) for s in sites}) < len(sites):
+            raise ComponentError(
+                "The description names no components, or a layer of a kind twice. Name each once."
+            )
         return cls(tuple(sites))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
+
+from typing_extensions import TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind, KindName
+from tracekit.components.registry import SiteSpec
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
 from tracekit.engine import checks
@@ -53,6 +56,22 @@ class SetupOptions(TypedDict, total=False):
     layer_window: int
     positions: Positions
     source: Source | str
+    source_seed: int
+    direction: Direction
+    continuation_mean: ContinuationMean
+
+
+class SetupSpec(TypedDict):
+    """A setup in values of JSON."""
+
+    components: str | list[SiteSpec]
+    metric: str
+    layers: list[int] | None
+    indices: list[int] | dict[str, list[int]] | None
+    split_by: SplitBy | None
+    layer_window: int
+    positions: str | list[int]
+    source: str
     source_seed: int
     direction: Direction
     continuation_mean: ContinuationMean
@@ -185,18 +204,22 @@ class Setup:
         """The same setup with exactly these components."""
         return replace(self, components=registry, layers=None, indices=None, layer_window=1)
 
-    def spec(self) -> dict[str, Any]:
+    Spec: ClassVar[Any] = SetupSpec
+    """Type of `spec()`."""
+
+    def spec(self) -> SetupSpec:
         """A named setup in values of JSON, from which `from_spec` makes it again."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        values = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return cast(SetupSpec, values)
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Setup:
+    def from_spec(cls, spec: SetupSpec) -> Setup:
         """The setup of a `spec`.
 
         Raises:
-            TypeError, KeyError, ValueError: It is of another form.
+            ConfigError, ComponentError: Its values are those of no setup.
         """
-        values = dict(spec)
+        values: dict[str, Any] = {**spec}
         if isinstance(values.get("components"), list):
             values["components"] = ComponentRegistry.from_spec(values["components"])
         if isinstance(values.get("indices"), dict):

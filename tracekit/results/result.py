@@ -1,14 +1,13 @@
 """Results of searches: frozen, complete, and saved as JSON and safetensors.
 
 A run folder holds `result.json` (everything but tensors, with a format version) and
-`tensors.safetensors` (masks and effects).
+`result.safetensors` (masks and effects).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,18 +20,15 @@ from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError, NoResultError, TracekitError
+from tracekit.errors import ConfigError, NoResultError
 from tracekit.metrics import Effects
 from tracekit.results.display import card, line, named
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.picture import selection_svg
-from tracekit.results.storage import (
-    damaged,
-    read_run,
-    write_run,
-)
+from tracekit.results.storage import MAY_BE_INFINITE, NOT_SAVED, load, save
 from tracekit.search.base import Record
+from tracekit.search.measurements import Stop
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -41,41 +37,61 @@ if TYPE_CHECKING:
     from tracekit.results.faithfulness import Faithfulness
     from tracekit.results.panels import Color
 
-_TENSOR_FIELDS = (
-    "binary_mask",
-    "soft_mask",
-    "per_example",
-    "weights",
-    "component_scores",
-    "held_out",
-    "held_out_weights",
-    "also_per_example",
-)
+_DOCUMENT = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """How a set was found, and the work that it took."""
+
+    method: str
+    """Name of the search."""
+    title: str
+    """Its name in figures and tables."""
+    records_every_size: bool
+    """Whether the history holds an effect for each of several sizes."""
+    objective: str
+    """Quantity that the search maximised over the examples; `mean`: the mean effect."""
+    config: Mapping[str, Any]
+    """Every option of the search."""
+    seed: int
+    cost: Cost
+    """Interventional passes over the data that the run took; budgets of one run share them."""
+    seconds: float
+    """Wall time of the run."""
+    stopped: Stop | None
+    """Limit that cut the search short, if one did."""
+    versions: Mapping[str, str]
+    """Versions of Python and of the packages that numbers depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintEffect:
+    """A constraint of a search, and the effect of the selection on its metric."""
+
+    metric: str
+    dataset: str
+    at_most: float
+    effect: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TraceResult:
-    """One set of components, how it was found, and what it does."""
+    """One set of components, how it was found, and its effect."""
 
-    method: str
-    """Name of the search."""
-    method_title: str = ""
-    """Its name in figures and tables."""
-    records_every_size: bool = False
-    """Whether the history holds an effect for each of several sizes."""
-    objective: str = "mean"
-    """Objective that the search maximised over the examples."""
-    config: Mapping[str, Any]
-    """Every option of the search."""
+    setup: Setup
+    """The components and their values, with metric and source by their names."""
+    run: RunFacts
+    """How the set was found."""
     registry: ComponentRegistry
-    """Components of the mask's entries."""
+    """The components that mask entries stand for."""
     binary_mask: BinaryMask
     """The selection: True takes the counterfactual value."""
     soft_mask: Mask
     """The relaxed mask it was cut from, or that refinement started from, in [0, 1]; the selection
     itself for methods without."""
-    component_scores: Mask | None = None
-    """Scores that the components were ranked by (for top-k, their single effects)."""
+    component_scores: Mask | None = field(default=None, metadata=MAY_BE_INFINITE)
+    """Scores by which the components were ranked (for top-k, their single effects)."""
     effect: float
     """Mean effect of the selection, measured with the binary mask."""
     per_example: Effects
@@ -89,67 +105,57 @@ class TraceResult:
     held_out_weights: Float[Tensor, " held_out_example"] | None = None
     """Weights of those examples, whose mean is 1; None if all count alike."""
     held_out_by: Mapping[str, float] | None = None
-    """With `objective="auto"`, the mean effect of what each of the searches selects on one half of
-    the examples and does on the other, by method; part of what decided (`search/auto.py`)."""
-    also_metrics: tuple[str, ...] = ()
+    """With `objective="auto"`, the mean effect of each search's selection from one half of the
+    examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
+    extra_metrics: tuple[str, ...] = ()
     """Further metrics by which the selection was measured."""
-    also_per_example: Float[Tensor, "metric example"] | None = None
+    extra_per_example: Float[Tensor, "metric example"] | None = None
     """Effect on each example by each of them, times its weight."""
-    kept: Mapping[str, Any] | None = None
-    """Constraint of the search, and the selection's effect on it: `metric`,
-    `dataset`, `at_most` and `effect`."""
+    constraint: ConstraintEffect | None = None
+    """The metric that the search had to leave within bounds, if there was one."""
     budget: int | None = None
     """Largest number of components allowed, if there was a limit."""
     target_effect: float | None = None
     """Effect asked for, if that was the goal."""
     history: tuple[Record, ...] = ()
-    """Records of the search: one per epoch, step or budget."""
-    seed: int = 0
-    cost: Cost
-    """Interventional passes over the data that the run took; budgets of one run share them."""
-    seconds: float
-    """Wall time of the run."""
-    stopped: str | None = None
-    """Why the search ended early, if it did: `max_passes`, `max_seconds` or `interrupted`."""
-    source: str = "counterfactual"
-    """Where the values came from that were put in."""
-    source_seed: int | None = None
-    """Seed that drew them, if they were drawn."""
-    by: str | None = None
-    """How components are split beside layers and indices: by `span`, `position` or not."""
-    direction: str = "noising"
-    """`noising`: counterfactual values into the clean run; `denoising`: clean values back."""
-    metric: str
+    """Records of the search on its way: one per epoch, step or budget."""
     axis_label: str = "effect"
     """Axis title for the effect, with its unit."""
-    continuation_mean: str = "geometric"
-    """Mean over the tokens of a continuation."""
-    positions: str | tuple[int, ...] = "prompt"
     model: str
     dataset: str
     dataset_fingerprint: str
-    versions: Mapping[str, str]
     model_sizes: Mapping[str, int | bool] = field(default_factory=dict)
     """Layers, heads and width of the model, for files of the MIB benchmark."""
-    tracer: Any = field(default=None, repr=False)
+    tracer: Any = field(default=None, repr=False, metadata=NOT_SAVED)
     """A weak reference to the tracer that made it, in this process; not saved."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "tracer": None}
 
     @property
-    def setup(self) -> Setup:
-        """The traced setup, with metric and source by their names."""
-        return Setup(
-            components=self.registry,
-            metric=self.metric,
-            split_by=self.by,  # type: ignore[arg-type]
-            positions=self.positions,  # type: ignore[arg-type]
-            source=self.source,
-            source_seed=self.source_seed or 0,
-            direction=self.direction,  # type: ignore[arg-type]
-            continuation_mean=self.continuation_mean,  # type: ignore[arg-type]
-        )
+    def method(self) -> str:
+        """Name of the search."""
+        return self.run.method
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Every option of the search."""
+        return self.run.config
+
+    @property
+    def seed(self) -> int:
+        """Seed of the search."""
+        return self.run.seed
+
+    @property
+    def cost(self) -> Cost:
+        """Interventional passes over the data that the run took; budgets of one run share them."""
+        return self.run.cost
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Limit that cut the search short, if one did."""
+        return self.run.stopped
 
     @property
     def title(self) -> str:
@@ -203,11 +209,11 @@ class TraceResult:
         if self.component_scores is not None:
             return self.component_scores
         if torch.equal(self.soft_mask, self.binary_mask.float()):
-            if self.kept is not None or self.objective != "mean":
-                asked = "within bounds" if self.kept is not None else f"by {self.objective}"
+            if self.constraint is not None or self.run.objective != "mean":
+                asked = "within bounds" if self.constraint is not None else f"by {self.run.objective}"
                 raise ConfigError(
                     f"This result of {self.method} was searched {asked}, so the components have no "
-                    "scores of their own. Use a result without keep and objective."
+                    "scores of their own. Use a result without constraint and objective."
                 )
             raise ConfigError(
                 f"This result of {self.method} has no scores of components, only a selection, "
@@ -216,11 +222,11 @@ class TraceResult:
         return self.soft_mask
 
     @property
-    def also(self) -> dict[str, float]:
+    def extra_effects(self) -> dict[str, float]:
         """Mean effect of the selection by each of the further metrics."""
-        if self.also_per_example is None:
+        if self.extra_per_example is None:
             return {}
-        return dict(zip(self.also_metrics, self.also_per_example.mean(1).tolist(), strict=True))
+        return dict(zip(self.extra_metrics, self.extra_per_example.mean(1).tolist(), strict=True))
 
     @property
     def share_of_full_effect(self) -> float:
@@ -279,13 +285,13 @@ class TraceResult:
         ]
         if self.held_out_effect is not None and self.held_out_interval is not None:
             facts.append(f"held out {self.held_out_effect:.4g} [{_ends(self.held_out_interval)}]")
-        facts += [f"{name} {effect:.4g}" for name, effect in self.also.items()]
-        facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.seconds:.1f} s")
+        facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
+        facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
         if self.stopped:
             facts.append(f"stopped by {self.stopped}")
         return card(
             f"{self.title}: {self.n_selected} of {self.n_components} components",
-            line(f"{self.dataset} data, {self.model} model, {self.metric}, {self.direction}"),
+            line(f"{self.dataset} data, {self.model} model, {self.setup.metric}, {self.setup.direction}"),
             line(" \u00b7 ".join(facts)),
             line(named(self.labels)),
             selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
@@ -413,23 +419,8 @@ class TraceResult:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder, which is made if need be; returns it."""
-        self._write(Path(folder))
+        save_run(self, Path(folder))
         return Path(folder)
-
-    def _write(self, folder: Path) -> str:
-        """Writes the run and returns its digest."""
-        tensors = {
-            name: getattr(self, name) for name in _TENSOR_FIELDS if getattr(self, name) is not None
-        }
-        entries = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name not in (*_TENSOR_FIELDS, "tracer")
-        }
-        entries["registry"] = self.registry.spec()
-        entries["cost"] = asdict(self.cost)
-        # Labels are for people who open the file; loading ignores them.
-        return write_run(folder, {"selected": self.labels, **entries}, tensors)
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceResult:
@@ -437,73 +428,45 @@ class TraceResult:
 
         Raises:
             ResultNotFoundError: The folder holds no run.
-            ResultFormatError: It was written in another format.
-            ResultFormatError: It is damaged, was changed, or holds files of different runs.
+            ResultFormatError: A file is damaged, was changed, is of another run or format version,
+                or holds an entry that is none of a result.
         """
-        return cls._read(Path(folder))
+        return load_run(Path(folder))
 
-    @classmethod
-    def _read(cls, folder: Path, digest: str | None = None) -> TraceResult:
-        """Reads a run, and with a digest only the one that has it."""
-        document, tensors = read_run(folder, digest)
-        try:
-            del document["selected"]
-            largest = tensors["binary_mask"].numel()
-            document["registry"] = ComponentRegistry.from_spec(document["registry"], largest)
-            document["cost"] = Cost(**document["cost"])
-            document["history"] = tuple(document["history"])
-            if not isinstance(document["positions"], str):
-                document["positions"] = tuple(document["positions"])
-            document["also_metrics"] = tuple(document.get("also_metrics", ()))
-            document.update(tensors)
-            result = cls(**document)
-            _check_consistent(result)
-        except (KeyError, TypeError, ValueError, AttributeError, TracekitError) as error:
-            raise damaged(folder) from error
-        return result
+    def check_consistent(self) -> None:
+        """Refuses a result whose parts do not belong together.
+
+        Raises:
+            ValueError: They do not.
+        """
+        n = self.n_components
+        if len(self.binary_mask) != n:
+            raise ValueError(f"the masks are of {len(self.binary_mask)} components of {n}")
+        if self.extra_per_example is not None:
+            if len(self.extra_per_example) != len(self.extra_metrics):
+                raise ValueError("the extra metrics have other numbers of names and effects")
+        if not ((self.soft_mask >= 0) & (self.soft_mask <= 1)).all():
+            raise ValueError("soft_mask is not in [0, 1]")
+        if self.budget is not None and not self.n_selected <= self.budget <= n:
+            raise ValueError(f"{self.n_selected} of {n} are selected, with {self.budget=}")
+        # Another processor may sum in another order.
+        tolerance = 1e-5 * self.per_example.abs().mean().item() + 1e-7
+        if not abs(self.effect - self.per_example.mean().item()) <= tolerance:
+            raise ValueError(f"the effect {self.effect} is not the mean of its examples")
+
+
+def save_run(result: TraceResult, folder: Path) -> str:
+    """Writes a run to a folder, and returns its digest."""
+    return save(result, folder / _DOCUMENT)
+
+
+def load_run(folder: Path, digest: str | None = None) -> TraceResult:
+    """Reads a run, and with a digest only the one that has it; see `TraceResult.load`."""
+    return load(TraceResult, folder / _DOCUMENT, digest)
 
 
 def _ends(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.3g}, {interval[1]:.3g}"
-
-
-def _check_consistent(result: TraceResult) -> None:
-    """Refuses a result whose parts do not belong together.
-
-    Raises:
-        ValueError: They do not.
-    """
-    n, n_examples = result.n_components, len(result.per_example)
-    n_held_out = None if result.held_out is None else len(result.held_out)
-    for name, size in (
-        ("binary_mask", n),
-        ("soft_mask", n),
-        ("component_scores", n),
-        ("per_example", n_examples),
-        ("weights", n_examples),
-        ("held_out", n_held_out),
-        ("held_out_weights", n_held_out),
-        ("also_per_example", (len(result.also_metrics), n_examples)),
-    ):
-        value = getattr(result, name)
-        if value is None:
-            continue
-        wanted = torch.bool if name == "binary_mask" else torch.float32
-        shape = size if isinstance(size, tuple) else (size,)
-        if tuple(value.shape) != shape or value.dtype != wanted:
-            raise ValueError(f"{name} is {value.dtype} of shape {tuple(value.shape)}.")
-        if name != "component_scores" and not torch.isfinite(value).all():
-            raise ValueError(f"{name} is not finite.")
-    if ((result.soft_mask < 0) | (result.soft_mask > 1)).any():
-        raise ValueError("soft_mask is not in [0, 1].")
-    if not math.isfinite(result.full_effect):
-        raise ValueError("full_effect is not finite.")
-    if result.budget is not None and not result.n_selected <= result.budget <= n:
-        raise ValueError(f"{result.n_selected} of {n} are selected, with {result.budget=}.")
-    # Another processor may sum in another order.
-    tolerance = 1e-5 * result.per_example.abs().mean().item() + 1e-7
-    if not abs(result.effect - result.per_example.mean().item()) <= tolerance:
-        raise ValueError(f"The effect {result.effect} is not the mean of its examples.")
 
 
 def tracer_of(result: TraceResult) -> Any:

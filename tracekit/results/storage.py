@@ -1,12 +1,14 @@
-"""Storage: how results are saved, as JSON with a format version beside tensors in safetensors.
+"""Storage: dataclasses as JSON and safetensors, by one codec over their fields.
 
-`TraceResult.save`, `ParetoFront.save`, `InteractionGrid.save`, `Explanation.save` and
-`SideEffects.save` say what is saved; the files are written and read here. Nothing is pickled, so
-opening a run from elsewhere executes nothing.
+A document holds every field but tensors, whose file lies beside it; a grid of pairs, which people
+read, holds its tensors as lists. Nothing is pickled, so opening a run from elsewhere executes
+nothing. What is read is held against the annotations of the fields: types by a pydantic model that
+is made from them, shapes of tensors by their jaxtyping annotations, in which one name has one size
+throughout an object. `schema` is the JSON Schema of a document.
 
-Every JSON file carries a digest of its entries, and holds the digests of the files it belongs
-with: `result.json` that of the tensors, `curve.json` those of its runs, `pareto.json` that of
-`curve.json`. Files of two saves, or a file that was changed, are refused when they are read.
+Every document carries a digest of its entries and that of its tensors; `curve.json` holds those of
+its runs, `pareto.json` that of `curve.json`. So files of two saves, or a file that was changed by
+accident, are refused when they are read.
 """
 
 from __future__ import annotations
@@ -14,25 +16,35 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import types
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import torch
+from jaxtyping import AbstractArray, jaxtyped
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from torch import Tensor
 
-from tracekit._util.files import digest_of, write_beside, write_csv
-from tracekit.errors import ResultFormatError, ResultNotFoundError
+from tracekit._util.files import digest_of, write_beside
+from tracekit._util.options import shortened
+from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 
-FORMAT_VERSION = 3
-DOCUMENT = "result.json"
-TENSORS = "tensors.safetensors"
-_TENSORS_DIGEST = "tensors_sha256"
-_DIGEST = "sha256"
+FORMAT_VERSION = 4
+NOT_SAVED = {"saved": False}
+"""Metadata of a field that stays in this process."""
+MAY_BE_INFINITE = {"finite": False}
+"""Metadata of a tensor whose entries need not be finite."""
+_DIGEST, _TENSORS_DIGEST, _LABELS = "sha256", "tensors_sha256", "selected"
+
+_T = TypeVar("_T")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of the packages that numbers depend on."""
     by_package = {"python": platform.python_version()}
     for package in ("tracekit", "torch", "transformer-lens", "transformers"):
         try:
@@ -42,63 +54,78 @@ def versions() -> dict[str, str]:
     return by_package
 
 
-def write_run(
-    folder: Path,
-    entries: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    *,
-    files: tuple[str, str] = (DOCUMENT, TENSORS),
-) -> str:
-    """Writes a run folder: `result.json` and `tensors.safetensors`.
+# ---- objects ----------------------------------------------------------------------------------
 
-    Each file is written beside its place and moved there.
+
+def save(value: Any, path: Path, *, inline: bool = False) -> str:
+    """Writes a dataclass to a document, and its tensors to a file beside it.
 
     Args:
-        folder: Made if it is missing.
-        entries: What the document holds.
-        tensors: What the file of tensors holds.
-        files: Names of the document and of the file of tensors.
+        value: The dataclass; its annotations say what it holds.
+        path: The document, `.json`. Its folder is made if it is missing.
+        inline: Whether the document holds the tensors too, as lists.
 
     Returns:
         The digest of the document.
     """
-    from safetensors.torch import save
+    from safetensors.torch import save as serialised
 
-    document, of_tensors = files
-    folder.mkdir(parents=True, exist_ok=True)
-    content = save({name: value.contiguous() for name, value in tensors.items()})
-    write_beside(folder / of_tensors, content)
-    digest = hashlib.sha256(content).hexdigest()
-    return write_document(folder / document, {_TENSORS_DIGEST: digest, **entries})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    entries = _encoded(value, type(value), "", None if inline else tensors)
+    labels = getattr(value, "labels", None)
+    if labels is not None and "labels" not in entries:
+        # For people who open the file; loading ignores them.
+        entries[_LABELS] = list(labels)
+    if tensors:
+        content = serialised({name: each.cpu().contiguous() for name, each in tensors.items()})
+        write_beside(path.with_suffix(".safetensors"), content)
+        entries[_TENSORS_DIGEST] = hashlib.sha256(content).hexdigest()
+    return write_document(path, entries)
 
 
-def read_run(
-    folder: Path, digest: str | None = None, *, files: tuple[str, str] = (DOCUMENT, TENSORS)
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Reads a run folder that `write_run` wrote.
+def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool = False) -> _T:
+    """Reads what `save` wrote.
 
     Args:
-        folder: The folder.
-        digest: What `write_run` returned, where it is known.
-        files: Names of the document and of the file of tensors.
+        cls: Class of the value. If it has a method `check_consistent`, that is called; it raises a
+            ValueError where parts do not belong together.
+        path: The document.
+        digest: What `save` returned, where it is known.
+        inline: As for `save`.
 
     Raises:
-        ResultNotFoundError: The folder holds no run.
-        ResultFormatError: It was written in another format.
-        ResultFormatError: A file is damaged or missing, or the files are not of one run.
+        ResultNotFoundError: There is no such file.
+        ResultFormatError: It is damaged, was changed or is of another format version; or an entry
+            or a tensor is of another type or shape than the class has.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    name, of_tensors = files
-    document = read_document(folder, name, digest)
+    document = read_document(path, digest)
+    document.pop(_LABELS, None)
+    tensors_digest = document.pop(_TENSORS_DIGEST, None)
+    tensors = {} if tensors_digest is None else _read_tensors(path, tensors_digest)
     try:
-        content = (folder / of_tensors).read_bytes()
-        if document.pop(_TENSORS_DIGEST, None) != hashlib.sha256(content).hexdigest():
-            raise damaged(folder)
-        return document, load(content)
-    except (OSError, SafetensorError) as error:
-        raise damaged(folder) from error
+        entries = _model(cls, inline).model_validate_json(json.dumps(document))
+        value = _decoded(entries, cls, "", tensors)
+        if tensors:
+            raise ValueError(f"the tensors {', '.join(sorted(tensors))} are of no field")
+        getattr(value, "check_consistent", lambda: None)()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _unreadable(path, f"{where}: {first['msg']}") from error
+    except (ValueError, TypeError, TracekitError) as error:
+        raise _unreadable(path, str(error)) from error
+    return value
+
+
+def schema(cls: type, *, inline: bool = False) -> dict[str, Any]:
+    """JSON Schema of the document of a class; `tensors` lists what lies in the file beside it."""
+    described = _model(cls, inline).model_json_schema()
+    tensors = {} if inline else dict(_tensor_axes(cls, ""))
+    return {**described, **({"tensors": tensors} if tensors else {})}
+
+
+# ---- documents --------------------------------------------------------------------------------
 
 
 def write_document(path: Path, entries: Mapping[str, Any]) -> str:
@@ -110,65 +137,253 @@ def write_document(path: Path, entries: Mapping[str, Any]) -> str:
     return digest
 
 
-def write_numbers(path: str | Path, result: Any) -> Path:
-    """Writes a dataclass of names and tensors, and returns the path.
-
-    Args:
-        path: `.json` for all of its fields, or `.csv` for the table of its method `to_frame`.
-        result: The dataclass.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".json":
-        entries = {
-            name: value.tolist() if isinstance(value, Tensor) else value
-            for name, value in vars(result).items()
-        }
-        write_document(path, entries)
-    else:
-        write_csv(result.to_frame(), path)
-    return path
-
-
-def read_document(folder: Path, name: str, digest: str | None = None) -> dict[str, Any]:
+def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
     """Reads a JSON file of this format.
 
     Args:
-        folder: The folder.
-        name: Name of the file.
+        path: The file.
         digest: What `write_document` returned, where it is known.
 
     Raises:
-        ResultNotFoundError: The folder has no such file.
+        ResultNotFoundError: There is no such file.
         ResultFormatError: It is damaged or was changed, or is another than the one meant.
         ResultFormatError: It is of another format version.
     """
-    path = folder / name
     if not path.is_file():
         raise ResultNotFoundError(
-            f"The folder {folder} holds no {name}. Give a folder that a run was saved to."
+            f"The folder {path.parent} holds no {path.name}. Give a folder that a run was saved to."
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once_each)
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged(folder) from error
+        raise damaged(path) from error
     if not isinstance(document, dict):
-        raise damaged(folder)
+        raise damaged(path)
     format_version = document.pop("format_version", None)
     if format_version != FORMAT_VERSION:
         raise ResultFormatError(
-            f"The run in {folder} has format version {format_version}; this tracekit reads version "
+            f"{path} has format version {shortened(format_version)}; this tracekit reads version "
             f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
         )
     written = document.pop(_DIGEST, None)
     if written != digest_of(document) or digest not in (None, written):
-        raise damaged(folder)
+        raise damaged(path)
     return document
 
 
-def damaged(folder: Path) -> ResultFormatError:
-    """The error for a saved run that cannot be read."""
+def damaged(path: Path) -> ResultFormatError:
+    """The error for a file that is not as it was written."""
     return ResultFormatError(
-        f"The run in {folder} is damaged, was changed, or holds files of different runs. "
+        f"{path} is damaged, was changed, or belongs to another run than the files beside it. "
         "Run it again, or restore all of its files."
     )
+
+
+def _unreadable(path: Path, problem: str) -> ResultFormatError:
+    return ResultFormatError(
+        f"{path} cannot be read: {problem.rstrip('.')}. Run it again, or restore the file that "
+        "tracekit wrote."
+    )
+
+
+def _once_each(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    named = dict(entries)
+    if len(named) < len(entries):
+        raise ValueError("A key stands twice in an object.")
+    return named
+
+
+def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load as deserialised
+
+    path = path.with_suffix(".safetensors")
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise damaged(path)
+        return deserialised(content)
+    except (OSError, SafetensorError) as error:
+        raise damaged(path) from error
+
+
+# ---- the codec --------------------------------------------------------------------------------
+
+
+@cache
+def _saved_fields(cls: type) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Annotation and metadata of each field that is saved."""
+    hints = get_type_hints(cls)
+    return {
+        each.name: (hints[each.name], each.metadata)
+        for each in fields(cls)
+        if each.init and each.metadata.get("saved", True)
+    }
+
+
+def _is_tensor(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, AbstractArray)
+
+
+def _has_spec(annotation: Any) -> bool:
+    """Whether a class has a description of its own: `spec`, `from_spec`, and its type `Spec`."""
+    return hasattr(annotation, "Spec")
+
+
+def _without_none(annotation: Any) -> Any:
+    """An optional annotation without its None; others as they are."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [each for each in get_args(annotation) if each is not types.NoneType]
+        return rest[0] if len(rest) == 1 else annotation
+    return annotation
+
+
+def _item(annotation: Any) -> Any:
+    """Class of the parts of a tuple of dataclasses; None for other annotations."""
+    arguments = get_args(annotation)
+    is_tuple = get_origin(annotation) is tuple and len(arguments) == 2
+    return arguments[0] if is_tuple and is_dataclass(arguments[0]) else None
+
+
+@cache
+def _model(cls: type, inline: bool) -> type[BaseModel]:
+    """The pydantic model of what a document holds of a dataclass."""
+    entries: dict[str, Any] = {}
+    for name, (annotation, _) in _saved_fields(cls).items():
+        entry = _json_type(annotation, inline, cls)
+        if entry is not None:
+            entries[name] = (entry, ...)
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    return create_model(cls.__name__, __config__=config, **entries)
+
+
+def _json_type(annotation: Any, inline: bool, within: type) -> Any:
+    """Type of a field in a document; None for a tensor that lies beside it."""
+    bare = _without_none(annotation)
+    optional = bare is not annotation
+    if _is_tensor(bare):
+        if not inline:
+            return None
+        entry: Any = float
+        for _ in bare.dims:
+            entry = list[entry]
+    elif _has_spec(bare):
+        entry = bare.Spec
+    elif bare is within:
+        return f"{within.__name__} | None"
+    elif is_dataclass(bare):
+        entry = _model(bare, inline)  # type: ignore[arg-type]
+    elif (item := _item(bare)) is not None:
+        entry = tuple[_model(item, inline), ...]
+    else:
+        return annotation
+    return Union[entry, None] if optional else entry  # noqa: UP007
+
+
+def _tensor_axes(cls: type, prefix: str) -> list[tuple[str, str]]:
+    """Name and axes of each tensor of a class; `*` stands for the number of a part."""
+    found: list[tuple[str, str]] = []
+    for name, (annotation, _) in _saved_fields(cls).items():
+        bare = _without_none(annotation)
+        item = _item(bare)
+        if _is_tensor(bare):
+            found.append((f"{prefix}{name}", bare.dim_str.strip()))
+        elif item is not None:
+            found += _tensor_axes(item, f"{prefix}{name}.*.")
+        elif is_dataclass(bare) and not _has_spec(bare):
+            found += _tensor_axes(bare, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return found
+
+
+def _encoded(value: Any, annotation: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
+    """A value in values of JSON; its tensors go to `tensors`, if that is given."""
+    bare = _without_none(annotation)
+    if value is None:
+        return None
+    if _is_tensor(bare):
+        if tensors is None:
+            return value.tolist()
+        tensors[name] = value
+        return None
+    if _has_spec(bare):
+        return value.spec()
+    if is_dataclass(bare):
+        prefix = f"{name}." if name else ""
+        entries = {
+            each: _encoded(getattr(value, each), kind, f"{prefix}{each}", tensors)
+            for each, (kind, _) in _saved_fields(bare).items()  # type: ignore[arg-type]
+        }
+        held = _model(bare, tensors is None).model_fields  # type: ignore[arg-type]
+        return {each: entry for each, entry in entries.items() if each in held}
+    item = _item(bare)
+    if item is not None:
+        return [_encoded(each, item, f"{name}.{i}", tensors) for i, each in enumerate(value)]
+    return value
+
+
+_Scope = list[tuple[str, Tensor, Any]]
+"""Name, value and annotation of the tensors whose axes of one name have one size."""
+
+
+def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
+    """An object, with the shapes of all of its tensors held against one another.
+
+    Args:
+        entries: Its entries in the document.
+        cls: Its class.
+        prefix: Before the names of its tensors.
+        tensors: Those beside the document; what the object takes is removed.
+
+    Raises:
+        ValueError: A tensor is missing, of another shape, or not finite.
+    """
+    scope: _Scope = []
+    value = _built(entries, cls, prefix, tensors, scope)
+    with jaxtyped("context"):
+        for name, tensor, annotation in scope:
+            if not isinstance(tensor, annotation):
+                raise ValueError(
+                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not fit "
+                    f"{annotation.__name__} and the tensors before it"
+                )
+    return value
+
+
+def _built(
+    entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor], scope: _Scope
+) -> _T:
+    values: dict[str, Any] = {}
+    for field, (annotation, metadata) in _saved_fields(cls).items():
+        name, bare, item = f"{prefix}{field}", _without_none(annotation), _item(annotation)
+        entry = getattr(entries, field, None)
+        if _is_tensor(bare):
+            value = tensors.pop(name, None) if entry is None else torch.tensor(entry)
+            if value is not None:
+                _check_numbers(name, value, metadata)
+                scope.append((name, value, bare))
+            elif bare is annotation:
+                raise ValueError(f"the tensor {name} is missing")
+            values[field] = value
+        elif entry is None:
+            values[field] = None
+        elif _has_spec(bare):
+            values[field] = bare.from_spec(entry)
+        elif item is not None:
+            values[field] = tuple(
+                _decoded(part, item, f"{name}.{number}.", tensors)
+                for number, part in enumerate(entry)
+            )
+        elif bare is cls:
+            values[field] = _decoded(entry, cls, f"{name}.", tensors)
+        elif is_dataclass(bare):
+            values[field] = _built(entry, bare, f"{name}.", tensors, scope)  # type: ignore[arg-type]
+        else:
+            values[field] = entry
+    return cls(**values)
+
+
+def _check_numbers(name: str, value: Tensor, metadata: Mapping[str, Any]) -> None:
+    if value.dtype not in (torch.float32, torch.bool):
+        raise ValueError(f"{name} is of {value.dtype}")
+    if metadata.get("finite", True) and not value.isfinite().all():
+        raise ValueError(f"{name} is not finite")

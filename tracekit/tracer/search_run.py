@@ -102,7 +102,7 @@ class RunContext:
     """The question: model, data set, components, metric."""
     setup: Setup
     """The setup, with metric and source by their names."""
-    also: tuple[Metric, ...]
+    extra_metrics: tuple[Metric, ...]
     """Further metrics."""
     held_out: Engine | None
     """The same question on examples that no search sees."""
@@ -142,14 +142,21 @@ class RunContext:
             selection = self._with_effects(replace(selection, history=history))
             history, cost = selection.history, cost + Cost(1, 0)
         mask, soft_mask = selection.mask, selection.soft_mask
-        setup = self.setup
-        positions = setup.positions
         return TraceResult(
-            method=search.name,
-            method_title=getattr(search, "title", search.name),
-            records_every_size=objective is None and getattr(search, "records_every_size", False),
-            objective=describe(objective),
-            config=config_of(search),
+            setup=self.setup,
+            run=RunFacts(
+                method=search.name,
+                title=getattr(search, "title", search.name),
+                records_every_size=objective is None
+                and getattr(search, "records_every_size", False),
+                objective=describe(objective),
+                config=config_of(search),
+                seed=seed,
+                cost=cost,
+                seconds=spent.seconds,
+                stopped=selection.stopped,
+                versions=versions(),
+            ),
             registry=engine.registry,
             binary_mask=mask,
             soft_mask=mask.float() if soft_mask is None else soft_mask,
@@ -160,29 +167,17 @@ class RunContext:
             full_effect=engine.full_effects.mean().item(),
             held_out=None if self.held_out is None else self.held_out.effects(mask),
             held_out_weights=None if self.held_out is None else self.held_out.pairs.weights,
-            also_metrics=tuple(metric.name for metric in self.also),
-            also_per_example=self._also_per_example(mask),
-            kept=kept,
+            held_out_by=selection.held_out_by,
+            extra_metrics=tuple(metric.name for metric in self.extra_metrics),
+            extra_per_example=self._extra_per_example(mask),
+            constraint=constraint,
             budget=selection.budget,
             target_effect=goal.target,
             history=history,
-            seed=seed,
-            cost=cost,
-            seconds=spent.seconds,
-            stopped=selection.stopped,
-            held_out_by=selection.held_out_by,
-            metric=engine.metric.name,
-            source=str(setup.source),
-            source_seed=setup.source_seed if draws(setup.source) else None,
-            by=setup.split_by,
-            direction=engine.metric.direction,
             axis_label=engine.metric.axis_label,
-            continuation_mean=setup.continuation_mean,
-            positions=positions if isinstance(positions, str) else tuple(positions),
             model=model_name(engine.model),
             dataset=engine.pairs.name,
             dataset_fingerprint=engine.pairs.fingerprint,
-            versions=versions(),
             model_sizes=model_sizes(engine.model.cfg),
             tracer=self.tracer,
         )
@@ -196,10 +191,10 @@ class RunContext:
         effects = self.engine.effects(selection.mask)
         return replace(selection, effects=effects, history=tuple(history))
 
-    def _also_per_example(self, mask: Tensor) -> Tensor | None:
-        if not self.also:
+    def _extra_per_example(self, mask: Tensor) -> Tensor | None:
+        if not self.extra_metrics:
             return None
-        return torch.stack(list(metric_effects(self.engine.data, mask, self.also).values()))
+        return torch.stack(list(metric_effects(self.engine.data, mask, self.extra_metrics).values()))
 
 
 @dataclass(frozen=True, kw_only=True)
