@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import tracekit as tk
-from tracekit.anatomy.explanation_files import FILES, check_of_run
+from tests.files import rewrite
+from tracekit.anatomy.explanation import EXPLANATION
+from tracekit.anatomy.same_run import check_of_run
 from tracekit.errors import ResultFormatError, ResultNotFoundError
-from tracekit.results.storage import read_run, write_run
 
 
 @pytest.fixture(scope="module")
@@ -54,53 +55,54 @@ def test_without_outsiders_and_with_many_members(model, tmp_path):
     assert_same(tk.anatomy.Explanation.load(why.save(tmp_path)), why)
 
 
-def damage(change, folder):
-    document, tensors = read_run(folder, files=FILES)
-    if change == "shape":
-        tensors["alone"] = tensors["alone"][:-1]
-    elif change == "nan":
-        tensors["last"][0, 0] = torch.nan
-    elif change == "values":
-        tensors["values"][1] += 0.1
-    elif change == "member":
-        tensors["members"][tensors["members"].nonzero()[0]] = False
-    elif change == "player":
-        document["redundant"] = [7]
-    elif change == "no number":
-        document["outsiders"][0] = [0, None]
-    elif change == "fraction":
-        document["outsiders"][0] = [0, 5.5]
-    elif change == "outsider":
-        document["outsiders"][0] = [0, int(tensors["members"].nonzero()[0])]
-    elif change == "context":
-        del tensors["pairs_averaged"]
-    elif change == "field":
-        del document["tolerance"]
-    write_run(folder, document, tensors, files=FILES)
-    if change == "edited":
-        path = folder / FILES[0]
-        document = json.loads(path.read_text())
-        path.write_text(json.dumps(document | {"model": "another"}))
+def player(number):
+    return lambda document, tensors: document["redundancy"].update(players=[number])
 
 
-CHANGES = [
-    "shape",
-    "nan",
-    "values",
-    "member",
-    "player",
-    "outsider",
-    "no number",
-    "fraction",
-    "context",
-    "field",
-    "edited",
-]
+def outsider(value):
+    return lambda document, tensors: document["outsiders"][0].update(outsider=value)
+
+
+def shorter(name):
+    return lambda document, tensors: tensors.update({name: tensors[name][:-1]})
+
+
+def changed(name, value):
+    def change(document, tensors):
+        tensors[name].view(-1)[0] += value
+
+    return change
+
+
+CHANGES = {
+    "shape": (shorter("alone"), "last is torch.float32 of shape (4, 12), which does not fit"),
+    "examples": (shorter("effect"), "alone is torch.float32 of shape (4, 12), which does not fit"),
+    "nan": (changed("last", torch.nan), "last is not finite"),
+    "values": (changed("shapley.per_example", 0.5), "the values miss the effect of the set by"),
+    "member": (lambda d, t: d["members"].pop(), "of other numbers of members than 3"),
+    "many": (lambda d, t: d["members"].append(10**9), "the members are"),
+    "player": (player(7), "the players are [7"),
+    "player's type": (player(None), "redundancy.players.0: Input should be a valid integer"),
+    "fraction": (outsider(5.5), "outsiders.0.outsider: Input should be a valid integer"),
+    "outsider": (outsider(10**9), "the outsider 1000000000 is a member, or no component"),
+    "context": (lambda d, t: t.pop("pairs.averaged"), "the averages are of no 4 members"),
+    "field": (lambda d, t: d.pop("tolerance"), "tolerance: Field required"),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_damaged_files_are_refused(why, tmp_path, change):
-    damage(change, why.save(tmp_path))
+    make, text = CHANGES[change]
+    rewrite(why.save(tmp_path) / EXPLANATION, make)
+    with pytest.raises(ResultFormatError) as caught:
+        tk.anatomy.Explanation.load(tmp_path)
+    assert text in str(caught.value)
+
+
+def test_an_edited_file_is_refused(why, tmp_path):
+    path = why.save(tmp_path) / EXPLANATION
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"model": "another"}))
     with pytest.raises(ResultFormatError, match="is damaged, was changed"):
         tk.anatomy.Explanation.load(tmp_path)
 

@@ -9,6 +9,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.files import rewrite
+from tracekit.anatomy.side_effects import SIDE_EFFECTS
 from tracekit.components.masks import from_indices
 from tracekit.errors import (
     ConfigError,
@@ -18,7 +20,6 @@ from tracekit.errors import (
     ResultNotFoundError,
 )
 from tracekit.results.pareto_statistics import control_sets
-from tracekit.results.storage import read_run, write_run
 
 MEMBERS = (1, 4, 6)
 OTHER = tiny.pairs(9, seed=8)
@@ -164,27 +165,31 @@ def test_saved_and_loaded(side, tmp_path):
         tk.anatomy.SideEffects.load(tmp_path)
 
 
-def damaged(change, folder):
-    files = ("side_effects.json", "side_effects.safetensors")
-    document, tensors = read_run(folder, files=files)
-    if change == "shape":
-        tensors["1.effects"] = tensors["1.effects"][:-1]
-    elif change == "nan":
-        tensors["0.controls"][0, 0] = torch.nan
-    elif change == "missing":
-        del tensors["2.full_effects"]
-    elif change == "nobody":
-        tensors["members"][:] = False
-    elif change == "names":
-        document["measured"][1]["name"] = "target"
-    write_run(folder, document, tensors, files=files)
+def cut(name):
+    return lambda document, tensors: tensors.update({name: tensors[name][:-1]})
 
 
-@pytest.mark.parametrize("change", ["shape", "nan", "missing", "nobody", "names"])
+def not_finite(document, tensors):
+    tensors["target.controls"][0, 0] = torch.nan
+
+
+CHANGES = {
+    "shape": (cut("others.0.effects"), "others.0.full_effects is torch.float32 of shape"),
+    "draws": (cut("others.0.controls"), "the data have different numbers of random sets"),
+    "nan": (not_finite, "target.controls is not finite"),
+    "missing": (lambda d, t: t.pop("others.1.full_effects"), "others.1.full_effects is missing"),
+    "nobody": (lambda d, t: d.update(members=[]), "the members are ()"),
+    "names": (lambda d, t: d["others"][0].update(name="target"), "the names of the data are"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_damaged_files_are_refused(side, tmp_path, change):
-    damaged(change, side.save(tmp_path))
-    with pytest.raises(ResultFormatError, match="is damaged, was changed"):
+    make, text = CHANGES[change]
+    rewrite(side.save(tmp_path) / SIDE_EFFECTS, make)
+    with pytest.raises(ResultFormatError) as caught:
         tk.anatomy.SideEffects.load(tmp_path)
+    assert text in str(caught.value)
 
 
 def test_whole_layers_have_no_random_sets(model):

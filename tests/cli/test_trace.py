@@ -180,7 +180,7 @@ def test_targets_and_positions(command, tmp_path):
     assert code == 0, err
     result = tk.TraceResult.load(next(tmp_path.glob("greedy-*")))
     assert result.effect >= 0.1
-    assert (result.positions, result.continuation_mean) == ((2, -1), "arithmetic")
+    assert (result.setup.positions, result.setup.continuation_mean) == ((2, -1), "arithmetic")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_sources_and_directions(command, tmp_path):
     code, _, err = command(*base, "--direction", "denoising", *rest, tmp_path / "back")
     assert code == 0, err
     result = tk.TraceResult.load(tmp_path / "back" / "top-k-2")
-    assert (result.source, result.direction) == ("counterfactual", "denoising")
+    assert (result.setup.source, result.setup.direction) == ("counterfactual", "denoising")
     code, out, err = command("show", tmp_path)
     assert code == 0, err
     # What was traced stands in the third column, on several lines.
@@ -301,8 +301,8 @@ def test_further_metrics_spans_and_bounds(command, tmp_path):
     assert code == 0, err
     assert "rank-change" in out
     result = tk.TraceResult.load(tmp_path / "run" / "greedy-2")
-    assert set(result.also) == {"kl", "rank-change"}
-    assert result.kept["at_most"] == 5
+    assert set(result.extra_effects) == {"kl", "rank-change"}
+    assert result.constraint.at_most == 5
     assert result.components[0].span in ("subject", "rest", "last")
     code, _, err = command("pareto", "--limit", "8", "--constraint-dataset", "demo-bias")
     assert code == 1

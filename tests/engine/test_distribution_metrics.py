@@ -169,11 +169,11 @@ def test_results_carry_further_metrics_and_are_read_back(model, tmp_path):
         model, pairs, "head-outputs", metric="logit-difference", extra_metrics=["kl", "accuracy"]
     )
     result = tracer.run("top-k", budget=3)
-    assert set(result.also) == {"kl", "accuracy"}
-    assert result.also["kl"] == pytest.approx(
+    assert set(result.extra_effects) == {"kl", "accuracy"}
+    assert result.extra_effects["kl"] == pytest.approx(
         tracer.evaluate(result, metrics=["kl"])["kl"]["effect"]
     )
-    assert tk.TraceResult.load(result.save(tmp_path / "run")).also == result.also
+    assert tk.TraceResult.load(result.save(tmp_path / "run")).also == result.extra_effects
     front = tracer.pareto(max_budget=3, statistics=False)
     assert {"kl", "accuracy"} <= set(front.to_frame().columns)
     assert {"kl", "accuracy"} <= set(tracer.run("top-k", budgets=[1, 2]).to_frame().columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
@@ -91,8 +91,8 @@ def test_tracer_from_a_setup_is_the_tracer_from_its_options(model):
 
 
 def test_options_of_a_tracer_are_the_fields_of_a_setup():
-    fields = {*Setup.__dataclass_fields__} - {"components", "metric"}
-    assert fields == {*SetupOptions.__annotations__}
+    names = {each.name for each in fields(Setup)} - {"components", "metric"}
+    assert names == {*SetupOptions.__annotations__}
 
 
 def test_setup_refuses_options_that_contradict(model, unchecked):

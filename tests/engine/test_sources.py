@@ -489,9 +489,12 @@ def test_every_search_under_every_source(model, even_pairs, method, options, tmp
     tracer = tk.Tracer(model, even_pairs, metric="logit-difference", **options)
     result = tracer.run(method, budget=3, **SHORT.get(method, {}))
     assert result.effect == pytest.approx(tracer.evaluate(result), rel=1e-4, abs=1e-6)
-    assert (result.source, result.direction) == (tracer.source, tracer.direction)
+    assert (result.setup.source, result.setup.direction) == (tracer.source, tracer.direction)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
-    assert (loaded.source, loaded.direction) == (result.source, result.direction)
+    assert (loaded.setup.source, loaded.setup.direction) == (
+        result.setup.source,
+        result.setup.direction,
+    )
 
 
 def test_results_of_different_questions_do_not_mix(model, even_pairs):

@@ -187,9 +187,9 @@ def sweeps(arguments):
                         demo(),
                         pairs,
                         result.registry,
-                        result.metric,
-                        positions=result.positions,
-                        source=result.source,
+                        result.setup.metric,
+                        positions=result.setup.positions,
+                        source=result.setup.source,
                     )
                     assert traced.pairs.fingerprint == result.dataset_fingerprint
                     assert_right(result.per_example, plain_effects(traced, result.binary_mask))
@@ -470,7 +470,7 @@ def forged_saves(kind, data):
         shutil.copytree(saved(), folder)
         documents = [file for file in _files(kind) if file.endswith(".json")]
         path = folder / data.draw(st.sampled_from(documents))
-        document = read_document(path.parent, path.name)
+        document = read_document(path)
         write_document(path, data.draw(values.changed_document(document)))
         with taken_or_refused():
             loaded = _load(kind, folder)

@@ -85,7 +85,7 @@ def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
     for result, repeated in zip([*curve, greedy], again, strict=True):
         assert repeated.labels == result.labels
         assert repeated.effect == pytest.approx(result.effect, abs=1e-6)
-        assert (repeated.seed, repeated.objective) == (result.seed, result.objective)
+        assert (repeated.seed, repeated.run.objective) == (result.seed, result.run.objective)
     last = block.strip().splitlines()[-1]
     assert last.startswith("tracer.pareto(max_budget=3, seed=1, ")
     repeated = eval(last, names)

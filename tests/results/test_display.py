@@ -179,7 +179,7 @@ def test_results_show_their_numbers(shown):
     low, high = result.spread
     assert f"effect {result.effect:.4g} [{low:.3g}, {high:.3g}]" in text
     assert f"held out {result.held_out_effect:.4g} [" in text
-    assert f"kl {result.also['kl']:.4g}" in text
+    assert f"kl {result.extra_effects['kl']:.4g}" in text
     assert ", ".join(result.labels) in text
     # A row for each budget up to twelve, from the first to the last.
     rows = Reader(shown["curve"]._repr_html_()).rows

@@ -10,6 +10,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.anatomy.test_explanation import Planted
+from tests.files import rewrite
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.results import effect_interval, interactions, pair_effects
 from tracekit.results.interactions import kinds_of_pairs
@@ -21,7 +22,6 @@ from tracekit.results.significance import (
     sign_flip_p_values,
     without_rounding,
 )
-from tracekit.results.storage import read_document, write_document
 
 PAIRED = (1, 4, 6, 11)
 GIVEN = (0, 7)
@@ -227,19 +227,21 @@ def test_damaged_statistics_are_refused(tracer, tmp_path, change):
     path = tracer.interactions(components(tracer, PAIRED), both_directions=True).save(
         tmp_path / "grid.json"
     )
-    document = read_document(tmp_path, path.name)
-    if change == "p":
-        document["p"].pop()
-    elif change == "interval":
-        document["interaction_interval"][0] = [0.0]
-    elif change == "range":
-        document["p"][0] = 1.5
-    elif change == "opposite":
-        document["opposite"]["labels"][0] = "another"
-    elif change == "nan":
-        document["singles_interval"][0][1] = float("nan")
-    write_document(path, document)
-    with pytest.raises(ResultFormatError, match="is damaged, was changed"):
+
+    def enter(document, _):
+        if change == "p":
+            document["p"].pop()
+        elif change == "interval":
+            document["interaction_interval"][0] = [0.0]
+        elif change == "range":
+            document["p"][0] = 1.5
+        elif change == "opposite":
+            document["opposite"]["labels"][0] = "another"
+        elif change == "nan":
+            document["singles_interval"][0][1] = float("nan")
+
+    rewrite(path, enter)
+    with pytest.raises(ResultFormatError, match="grid.json cannot be read: "):
         tk.results.InteractionGrid.load(path)
 
 

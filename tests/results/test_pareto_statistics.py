@@ -16,7 +16,6 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.results import pareto_statistics
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
-from tracekit.results.storage import read_document, write_document
 from tracekit.search import Goal
 from tracekit.search.backward import backward_elimination
 from tracekit.tracer.diagnostics import warn_of_front
@@ -177,18 +176,6 @@ class TestSetsFromAll:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="A walk from all|Another set")
             warn_of_front(replace(ranked, statistics=tuple(rows)))
-
-    def test_fronts_that_were_saved_before_have_none(self, front, tmp_path):
-        folder = front.save(tmp_path / "front")
-        document = read_document(folder, "pareto.json")
-        for row in document["statistics"]:
-            for name in ("from_all", "from_all_similarity", "from_all_gain"):
-                del row[name]
-        write_document(folder / "pareto.json", document)
-        loaded = tk.ParetoFront.load(folder)
-        assert all(row.from_all is None for row in loaded.statistics)
-        assert loaded.statistics[0].control == front.statistics[0].control
-        assert "from all downwards" not in [each.name for each in loaded.curve().data]
 
 
 def test_controls_have_the_same_layers(tracer):

@@ -9,23 +9,19 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.files import rewrite
 from tracekit._util.files import write_csv
+from tracekit.components.kinds import KINDS
 from tracekit.errors import (
     BudgetError,
     ResultFormatError,
     ResultNotFoundError,
 )
 from tracekit.results.result import effect_interval
-from tracekit.results.storage import (
-    FORMAT_VERSION,
-    read_document,
-    read_run,
-    write_document,
-    write_run,
-)
+from tracekit.results.storage import FORMAT_VERSION, write_document
 from tracekit.search.learned.schedules import Exponential
 
-_DAMAGED = "is damaged, was changed, or holds files of different runs. Run it again, or restore"
+_DAMAGED = "is damaged, was changed, or belongs to another run than the files beside it. Run it"
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +49,15 @@ def assert_same(first, second):
 
 def test_a_saved_run_comes_back_whole(result, tmp_path):
     folder = result.save(tmp_path / "run")
-    assert sorted(path.name for path in folder.iterdir()) == ["result.json", "tensors.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["result.json", "result.safetensors"]
     loaded = tk.TraceResult.load(folder)
     assert_same(result, loaded)
     assert loaded.labels == result.labels
     document = json.loads((folder / "result.json").read_text())
     assert document["format_version"] == FORMAT_VERSION
     assert document["selected"] == result.labels
-    assert document["config"]["penalty_schedule"] == {"name": "exponential", "growth": 1.3}
-    assert document["versions"]["transformer-lens"]
+    assert document["run"]["config"]["penalty_schedule"] == {"name": "exponential", "growth": 1.3}
+    assert document["run"]["versions"]["transformer-lens"]
 
 
 def test_a_saved_curve_comes_back_whole(tracer, tmp_path):
@@ -116,10 +112,11 @@ def test_intervals_hold_the_mean():
 
 @pytest.mark.parametrize("value", [1.5, -0.5])
 def test_a_soft_mask_that_is_none_is_refused(result, tmp_path, value):
-    document, tensors = read_run(result.save(tmp_path))
-    tensors["soft_mask"][0] = value
-    write_run(tmp_path, document, tensors)
-    with pytest.raises(ResultFormatError, match=_DAMAGED):
+    def change(_, tensors):
+        tensors["soft_mask"][0] = value
+
+    rewrite(result.save(tmp_path) / "result.json", change)
+    with pytest.raises(ResultFormatError, match=r"cannot be read: soft_mask is not in \[0, 1\]\. "):
         tk.TraceResult.load(tmp_path)
 
 
@@ -131,10 +128,10 @@ def test_damaged_runs_are_refused(result, tmp_path, damage):
         path.write_text(path.read_text()[:100])
     elif damage == "a field lost":
         document = json.loads(path.read_text())
-        del document["cost"]
+        del document["run"]
         path.write_text(json.dumps(document))
     else:
-        (tmp_path / "tensors.safetensors").unlink()
+        (tmp_path / "result.safetensors").unlink()
     with pytest.raises(ResultFormatError, match=_DAMAGED):
         tk.TraceResult.load(tmp_path)
 
@@ -145,7 +142,7 @@ def test_two_runs_in_one_folder_are_found_out(model, tmp_path):
     first, second = (tracer.run("top-k", budget=size) for size in (2, 5))
     first.save(tmp_path / "first")
     second.save(tmp_path / "second")
-    name = "tensors.safetensors"
+    name = "result.safetensors"
     (tmp_path / "first" / name).write_bytes((tmp_path / "second" / name).read_bytes())
     with pytest.raises(ResultFormatError, match=_DAMAGED):
         tk.TraceResult.load(tmp_path / "first")
@@ -154,34 +151,107 @@ def test_two_runs_in_one_folder_are_found_out(model, tmp_path):
     assert {path.name for path in (tmp_path / "first").iterdir()} == {"result.json", name}
 
 
+SITE = {"kind": "attention-patterns", "layer": 0, "width": 9, "indices": None}
+SITE |= {"spans": [], "acts_in": [], "definition": None}
+TYPES = {
+    "effect": ("large", None, [1], True),
+    "run": (None, {}, 5),
+    "run.seed": ("1\nimport os", [1], 1.5),
+    "run.seconds": ("x", None),
+    "run.config": (None, [], "x"),
+    "run.versions": ([], 5, {"torch": 2}),
+    "run.cost": (3, {"forward": "x", "backward": 1.0}),
+    "run.method": ([], 5),
+    "run.stopped": ("max\nimport os; os.system('id')", 5),
+    "run.records_every_size": (1, "yes"),
+    "setup.source": (5, None),
+    "setup.direction": ("sideways",),
+    "setup.positions": (4, [1.5], None),
+    "setup.split_by": ("letter",),
+    "history": ([1], None, [{"epoch": [1]}]),
+    "model": (5, None),
+    "dataset": (None,),
+    "axis_label": (5,),
+    "extra_metrics": ([5], "kl"),
+    "constraint": (5, {}),
+    "registry": (None, 5, [{**SITE, "layer": "0"}], [{**SITE, "indices": [0.5]}]),
+    "tracer": ("x",),
+    "unknown": (1,),
+}
+"""Values of other types, by field."""
+VALUES = [
+    ("effect", 99.0, "the effect 99.0 is not the mean of its examples"),
+    ("full_effect", float("nan"), "full_effect: Input should be a finite number"),
+    ("budget", 1, "4 of 15 are selected, with self.budget=1"),
+    ("budget", 10**6, "self.budget=1000000"),
+    ("registry", [], "The description names no components"),
+    ("registry", [SITE, SITE], "The description names no components, or a layer of a kind twice"),
+    ("registry", [SITE], "the masks are of 15 components of 9"),
+    ("registry", [{**SITE, "width": 10**10}], "none. Name a layer, its width"),
+    ("registry", [{**SITE, "width": 4 * 10**8}], "the masks are of 15 components of 400000000"),
+    ("registry", [{**SITE, "width": -1}], "none. Name a layer, its width"),
+    ("registry", [{**SITE, "layer": -1}], "none. Name a layer, its width"),
+    ("registry", [{**SITE, "indices": [3, 3]}], "ascending indices below that"),
+    ("registry", [{**SITE, "indices": [9]}], "ascending indices below that"),
+    ("registry", [{**SITE, "kind": "none such"}], "none such"),
+    ("setup.layer_window", 0, "layer_window is 0"),
+    ("run.config", {"race=False)\nimport os": 1}, "run.config names"),
+    ("extra_metrics", ["kl"], "1 extra metrics have 0 effects"),
+]
+
+
+def _enter(document, field, value):
+    """Puts a value in a document; a dotted field lies within another."""
+    *parents, name = field.split(".")
+    for parent in parents:
+        document = document[parent]
+    document[name] = value
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"effect": 99.0},
-        {"effect": "large"},
-        {"effect": None},
-        {"registry": [{"kind": "attention-patterns", "layer": 0, "width": 9, "indices": None}]},
-        {"registry": None},
-        {"registry": [{"kind": "mlp-outputs", "layer": 0, "width": 10**10, "indices": None}]},
-        {"full_effect": float("nan")},
-        {"budget": 1},
-        {"budget": 10**6},
-        {"unknown": 1},
-        {"cost": 3},
-        {"positions": 4},
-    ],
-    ids=str,
+    ("field", "value", "text"),
+    [*((f, value, f"{f}") for f, values in TYPES.items() for value in values), *VALUES],
+    ids=lambda each: str(each)[:40],
 )
-def test_documents_that_do_not_fit_their_tensors_are_refused(result, change, tmp_path):
+def test_a_document_that_fits_no_result_is_refused(result, field, value, text, tmp_path):
     result.save(tmp_path)
-    document = read_document(tmp_path, "result.json")
+    path = tmp_path / "result.json"
     # With a digest that fits: only a look at the content can find these out.
-    write_document(tmp_path / "result.json", {**document, **change})
-    with pytest.raises(ResultFormatError):
+    rewrite(path, lambda document, _: _enter(document, field, value))
+    with pytest.raises(ResultFormatError) as caught:
+        tk.TraceResult.load(tmp_path)
+    assert str(caught.value).startswith(f"{path} cannot be read: ")
+    assert text in str(caught.value)
+
+
+LONG = f'{{"effect": 1{"0" * 5000}}}'
+"""A number of 5,001 digits."""
+
+
+@pytest.mark.parametrize("label", ["{layer:>100000000}", "{layer.__class__}", "{0}", "{"])
+def test_a_kind_whose_label_formats_is_refused(result, label, tmp_path):
+    definition = {**KINDS["mlp-outputs"].definition(), "name": "mine", "label": label}
+    site = {**SITE, "kind": "mine", "definition": definition}
+    rewrite(result.save(tmp_path) / "result.json", lambda d, _: _enter(d, "registry", [site]))
+    with pytest.raises(ResultFormatError, match="Use {layer} and {index} only"):
         tk.TraceResult.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["null", "[]", "3", "{", "[" * 100_000])
+def test_a_key_that_stands_twice_is_refused(result, tmp_path):
+    path = result.save(tmp_path) / "result.json"
+    path.write_text(path.read_text().replace('"effect":', '"effect": 1, "effect":', 1))
+    with pytest.raises(ResultFormatError, match=_DAMAGED):
+        tk.TraceResult.load(tmp_path)
+
+
+def test_tensors_of_no_field_are_refused(result, tmp_path):
+    path = result.save(tmp_path) / "result.json"
+    rewrite(path, lambda _, tensors: tensors.update(more=torch.zeros(2)))
+    with pytest.raises(ResultFormatError, match="the tensors more are of no field"):
+        tk.TraceResult.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", "{", "[" * 100_000, LONG])
 def test_documents_that_are_no_objects_are_refused(result, text, tmp_path):
     result.save(tmp_path)
     (tmp_path / "result.json").write_text(text)
@@ -232,7 +302,7 @@ class TestCurves:
     def test_lists_of_runs_elsewhere_are_refused(self, tracer, runs, tmp_path):
         self.save(tracer, tmp_path, 2)
         write_document(tmp_path / "curve.json", {"runs": runs})
-        with pytest.raises(ResultFormatError, match=_DAMAGED):
+        with pytest.raises(ResultFormatError, match="curve.json cannot be read: "):
             tk.results.TraceCurve.load(tmp_path)
 
 

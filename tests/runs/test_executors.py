@@ -93,7 +93,7 @@ class TestAnyExecutor:
         assert sum(loads.values()) <= 7
         same = runs.to_frame().query("seed == 0")["effect"].tolist()
         assert same == pytest.approx(plain.to_frame()["effect"].tolist(), rel=1e-5)
-        assert {run.info["processes"] for run in runs} == {2}
+        assert {run.info.processes for run in runs} == {2}
         assert not worker_module._workers, "models are held"
         assert not list((grid["output"] / "runs").glob(".*"))
 
@@ -393,7 +393,7 @@ def test_the_workers_of_a_dask_scheduler_find_the_same(grid, cluster, lab, monke
     frame = runs.to_frame()
     assert frame["components"].tolist() == plain["components"].tolist()
     assert frame["effect"].tolist() == pytest.approx(plain["effect"].tolist(), rel=1e-5)
-    assert {run.info["processes"] for run in runs} <= {1, 2}
+    assert {run.info.processes for run in runs} <= {1, 2}
     # A client, and the executor of one, stay open.
     from distributed import Client
 

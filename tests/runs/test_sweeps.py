@@ -128,9 +128,9 @@ def test_every_option_reaches_the_tracer(grid, lab):
     assert run.result.labels == result.labels
     assert run.result.effect == pytest.approx(result.effect, rel=1e-5)
     assert run.result.held_out_effect == pytest.approx(result.held_out_effect, rel=1e-5)
-    assert run.result.also == pytest.approx(result.also, rel=1e-5)
+    assert run.result.extra_effects == pytest.approx(result.extra_effects, rel=1e-5)
     row = tk.load_runs(grid["output"]).to_frame().iloc[0]
-    assert row["kl"] == pytest.approx(result.also["kl"], rel=1e-5)
+    assert row["kl"] == pytest.approx(result.extra_effects["kl"], rel=1e-5)
     assert "source=noise" in row["setting"]
     assert row["objective"] == "median"
 
@@ -146,7 +146,7 @@ def test_positions_windows_and_denoising_reach_the_tracer(grid, lab):
         result = tracer.run("top-k", budget=2)
         assert run.result.labels == result.labels
         assert run.result.effect == pytest.approx(result.effect, rel=1e-5)
-        assert run.result.direction == "denoising"
+        assert run.result.setup.direction == "denoising"
 
 
 class TestFolders:

@@ -74,7 +74,7 @@ def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, 
     keep = tk.Constraint(pairs=neutral, metric="kl", at_most=bound)
     result = tracer.run(method, budget=3, constraint=keep, **options)
     assert kept_by(model, neutral, tiny.members_of(result)) <= bound * 1.0001
-    assert result.kept["effect"] == pytest.approx(
+    assert result.constraint.effect == pytest.approx(
         kept_by(model, neutral, tiny.members_of(result)), rel=1e-3, abs=1e-6
     )
     assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
@@ -151,8 +151,8 @@ def test_a_front_of_sets_within_the_bound(model, tracer, neutral, every_set, tmp
         assert result.effect >= 0.95 * best
     assert {row.size for row in front.statistics} <= set(front.sizes)
     loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
-    assert loaded[0].kept == front[0].kept
-    assert loaded[0].kept["at_most"] == bound
+    assert loaded[0].constraint == front[0].constraint
+    assert loaded[0].constraint.at_most == bound
     # The checkpoint of a search that kept something is of no use to one that does not.
     with pytest.raises(tk.errors.ResultFormatError):
         tracer.pareto(**options)
@@ -180,7 +180,7 @@ def test_a_metric_of_the_traced_examples_is_kept(model, tracer):
     result = tracer.run("exhaustive", budget=2, constraint=keep)
     other = tk.Tracer(model, tracer.pairs, "head-outputs", "entropy-change")
     assert abs(other.evaluate(result)) <= 0.05 + 1e-6
-    assert result.kept["dataset"] == tracer.pairs.name
+    assert result.constraint.dataset == tracer.pairs.name
 
 
 @pytest.mark.parametrize("options", [{"direction": "denoising"}, {"source": "mean"}])
@@ -189,12 +189,12 @@ def test_keeping_asks_as_the_tracer_does(model, neutral, options):
     result = tracer.run("greedy", budget=2, constraint=tk.Constraint(pairs=neutral, at_most=10.0))
     other = tk.Tracer(model, neutral, "head-outputs", "kl", **options)
     if "source" not in options:
-        assert result.kept["effect"] == pytest.approx(other.evaluate(result), abs=1e-5)
+        assert result.constraint.effect == pytest.approx(other.evaluate(result), abs=1e-5)
     else:
         # The means are over the traced prompts.
         source = tk.Mean(pairs=tracer.pairs)
         other = tk.Tracer(model, neutral, "head-outputs", "kl", source=source)
-        assert result.kept["effect"] == pytest.approx(other.evaluate(result), abs=1e-5)
+        assert result.constraint.effect == pytest.approx(other.evaluate(result), abs=1e-5)
 
 
 def test_what_is_refused(tracer, neutral):
@@ -243,7 +243,7 @@ def test_what_is_kept_needs_a_gradient_where_the_search_follows_one(tracer, meth
         tracer.run(method, budget=2, constraint=tk.Constraint(metric="accuracy", at_most=0.5))
     assert tracer.run(
         "top-k", budget=2, constraint=tk.Constraint(metric="accuracy", at_most=0.5)
-    ).kept
+    ).constraint
 
 
 def test_arguments_of_another_type(tracer, unchecked):
@@ -267,5 +267,5 @@ def test_what_is_kept_has_the_same_spans(model, by):
     kept = tk.Tracer(model, other, tracer.registry, "kl", split_by=by)
     bound = 0.7 * kept.full_effect
     result = tracer.run("greedy", budget=3, constraint=tk.Constraint(pairs=other, at_most=bound))
-    assert result.kept["effect"] == pytest.approx(kept.evaluate(result), rel=1e-4, abs=1e-7)
+    assert result.constraint.effect == pytest.approx(kept.evaluate(result), rel=1e-4, abs=1e-7)
     assert kept.evaluate(result) <= bound

@@ -76,9 +76,9 @@ def test_by_an_objective_and_within_a_bound_too(tracer, interrupted_after, monke
         assert (result.stopped, result.n_selected <= 3) == ("interrupted", True)
         assert tracer.evaluate(result) == pytest.approx(result.effect, rel=1e-4, abs=1e-6)
         if "constraint" in options:
-            assert abs(result.kept["effect"]) <= keep.at_most
+            assert abs(result.constraint.effect) <= keep.at_most
         else:
-            assert result.objective == "log-odds"
+            assert result.run.objective == "log-odds"
 
 
 def test_the_best_is_the_best_of_what_was_measured(tracer, interrupted_after, monkeypatch):

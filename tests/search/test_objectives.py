@@ -114,7 +114,7 @@ def test_every_search_maximises_it_and_reports_effects(tracer, method):
     options |= {"draws": 300} if method == "random" else {}
     result = tracer.run(method, budget=2, objective="log-odds", **options)
     assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
-    assert (result.objective, result.metric) == ("log-odds", "odds-ratio")
+    assert (result.run.objective, result.setup.metric) == ("log-odds", "odds-ratio")
     engine = scoring(tracer, "log-odds")
     sets = [each for k in (1, 2) for each in combinations(range(12), k)]
     scores = engine.set_effects(sets).mean(1)
@@ -164,7 +164,7 @@ def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
     engine = scoring(tracer, "log-odds")
     scores = engine.set_effects([tiny.members_of(result) for result in front]).mean(1)
     assert (scores.diff() > 0).all()
-    assert {result.objective for result in front} == {"log-odds"}
+    assert {result.run.objective for result in front} == {"log-odds"}
     assert front.statistics
     loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
     assert loaded[0].objective == "log-odds"

@@ -60,7 +60,7 @@ def test_a_user_s_own_metric(model, pairs):
     mask = torch.full((12,), 0.7)
     assert own.evaluate(mask) == pytest.approx(named.evaluate(mask) / 2)
     result = own.run(budget=2, trials=2, epochs=2)
-    assert result.metric == "halved"
+    assert result.setup.metric == "halved"
 
 
 def test_subsets_and_registries(model, pairs):

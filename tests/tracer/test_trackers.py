@@ -72,7 +72,7 @@ class TestRecords:
             "full_effect": result.full_effect,
             "passes": result.cost.forward_equivalents,
             "held_out_effect": result.held_out_effect,
-            "probability-drop": result.also["probability-drop"],
+            "probability-drop": result.extra_effects["probability-drop"],
         }
         # The steps are those of the search.
         steps = [record.values["effect"] for record in records if record.kind == "step"]

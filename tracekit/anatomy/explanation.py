@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.options import shortened
-from tracekit.anatomy.explanation_files import read_explanation, write_explanation
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
@@ -31,12 +31,15 @@ from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval
 from tracekit.results.significance import RESOLUTION, holm, sign_flip_p_values, without_rounding
+from tracekit.results.storage import load, save
 from tracekit.search.base import Planned
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+EXPLANATION = "explanation.json"
+"""Name of its document in a folder."""
 _LEVEL = 0.05
 _NAMED = 3
 """Pairs and backups that the text names."""
@@ -293,7 +296,7 @@ class Explanation:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the explanation to a folder, such as that of its run; returns the folder."""
-        write_explanation(self, Path(folder))
+        save(self, Path(folder) / EXPLANATION)
         return Path(folder)
 
     @classmethod
@@ -304,7 +307,37 @@ class Explanation:
             ResultNotFoundError: The folder holds no explanation.
             ResultFormatError: It is of another format, damaged, or of several saves.
         """
-        return read_explanation(cls, Path(folder))
+        return load(cls, Path(folder) / EXPLANATION)
+
+    def check_consistent(self) -> None:
+        """Refuses an explanation whose parts do not belong together.
+
+        Raises:
+            ValueError: They do not.
+        """
+        m, n_components, outsiders = len(self.members), len(self.registry), self.outsiders or ()
+        is_set = list(self.members) == sorted(set(self.members)) and m >= 2
+        if not is_set or not (self.members[0] >= 0 and self.members[-1] < n_components):
+            raise ValueError(f"the members are {shortened(self.members)}, of {n_components}")
+        if len(self.alone) != m or self.pairs.pairs != tuple(combinations(range(m), 2)):
+            raise ValueError(f"the effects or the pairs are of other numbers of members than {m}")
+        if len(self.pairs.alone) != len(self.pairs.pairs):
+            raise ValueError(f"{len(self.pairs.pairs)} pairs have {len(self.pairs.alone)} effects")
+        if (self.pairs.averaged is None) != (m > MOST_EXACT) or not 0 <= self.tolerance < 1:
+            raise ValueError(f"the averages are of no {m} members, or {self.tolerance=}")
+        players = [*self.redundancy.players, *(each.player for each in outsiders)]
+        if not all(0 <= player < m for player in players):
+            raise ValueError(f"the players are {shortened(players)}, of {m}")
+        for each in outsiders:
+            if not 0 <= each.outsider < n_components or each.outsider in self.members:
+                raise ValueError(f"the outsider {each.outsider} is a member, or no component")
+            if len(each.whole) != len(self.effect):
+                raise ValueError(f"the outsider {each.outsider} is of other examples")
+        # Values of any orders sum to the effect of the set.
+        values = self.shapley.per_example
+        missing = (values.sum(0) - self.effect).abs().max().item()
+        if missing > 1e-4 * (values.abs().sum(0).max().item() + 1e-3):
+            raise ValueError(f"the values miss the effect of the set by {missing}")
 
     def waterfall(self) -> go.Figure:
         """Shapley values from the clean run to the effect of the set, one bar after the other.

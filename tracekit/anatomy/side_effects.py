@@ -22,7 +22,7 @@ what any set in these layers does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,16 +32,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import printable
-from tracekit._util.options import is_whole
+from tracekit._util.options import is_whole, shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, PairsError, TracekitError
+from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Effects
 from tracekit.results.intervals import effect_interval, ratio_interval
 from tracekit.results.pareto_statistics import control_sets
-from tracekit.results.storage import damaged, read_run, write_run
+from tracekit.results.storage import load, save
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,12 +48,11 @@ if TYPE_CHECKING:
 
 TARGET = "target"
 """Name of the data and metric that a set was chosen for."""
-FILES = ("side_effects.json", "side_effects.safetensors")
-"""Where side effects are saved in a folder."""
+SIDE_EFFECTS = "side_effects.json"
+"""Name of their document in a folder."""
 _RESAMPLES = 2000
 _AT_ONCE = 4_000_000
 """Numbers that are drawn together; bounds memory."""
-_PER_EXAMPLE = ("effects", "full_effects", "controls", "weights")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -280,35 +278,8 @@ class SideEffects:
 
     def save(self, folder: str | Path) -> Path:
         """Writes all effects to a folder, which is made if need be; returns it."""
-        folder = Path(folder)
-        measured = (self.target, *self.others)
-        entries = {
-            "registry": self.registry.spec(),
-            # For people who open the file; loading ignores it.
-            "selected": self.labels,
-            "measured": [
-                {
-                    name: value
-                    for name, value in vars(each).items()
-                    if name not in _PER_EXAMPLE and isinstance(value, str)
-                }
-                for each in measured
-            ],
-            "model": self.model,
-            "source": self.source,
-            "direction": self.direction,
-            "seed": self.seed,
-            "cost": asdict(self.cost),
-        }
-        tensors = {
-            f"{number}.{name}": getattr(each, name)
-            for number, each in enumerate(measured)
-            for name in _PER_EXAMPLE
-            if getattr(each, name) is not None
-        }
-        mask = from_indices(self.members, len(self.registry))
-        write_run(folder, entries, {"members": mask, **tensors}, files=FILES)
-        return folder
+        save(self, Path(folder) / SIDE_EFFECTS)
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> SideEffects:
@@ -319,68 +290,23 @@ class SideEffects:
             ResultFormatError: They were written in another format.
             ResultFormatError: They are damaged, were changed, or are of several saves.
         """
-        folder = Path(folder)
-        document, tensors = read_run(folder, files=FILES)
-        try:
-            del document["selected"]
-            mask = tensors["members"]
-            registry = ComponentRegistry.from_spec(document.pop("registry"), mask.numel())
-            target, *others = [
-                EffectOn(
-                    effects=tensors[f"{number}.effects"],
-                    full_effects=tensors[f"{number}.full_effects"],
-                    controls=tensors[f"{number}.controls"],
-                    weights=tensors.get(f"{number}.weights"),
-                    **texts,
-                )
-                for number, texts in enumerate(document.pop("measured"))
-            ]
-            document["cost"] = Cost(**document["cost"])
-            loaded = cls(
-                registry=registry,
-                members=tuple(mask.nonzero()[:, 0].tolist()),
-                target=target,
-                others=tuple(others),
-                **document,
-            )
-            _check_consistent(loaded)
-        except (KeyError, TypeError, ValueError, AttributeError, TracekitError) as error:
-            raise damaged(folder) from error
-        return loaded
+        return load(cls, Path(folder) / SIDE_EFFECTS)
 
+    def check_consistent(self) -> None:
+        """Refuses side effects whose parts do not belong together.
 
-def _check_consistent(side: SideEffects) -> None:
-    """Refuses side effects whose parts do not belong together.
-
-    Raises:
-        ValueError: They do not.
-    """
-    texts = [side.model, side.source, side.direction]
-    for each in (side.target, *side.others):
-        texts += [each.name, each.dataset, each.dataset_fingerprint, each.metric, each.axis_label]
-    if not all(isinstance(text, str) for text in texts) or not is_whole(side.seed):
-        raise ValueError(f"The texts are {texts}, the seed is {side.seed!r}.")
-    if not side.others or not side.members:
-        raise ValueError("There are no others, or no members.")
-    names = [side.target.name, *(other.name for other in side.others)]
-    if names[0] != TARGET or len(set(names)) < len(names):
-        raise ValueError(f"The names are {names}.")
-    for each in (side.target, *side.others):
-        n = len(each.effects)
-        draws = len(side.target.controls)
-        for name, shape in (
-            ("effects", (n,)),
-            ("full_effects", (n,)),
-            ("controls", (draws, n)),
-            ("weights", (n,)),
-        ):
-            if name == "weights" and each.weights is None:
-                continue
-            value: Tensor = getattr(each, name)
-            if tuple(value.shape) != shape or value.dtype != torch.float32:
-                raise ValueError(f"{name} of {each.name} has shape {tuple(value.shape)}.")
-            if not torch.isfinite(value).all():
-                raise ValueError(f"{name} of {each.name} is not finite.")
+        Raises:
+            ValueError: They do not.
+        """
+        is_set = list(self.members) == sorted(set(self.members)) and self.members
+        if not is_set or not (self.members[0] >= 0 and self.members[-1] < len(self.registry)):
+            raise ValueError(f"the members are {shortened(self.members)}")
+        names = [self.target.name, *(other.name for other in self.others)]
+        if not self.others or names[0] != TARGET or len(set(names)) < len(names):
+            raise ValueError(f"the names of the data are {names}")
+        draws = {len(each.controls) for each in (self.target, *self.others)}
+        if len(draws) > 1:
+            raise ValueError("the data have different numbers of random sets")
 
 
 def _index(target: float, other: float) -> float:

@@ -261,24 +261,26 @@ def print_table(results: Sequence[TraceResult]) -> None:
         """Results with equal setups are comparable at the same budget."""
         return (
             *(result.model, result.dataset_fingerprint, result.registry.describe()),
-            *(result.positions, result.metric, result.continuation_mean),
-            *(result.source, result.direction),
+            *(result.setup.positions, result.setup.metric, result.setup.continuation_mean),
+            *(result.setup.source, result.setup.direction),
         )
 
     has_several_setups = len({setup(result) for result in results}) > 1
     has_held_out = any(result.held_out is not None for result in results)
     names = ["method", "budget", "selected", "effect", "95 % spread"]
     names += ["held out", "95 % interval"] if has_held_out else []
-    also = list(dict.fromkeys(name for result in results for name in result.also))
+    also = list(dict.fromkeys(name for result in results for name in result.extra_effects))
     names += [*also, "passes", "seconds"]
     table = Table(*(["model", "data", "traced"] if has_several_setups else []), *names)
     for column in table.columns[1 - len(names) :]:
         column.justify = "right"
     for result in results:
         low, high = result.spread
-        traced = f"{result.registry.describe()}; {result.positions}; {result.metric}"
-        traced += "" if result.source == "counterfactual" else f"; source {result.source}"
-        traced += "" if result.direction == "noising" else f"; {result.direction}"
+        traced = f"{result.registry.describe()}; {result.setup.positions}; {result.setup.metric}"
+        traced += (
+            "" if result.setup.source == "counterfactual" else f"; source {result.setup.source}"
+        )
+        traced += "" if result.setup.direction == "noising" else f"; {result.setup.direction}"
         comparable = [
             rival.effect
             for rival in results
@@ -293,9 +295,12 @@ def print_table(results: Sequence[TraceResult]) -> None:
             Text(f"{result.effect:.4g}", style="bold" if is_best else ""),
             f"{low:.3g} to {high:.3g}",
             *(_held_out_cells(result) if has_held_out else []),
-            *(f"{result.also[name]:.4g}" if name in result.also else "-" for name in also),
+            *(
+                f"{result.extra_effects[name]:.4g}" if name in result.extra_effects else "-"
+                for name in also
+            ),
             f"{result.cost.forward_equivalents:.0f}",
-            f"{result.seconds:.1f}",
+            f"{result.run.seconds:.1f}",
         )
     print_rows(table, n_names=len(table.columns) - len(names) + 2)
     console.print(

@@ -105,9 +105,9 @@ def pareto(given: Given) -> None:
 
 def _print_front(front: ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
-    from tracekit.results.tables import also_columns
+    from tracekit.results.tables import extra_columns
 
-    also = list(also_columns(front.results))
+    also = list(extra_columns(front.results))
     table = Table(
         "size", "effect", "95 % spread", "held out", "random", "stability", "search", *also
     )

@@ -70,7 +70,7 @@ def _read(path: Path) -> list[Any]:
 def _of_run(kind: Any, folder: Path) -> Any:
     """An explanation or side effects, which must be of the run beside them, if there is one."""
     import tracekit as tk
-    from tracekit.anatomy.explanation_files import check_of_run
+    from tracekit.anatomy.same_run import check_of_run
 
     loaded = kind.load(folder)
     if (folder / "result.json").exists():

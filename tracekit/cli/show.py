@@ -45,12 +45,12 @@ def _print_details(result: TraceResult, all_components: bool) -> None:
     options = {name: value for name, value in result.config.items() if value is not None}
     for name, value in (
         ("data", f"{result.dataset}, {len(result.per_example)} examples"),
-        ("metric", f"{result.metric}, {result.continuation_mean} mean"),
-        ("positions", result.positions),
-        ("source", f"{result.source}, {result.direction}"),
+        ("metric", f"{result.setup.metric}, {result.setup.continuation_mean} mean"),
+        ("positions", result.setup.positions),
+        ("source", f"{result.setup.source}, {result.setup.direction}"),
         ("seed", result.seed),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items())),
-        ("versions", ", ".join(f"{package} {v}" for package, v in result.versions.items())),
+        ("versions", ", ".join(f"{package} {v}" for package, v in result.run.versions.items())),
     ):
         table.add_row(name, str(value))
     console.print(table)

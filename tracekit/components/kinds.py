@@ -178,9 +178,8 @@ class Kind:
     """Whether the activation is added to the residual stream, and thus must not contain it."""
 
     def __post_init__(self) -> None:
-        for name in ("axes", "feature_layers"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.axes, list):
+            object.__setattr__(self, "axes", tuple(self.axes))
         problem = _problem_of_features(self.features)
         if self.features and not problem:
             object.__setattr__(self, "feature_layers", tuple(sorted(self.features)))
@@ -215,6 +214,16 @@ class Kind:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         lists = {name: list(values[name]) for name in ("axes", "feature_layers")}
         return KindSpec(**{**values, **lists})
+
+    @classmethod
+    def from_definition(cls, definition: KindSpec) -> Kind:
+        """The kind of a definition, without its features.
+
+        Raises:
+            ComponentError: It defines none.
+        """
+        tuples = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
+        return cls(**{**definition, **tuples})
 
     def width_in(self, shape: Any) -> int:
         """Number of components of this kind in a layer of a model of these sizes.

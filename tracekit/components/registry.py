@@ -391,7 +391,7 @@ class ComponentRegistry(Sequence[Component]):
             is_ascending = list(indices) == sorted(set(indices)) if listed is not None else True
             if (
                 not (0 <= layer < _MOST and 1 <= width < _MOST and is_ascending and len(indices))
-                or not (0 <= indices[0] and indices[-1] < width)
+                or not (indices[0] >= 0 and indices[-1] < width)
                 or not all(0 <= each < _MOST for each in acts_in)
                 or len(set(spans)) < len(spans)
             ):
@@ -400,7 +400,7 @@ class ComponentRegistry(Sequence[Component]):
                     "ascending indices below that."
                 )
             if entry["definition"] is not None:
-                register_kind(Kind(**entry["definition"]))  # type: ignore[arg-type]
+                register_kind(Kind.from_definition(entry["definition"]))
             start = sites[-1].stop if sites else 0
             kind = kind_of(entry["kind"])
             sites.append(Site(kind, layer, width, indices, start, spans, acts_in))

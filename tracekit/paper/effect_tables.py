@@ -247,7 +247,7 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
     info_of = {(r.job.dataset, r.job.model, r.job.label): r.info for r in on_all_examples(runs)}
     infos = [info_of[row.dataset, row.model, row.method] for row in frame.itertuples()]
     for name in ("device", "processes", "threads"):
-        frame[name] = [info[name] for info in infos]
+        frame[name] = [getattr(info, name) for info in infos]
     columns = ["dataset", "model", "method", "minutes", "forward", "backward", "n_components"]
     columns += ["device", "processes", "threads"]
     figures_by_name = {}

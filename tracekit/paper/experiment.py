@@ -237,7 +237,7 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
                     "full_effect": result.full_effect,
                     "forward": result.cost.forward,
                     "backward": result.cost.backward,
-                    "minutes": result.seconds / 60,
+                    "minutes": result.run.seconds / 60,
                     "n_examples": len(result.per_example),
                     **_held_out_columns(None if counterpart is None else counterpart.curve[rank]),
                 }

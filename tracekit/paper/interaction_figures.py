@@ -146,10 +146,10 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
                     "n_selected": result.n_selected,
                     "intervention": intervention,
                     "accuracy": accuracies[rank],
-                    "without": run.clean_accuracies[intervention],
+                    "without": run.info.clean_accuracies[intervention],
                     "objective": result.effect,
                 }
-                for intervention, accuracies in run.accuracies.items()
+                for intervention, accuracies in run.info.accuracies.items()
             ]
             if result.budget in _LISTED_SIZES:
                 figures_by_name[f"selected-{case}-{result.budget}"] = result.heatmap()

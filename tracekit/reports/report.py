@@ -5,7 +5,7 @@ The page is that of `page.py`: one HTML file that opens without a network, all t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -25,6 +25,7 @@ from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.objectives import ObjectiveName
+from tracekit.search.targets import ConstraintEffect
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,7 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
         f"of {best.effect:.4g} [{low:.3g}, {high:.3g}]: "
         f"{100 * best.share_of_full_effect:.0f} % of that of all components."
     )
-    name = f"{first.dataset} data, {first.model} model, {first.metric}"
+    name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
         Section(heading="Setting", table=_setting(first), note=_CHECKED),
@@ -159,7 +160,7 @@ def _setting(result: TraceResult) -> pd.DataFrame:
         ("positions", setup.positions),
         ("source", f"{setup.source}, {setup.direction}"),
         ("effect of all components", f"{result.full_effect:.4g}"),
-        *((f"version of {package}", number) for package, number in result.versions.items()),
+        *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
     return pd.DataFrame(rows, columns=["", "value"])
 
@@ -196,7 +197,7 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
                 "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
                 "largest share": f"{100 * share:.0f} %",
                 "passes": f"{result.cost.forward_equivalents:.0f}",
-                "time": f"{result.seconds:.1f} s",
+                "time": f"{result.run.seconds:.1f} s",
                 "components": ", ".join(result.labels),
             }
         )
@@ -305,8 +306,8 @@ def _code(group: _Group) -> str:
     for name, code in setup.code().items():
         lines.append(f"        {name}={code},{_note_on_field(name, setup)}")
     lines.append("    ),")
-    if first.also_metrics:
-        lines.append(f"    extra_metrics={list(first.also_metrics)!r},")
+    if first.extra_metrics:
+        lines.append(f"    extra_metrics={list(first.extra_metrics)!r},")
     lines.append(")")
     lines.append(f"assert tracer.pairs.fingerprint == {first.dataset_fingerprint!r}")
     of_fronts = {id(result) for front in group.fronts for result in front}
@@ -314,8 +315,8 @@ def _code(group: _Group) -> str:
     for result in group.results:
         if id(result) not in of_fronts:
             # Results of one run share what it took.
-            key = (result.method, repr(result.config), result.seed, result.objective)
-            by_run.setdefault((*key, result.seconds, result.cost), []).append(result)
+            key = (result.method, repr(result.config), result.seed, result.run.objective)
+            by_run.setdefault((*key, result.run.seconds, result.cost), []).append(result)
     lines += [_run(results) for results in by_run.values()]
     for front in group.fronts:
         lines.append(_front_run(front))
@@ -358,7 +359,7 @@ def _front_run(front: ParetoFront) -> str:
     was_chosen = any(len(row.held_out_by or ()) > 1 for row in front.statistics)
     is_auto = was_chosen or any(result.method != own.method for result in front)
     arguments = [f"max_budget={front.largest}", *_search_options(own)]
-    if own.objective == "mean":
+    if own.run.objective == "mean":
         arguments.append(f"objective='{'auto' if is_auto else 'mean'}'")
     if not front.statistics:
         arguments.append("statistics=False")
@@ -368,20 +369,19 @@ def _front_run(front: ParetoFront) -> str:
 def _search_options(result: TraceResult) -> list[str]:
     """Arguments of a search, but for its goal."""
     arguments = [f"seed={result.seed}"]
-    if result.objective in get_args(ObjectiveName) and result.objective != "mean":
-        arguments.append(f"objective={result.objective!r}")
-    if result.kept is not None:
-        arguments.append(f"constraint={_keep(result, result.kept)}")
+    if result.run.objective in get_args(ObjectiveName) and result.run.objective != "mean":
+        arguments.append(f"objective={result.run.objective!r}")
+    if result.constraint is not None:
+        arguments.append(f"constraint={_constraint(result, result.constraint)}")
     options = {name: value for name, value in result.config.items() if value is not None}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
 
 
-def _keep(result: TraceResult, kept: Mapping[str, Any]) -> str:
-    """Code that makes what a search was to leave as it is."""
-    arguments = [f"metric={kept['metric']!r}", f"at_most={kept['at_most']!r}"]
-    if kept["dataset_fingerprint"] != result.dataset_fingerprint:
-        name = kept["dataset"]
-        pairs = f"tk.load_dataset({name!r}, model)" if name in DATASETS else "..."
+def _constraint(result: TraceResult, held: ConstraintEffect) -> str:
+    """Code that makes the constraint of a search."""
+    arguments = [f"metric={held.metric!r}", f"at_most={held.at_most!r}"]
+    if held.dataset_fingerprint != result.dataset_fingerprint:
+        pairs = f"tk.load_dataset({held.dataset!r}, model)" if held.dataset in DATASETS else "..."
         arguments.insert(0, f"pairs={pairs}")
     return f"tk.Constraint({', '.join(arguments)})"
 
@@ -389,11 +389,11 @@ def _keep(result: TraceResult, kept: Mapping[str, Any]) -> str:
 def _note_on_run(result: TraceResult) -> str:
     """Parts of a run that its code leaves out."""
     notes = []
-    if result.objective not in get_args(ObjectiveName):
-        notes.append(f"with the objective {result.objective}")
-    kept = result.kept
-    if kept is not None and kept["dataset_fingerprint"] != result.dataset_fingerprint:
-        notes.append(f"keeps on those examples of {kept['dataset']} that it kept on")
+    if result.run.objective not in get_args(ObjectiveName):
+        notes.append(f"with the objective {result.run.objective!r}")
+    held = result.constraint
+    if held is not None and held.dataset_fingerprint != result.dataset_fingerprint:
+        notes.append(f"the constraint is on examples of {held.dataset!r}")
     if result.stopped:
         notes.append(f"stopped by {result.stopped}")
     return f"  # {'; '.join(notes)}" if notes else ""

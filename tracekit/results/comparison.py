@@ -139,7 +139,7 @@ class Comparison(Sequence[TraceResult]):
             [label, *result.cells()]
             for label, result in zip(self.labels, self.results, strict=True)
         ]
-        title = f"{first.dataset} data, {first.model} model, {first.metric}"
+        title = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
         return card(title, table(["result", *COLUMNS], rows))
 
     def __repr__(self) -> str:

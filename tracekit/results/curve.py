@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit._util.markup import printable
+from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.display import COLUMNS, card, table
-from tracekit.results.result import TraceResult
-from tracekit.results.storage import damaged, read_document, write_document
-from tracekit.results.tables import also_columns
+from tracekit.results.result import TraceResult, load_run, save_run
+from tracekit.results.storage import load, save
+from tracekit.results.tables import extra_columns
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -47,7 +48,7 @@ class TraceCurve(Sequence[TraceResult]):
     def _repr_html_(self) -> str:
         """A table for notebooks: a row per budget."""
         first = self.results[0]
-        title = f"{first.title}: {first.dataset} data, {first.model} model, {first.metric}"
+        title = f"{first.title}: {first.dataset} data, {first.model} model, {first.setup.metric}"
         rows = [[result.budget, *result.cells()] for result in self.results]
         return card(title, table(["budget", *COLUMNS], rows))
 
@@ -73,7 +74,7 @@ class TraceCurve(Sequence[TraceResult]):
                 "budget": [result.budget for result in self.results],
                 "n_selected": [result.n_selected for result in self.results],
                 "effect": [result.effect for result in self.results],
-                **also_columns(self.results),
+                **extra_columns(self.results),
             }
         )
 
@@ -98,6 +99,23 @@ class TraceCurve(Sequence[TraceResult]):
         return cls(load_runs(Path(folder)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class CurveRuns:
+    """The runs in a folder of several."""
+
+    runs: Mapping[str, str]
+    """Digest of each, by the name of its folder."""
+
+    def check_consistent(self) -> None:
+        """Refuses a list that is empty or names a folder elsewhere.
+
+        Raises:
+            ValueError: It does.
+        """
+        if not self.runs or not all(map(_is_run_name, self.runs)):
+            raise ValueError(f"the runs are {shortened(list(self.runs))}, and not folders of runs")
+
+
 def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
     """Writes a run folder for each of several results, and a list of them.
 
@@ -113,8 +131,8 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
         name = f"{_RUN}{size}"
         while name in digests:
             name += "b"
-        digests[name] = result._write(folder / name)
-    digest = write_document(folder / CURVE, {"runs": digests})
+        digests[name] = save_run(result, folder / name)
+    digest = save(CurveRuns(runs=digests), folder / CURVE)
     for name in earlier - set(digests):
         shutil.rmtree(folder / name, ignore_errors=True)
     return digest
@@ -130,19 +148,16 @@ def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...
     Raises:
         ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
     """
-    runs = read_document(folder, CURVE, digest).get("runs")
-    if not isinstance(runs, dict) or not runs or not all(map(_is_run_name, runs)):
-        raise damaged(folder)
-    return tuple(TraceResult._read(folder / name, run) for name, run in runs.items())
+    runs = load(CurveRuns, folder / CURVE, digest).runs
+    return tuple(load_run(folder / name, run) for name, run in runs.items())
 
 
 def _listed(folder: Path) -> set[str]:
     """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
     try:
-        runs = read_document(folder, CURVE).get("runs")
+        return set(load(CurveRuns, folder / CURVE).runs)
     except TracekitError:
         return set()
-    return set(filter(_is_run_name, runs)) if isinstance(runs, dict) else set()
 
 
 def _is_run_name(name: str) -> bool:

@@ -16,7 +16,7 @@ activation patching, 2024). `kinds_of_pairs` says which of these a pair looks li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,12 +25,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.files import write_csv
 from tracekit._util.markup import html_table, printable
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, card, line
-from tracekit.results.storage import damaged, read_document, write_document
+from tracekit.results.storage import load, save_numbers
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -43,7 +42,6 @@ _LEAST_MARKED = 0.02
 """Share of the largest colour below which no sign is written."""
 _MOST_DOTTED = 24
 """Components up to which significant pairs have a dot."""
-_STATISTICS = ("singles_interval", "interaction_interval", "p")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -213,31 +211,7 @@ class InteractionGrid:
         Args:
             path: `.json`, which `load` reads, or `.csv`, a row per pair.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".json":
-            write_document(path, self._entries())
-        else:
-            write_csv(self.to_frame(), path)
-        return path
-
-    def _entries(self) -> dict[str, Any]:
-        return {
-            "labels": self.labels,
-            "components": [asdict(component) for component in self.components],
-            "singles": self.singles.tolist(),
-            "pairs": self.pairs.tolist(),
-            "axis_label": self.axis_label,
-            "title": self.title,
-            "given": self.given,
-            "given_effect": self.given_effect,
-            "direction": self.direction,
-            **{
-                name: None if value is None else value.tolist()
-                for name, value in ((name, getattr(self, name)) for name in _STATISTICS)
-            },
-            "opposite": None if self.opposite is None else self.opposite._entries(),
-        }
+        return save_numbers(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> InteractionGrid:
@@ -247,61 +221,28 @@ class InteractionGrid:
             ResultNotFoundError: There is no such file.
             ResultFormatError: It is damaged, or of another version.
         """
-        path = Path(path)
-        document = read_document(path.parent, path.name)
-        try:
-            return cls._of(document)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(path.parent) from error
+        return load(cls, Path(path), inline=True)
 
-    @classmethod
-    def _of(cls, document: dict[str, Any]) -> InteractionGrid:
-        """The grid of a document.
+    def check_consistent(self) -> None:
+        """Refuses a grid whose parts do not belong together.
 
         Raises:
-            KeyError, TypeError, ValueError, RuntimeError: Its parts do not belong together.
+            ValueError: They do not.
         """
-        statistics = {
-            name: None if document[name] is None else torch.tensor(document[name])
-            for name in _STATISTICS
-        }
-        opposite = document["opposite"]
-        grid = cls(
-            labels=tuple(document["labels"]),
-            components=tuple(Component(**entry) for entry in document["components"]),
-            singles=torch.tensor(document["singles"]),
-            pairs=torch.tensor(document["pairs"]),
-            axis_label=document["axis_label"],
-            title=document["title"],
-            given=tuple(document["given"]),
-            given_effect=float(document["given_effect"]),
-            direction=document["direction"],
-            opposite=None if opposite is None else cls._of(opposite),
-            **statistics,
-        )
-        n, n_pairs = len(grid.labels), len(grid.labels) * (len(grid.labels) - 1) // 2
-        if len(grid.components) not in (0, n):
-            raise ValueError(f"There are {len(grid.components)} components of {n} labels.")
-        for name, shape in (
-            ("singles", (n,)),
-            ("pairs", (n, n)),
-            ("singles_interval", (n, 2)),
-            ("interaction_interval", (n_pairs, 2)),
-            ("p", (n_pairs,)),
-        ):
-            value = getattr(grid, name)
-            if value is None:
-                continue
-            if value.shape != shape or not torch.isfinite(value).all():
-                raise ValueError(f"{name} has shape {tuple(value.shape)} or is not finite.")
-        is_symmetric = torch.equal(grid.pairs, grid.pairs.T)
-        if not is_symmetric or not torch.equal(grid.pairs.diag(), grid.singles):
-            raise ValueError("The effects of pairs are not symmetric.")
-        if grid.p is not None and not ((grid.p > 0) & (grid.p <= 1)).all():
-            raise ValueError("A p value lies outside (0, 1].")
-        if grid.opposite is not None and grid.opposite.labels != grid.labels:
-            raise ValueError("The two directions are of different components.")
-        return grid
+        n, pairs = len(self.labels), len(self.index_pairs)
+        if len(self.singles) != n or len(self.components) not in (0, n):
+            raise ValueError(f"there are {len(self.singles)} effects of components of {n} labels")
+        for name in ("interaction_interval", "p"):
+            value = getattr(self, name)
+            if value is not None and len(value) != pairs:
+                raise ValueError(f"{name} has {len(value)} entries for {pairs} pairs")
+        is_symmetric = torch.equal(self.pairs, self.pairs.T)
+        if not is_symmetric or not torch.equal(self.pairs.diag(), self.singles):
+            raise ValueError("the effects of pairs are not symmetric")
+        if self.p is not None and not ((self.p > 0) & (self.p <= 1)).all():
+            raise ValueError("a p value lies outside (0, 1]")
+        if self.opposite is not None and self.opposite.labels != self.labels:
+            raise ValueError("the two directions are of different components")
 
 
 PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition"]

@@ -18,8 +18,8 @@ from tracekit.results.curve import load_runs, save_runs
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, tracer_of
-from tracekit.results.storage import damaged, read_document, write_document
-from tracekit.results.tables import also_columns
+from tracekit.results.storage import damaged, load, save
+from tracekit.results.tables import extra_columns
 from tracekit.search.base import as_count, not_reached
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class ParetoFront(Sequence[TraceResult]):
                 "effect": [result.effect for result in self.results],
                 "effect_low": [low for low, _ in spreads],
                 "effect_high": [high for _, high in spreads],
-                **also_columns(self.results),
+                **extra_columns(self.results),
                 "method": [result.method for result in self.results],
             }
         )
@@ -237,7 +237,7 @@ class ParetoFront(Sequence[TraceResult]):
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return card(
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
-            f"data, {last.model} model, {last.metric}{stopped}",
+            f"data, {last.model} model, {last.setup.metric}{stopped}",
             table([*COLUMNS[:4], *(["held out"] if held_out else [])], rows),
         )
 
@@ -245,16 +245,14 @@ class ParetoFront(Sequence[TraceResult]):
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
         digest = save_runs(self.results, folder)
-        write_document(
-            folder / _FRONT,
-            {
-                "curve_sha256": digest,
-                "largest": self.largest,
-                "ranking": self.ranking,
-                "statistics": [asdict(row) for row in self.statistics],
-                "statistics_cost": asdict(self.statistics_cost),
-            },
+        facts = FrontFacts(
+            curve_sha256=digest,
+            largest=self.largest,
+            ranking=self.ranking,
+            statistics=self.statistics,
+            statistics_cost=self.statistics_cost,
         )
+        save(facts, folder / _FRONT)
         return folder
 
     @classmethod
@@ -265,32 +263,23 @@ class ParetoFront(Sequence[TraceResult]):
             ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
         """
         folder = Path(folder)
-        document = read_document(folder, _FRONT)
-        try:
-            front = cls(
-                load_runs(folder, str(document["curve_sha256"])),
-                largest=document["largest"],
-                ranking=tuple(document["ranking"]),
-                statistics=tuple(map(_statistics_of, document["statistics"])),
-                statistics_cost=Cost(**document["statistics_cost"]),
-            )
-            is_ranking = sorted(front.ranking) in ([], list(range(front[0].n_components)))
-            if not is_ranking or list(front.sizes) != sorted(set(front.sizes)):
-                raise damaged(folder)
-            if not front.sizes[-1] <= front.largest <= front[0].n_components:
-                raise damaged(folder)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise damaged(folder) from error
-        return front
+        facts = load(FrontFacts, folder / _FRONT)
+        results = load_runs(folder, facts.curve_sha256)
+        n, sizes = results[0].n_components, [result.n_selected for result in results]
+        is_ranking = sorted(facts.ranking) in ([], list(range(n)))
+        is_ascending = sizes == sorted(set(sizes)) and sizes[-1] <= facts.largest <= n
+        if not is_ranking or not is_ascending:
+            raise damaged(folder / _FRONT)
+        return cls(results, facts.largest, facts.ranking, facts.statistics, facts.statistics_cost)
 
 
-def _statistics_of(row: dict[str, Any]) -> SizeStatistics:
-    """Saved statistics of a size; raises TypeError if they are not complete."""
-    fields = SizeStatistics.__annotations__.keys()
-    if not fields - _LATER_FIELDS <= row.keys() <= fields:
-        raise TypeError("other fields")
-    return SizeStatistics(**row)
+@dataclass(frozen=True, kw_only=True)
+class FrontFacts:
+    """The entries of a front beside its runs."""
 
-
-_LATER_FIELDS = {"from_all", "from_all_similarity", "from_all_gain"}
-"""Of statistics, those that fronts which were saved before may lack."""
+    curve_sha256: str
+    """Digest of the list of its runs."""
+    largest: int
+    ranking: tuple[int, ...]
+    statistics: tuple[SizeStatistics, ...]
+    statistics_cost: Cost

@@ -62,8 +62,7 @@ class SizeStatistics:
     stability: float | None = None
     """Jaccard similarity, in [0, 1], of the sets that the two halves selected."""
     from_all: float | None = None
-    """Mean effect of the set found from all components downwards; None in fronts that were saved
-    before it was looked for."""
+    """Mean effect of the set found from all components downwards."""
     from_all_similarity: float | None = None
     """Jaccard similarity, in [0, 1], of this set and the front's."""
     from_all_gain: float | None = None

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import printable
+from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.engine.cost import Cost
@@ -27,8 +28,8 @@ from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.picture import selection_svg
 from tracekit.results.storage import MAY_BE_INFINITE, NOT_SAVED, load, save
-from tracekit.search.base import Record
-from tracekit.search.measurements import Stop
+from tracekit.search.base import Record, Stop
+from tracekit.search.targets import ConstraintEffect
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -63,16 +64,6 @@ class RunFacts:
     """Limit that cut the search short, if one did."""
     versions: Mapping[str, str]
     """Versions of Python and of the packages that numbers depend on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConstraintEffect:
-    """A constraint of a search, and the effect of the selection on its metric."""
-
-    metric: str
-    dataset: str
-    at_most: float
-    effect: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,14 +150,15 @@ class TraceResult:
 
     @property
     def title(self) -> str:
-        """Title of the method in figures and tables, with its objective if not the mean."""
-        title = self.method_title or self.method
-        return title if self.objective == "mean" else f"{title} ({self.objective})"
+        """Name of the method in figures and tables, with its objective if not the mean."""
+        objective = self.run.objective
+        return self.run.title if objective == "mean" else f"{self.run.title} ({objective})"
 
     @property
     def series(self) -> str:
-        """Series of a line in a figure: the method, and its objective if not the mean."""
-        return self.method if self.objective == "mean" else f"{self.method}, {self.objective}"
+        """Name of a line in a figure: the method, and its objective if not the mean."""
+        objective = self.run.objective
+        return self.method if objective == "mean" else f"{self.method}, {objective}"
 
     @property
     def components(self) -> list[Component]:
@@ -210,7 +202,9 @@ class TraceResult:
             return self.component_scores
         if torch.equal(self.soft_mask, self.binary_mask.float()):
             if self.constraint is not None or self.run.objective != "mean":
-                asked = "within bounds" if self.constraint is not None else f"by {self.run.objective}"
+                asked = (
+                    "within bounds" if self.constraint is not None else f"by {self.run.objective}"
+                )
                 raise ConfigError(
                     f"This result of {self.method} was searched {asked}, so the components have no "
                     "scores of their own. Use a result without constraint and objective."
@@ -279,6 +273,7 @@ class TraceResult:
 
     def _repr_html_(self) -> str:
         """A card for notebooks: effect, interval, held-out effect, the set and its picture."""
+        setup = self.setup
         facts = [
             f"effect {self.effect:.4g} [{_ends(self.spread)}]",
             f"{100 * self.share_of_full_effect:.0f} % of all ({self.full_effect:.4g})",
@@ -291,7 +286,7 @@ class TraceResult:
             facts.append(f"stopped by {self.stopped}")
         return card(
             f"{self.title}: {self.n_selected} of {self.n_components} components",
-            line(f"{self.dataset} data, {self.model} model, {self.setup.metric}, {self.setup.direction}"),
+            line(f"{self.dataset} data, {self.model} model, {setup.metric}, {setup.direction}"),
             line(" \u00b7 ".join(facts)),
             line(named(self.labels)),
             selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
@@ -442,13 +437,15 @@ class TraceResult:
         n = self.n_components
         if len(self.binary_mask) != n:
             raise ValueError(f"the masks are of {len(self.binary_mask)} components of {n}")
-        if self.extra_per_example is not None:
-            if len(self.extra_per_example) != len(self.extra_metrics):
-                raise ValueError("the extra metrics have other numbers of names and effects")
+        n_extra = 0 if self.extra_per_example is None else len(self.extra_per_example)
+        if n_extra != len(self.extra_metrics):
+            raise ValueError(f"{len(self.extra_metrics)} extra metrics have {n_extra} effects")
         if not ((self.soft_mask >= 0) & (self.soft_mask <= 1)).all():
             raise ValueError("soft_mask is not in [0, 1]")
         if self.budget is not None and not self.n_selected <= self.budget <= n:
             raise ValueError(f"{self.n_selected} of {n} are selected, with {self.budget=}")
+        if not all(map(str.isidentifier, self.run.config)):
+            raise ValueError(f"run.config names {shortened(list(self.run.config))}")
         # Another processor may sum in another order.
         tolerance = 1e-5 * self.per_example.abs().mean().item() + 1e-7
         if not abs(self.effect - self.per_example.mean().item()) <= tolerance:

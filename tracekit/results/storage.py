@@ -17,7 +17,7 @@ import hashlib
 import json
 import platform
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,7 @@ from jaxtyping import AbstractArray, jaxtyped
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from torch import Tensor
 
-from tracekit._util.files import digest_of, write_beside
+from tracekit._util.files import digest_of, write_beside, write_csv
 from tracekit._util.options import shortened
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 
@@ -78,7 +78,9 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
         # For people who open the file; loading ignores them.
         entries[_LABELS] = list(labels)
     if tensors:
-        content = serialised({name: each.cpu().contiguous() for name, each in tensors.items()})
+        # Copies: parts of one tensor may not share its memory there.
+        copies = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
+        content = serialised(copies)
         write_beside(path.with_suffix(".safetensors"), content)
         entries[_TENSORS_DIGEST] = hashlib.sha256(content).hexdigest()
     return write_document(path, entries)
@@ -116,6 +118,23 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     except (ValueError, TypeError, TracekitError) as error:
         raise _unreadable(path, str(error)) from error
     return value
+
+
+def save_numbers(value: Any, path: str | Path) -> Path:
+    """Writes a dataclass that people read as numbers, and returns the path.
+
+    Args:
+        value: The dataclass.
+        path: `.json` for all of its fields, tensors as lists, or `.csv` for the table of its method
+            `to_frame`.
+    """
+    path = Path(path)
+    if path.suffix == ".json":
+        save(value, path, inline=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_csv(value.to_frame(), path)
+    return path
 
 
 def schema(cls: type, *, inline: bool = False) -> dict[str, Any]:
@@ -240,8 +259,9 @@ def _without_none(annotation: Any) -> Any:
 
 def _item(annotation: Any) -> Any:
     """Class of the parts of a tuple of dataclasses; None for other annotations."""
-    arguments = get_args(annotation)
-    is_tuple = get_origin(annotation) is tuple and len(arguments) == 2
+    bare = _without_none(annotation)
+    arguments = get_args(bare)
+    is_tuple = get_origin(bare) is tuple and len(arguments) == 2
     return arguments[0] if is_tuple and is_dataclass(arguments[0]) else None
 
 
@@ -321,12 +341,8 @@ def _encoded(value: Any, annotation: Any, name: str, tensors: dict[str, Tensor] 
     return value
 
 
-_Scope = list[tuple[str, Tensor, Any]]
-"""Name, value and annotation of the tensors whose axes of one name have one size."""
-
-
 def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
-    """An object, with the shapes of all of its tensors held against one another.
+    """An object, after the shapes of all of its tensors were held against one another.
 
     Args:
         entries: Its entries in the document.
@@ -337,33 +353,51 @@ def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, 
     Raises:
         ValueError: A tensor is missing, of another shape, or not finite.
     """
-    scope: _Scope = []
-    value = _built(entries, cls, prefix, tensors, scope)
+    found = list(_tensor_fields(entries, cls, prefix, tensors))
     with jaxtyped("context"):
-        for name, tensor, annotation in scope:
-            if not isinstance(tensor, annotation):
+        # In one function: a call of another one would forget the sizes.
+        for name, value, kind in found:
+            if value.dtype not in (torch.float32, torch.bool) or not isinstance(value, kind):
                 raise ValueError(
-                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, which does not fit "
-                    f"{annotation.__name__} and the tensors before it"
+                    f"{name} is {value.dtype} of shape {tuple(value.shape)}, which does not fit "
+                    f"{kind.__name__} and the tensors before it"
                 )
-    return value
+    return _built(entries, cls, prefix, tensors)
 
 
-def _built(
-    entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor], scope: _Scope
-) -> _T:
-    values: dict[str, Any] = {}
+def _tensor_fields(
+    entries: BaseModel, cls: type, prefix: str, tensors: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor, Any]]:
+    """Name, value and annotation of an object's tensors; those in its entries join the others.
+
+    Raises:
+        ValueError: A tensor is missing, or not finite.
+    """
     for field, (annotation, metadata) in _saved_fields(cls).items():
+        name, bare = f"{prefix}{field}", _without_none(annotation)
+        entry = getattr(entries, field, None)
+        if _is_tensor(bare):
+            if entry is not None:
+                tensors[name] = torch.tensor(entry)
+            value = tensors.get(name)
+            if value is None and bare is annotation:
+                raise ValueError(f"the tensor {name} is missing")
+            if value is None:
+                continue
+            if metadata.get("finite", True) and not value.isfinite().all():
+                raise ValueError(f"{name} is not finite")
+            yield name, value, bare
+        elif entry is not None and is_dataclass(bare) and bare is not cls and not _has_spec(bare):
+            yield from _tensor_fields(entry, bare, f"{name}.", tensors)  # type: ignore[arg-type]
+
+
+def _built(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
+    values: dict[str, Any] = {}
+    for field, (annotation, _) in _saved_fields(cls).items():
         name, bare, item = f"{prefix}{field}", _without_none(annotation), _item(annotation)
         entry = getattr(entries, field, None)
         if _is_tensor(bare):
-            value = tensors.pop(name, None) if entry is None else torch.tensor(entry)
-            if value is not None:
-                _check_numbers(name, value, metadata)
-                scope.append((name, value, bare))
-            elif bare is annotation:
-                raise ValueError(f"the tensor {name} is missing")
-            values[field] = value
+            values[field] = tensors.pop(name, None)
         elif entry is None:
             values[field] = None
         elif _has_spec(bare):
@@ -376,14 +410,7 @@ def _built(
         elif bare is cls:
             values[field] = _decoded(entry, cls, f"{name}.", tensors)
         elif is_dataclass(bare):
-            values[field] = _built(entry, bare, f"{name}.", tensors, scope)  # type: ignore[arg-type]
+            values[field] = _built(entry, bare, f"{name}.", tensors)  # type: ignore[arg-type]
         else:
             values[field] = entry
     return cls(**values)
-
-
-def _check_numbers(name: str, value: Tensor, metadata: Mapping[str, Any]) -> None:
-    if value.dtype not in (torch.float32, torch.bool):
-        raise ValueError(f"{name} is of {value.dtype}")
-    if metadata.get("finite", True) and not value.isfinite().all():
-        raise ValueError(f"{name} is not finite")

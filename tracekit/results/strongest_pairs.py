@@ -35,7 +35,7 @@ from tracekit.results.interactions import LEVEL
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size
 from tracekit.results.significance import max_t_p_values, without_rounding
-from tracekit.results.storage import damaged, read_document, write_numbers
+from tracekit.results.storage import load, save_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +112,7 @@ class StrongestPairs:
         Args:
             path: `.json`, which `load` reads, or `.csv`, a row per pair.
         """
-        return write_numbers(path, self)
+        return save_numbers(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> StrongestPairs:
@@ -122,28 +122,19 @@ class StrongestPairs:
             ResultNotFoundError: There is no such file.
             ResultFormatError: It is damaged, or of another version.
         """
-        path = Path(path)
-        document = read_document(path.parent, path.name)
-        try:
-            for name in ("first", "second", "given"):
-                document[name] = tuple(document[name])
-            for name in ("effects", "interactions", "predicted", "intervals", "p"):
-                value = document[name]
-                document[name] = None if value is None else torch.tensor(value)
-            loaded = cls(**document)
-            n = len(loaded.first)
-            shapes = {"effects": (n,), "interactions": (n,), "predicted": (n,)}
-            if loaded.intervals is not None or loaded.p is not None:
-                shapes |= {"intervals": (n, 2), "p": (n,)}
-            for name, shape in shapes.items():
-                value = getattr(loaded, name)
-                if value.shape != shape or not torch.isfinite(value).all():
-                    raise ValueError(f"{name} are not numbers of {n} pairs.")
-            if len(loaded.second) != n or not n <= loaded.n_measured:
-                raise ValueError("The parts are of different numbers of pairs.")
-        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(path.parent) from error
-        return loaded
+        return load(cls, Path(path), inline=True)
+
+    def check_consistent(self) -> None:
+        """Refuses pairs whose parts do not belong together.
+
+        Raises:
+            ValueError: They do not.
+        """
+        n = len(self.effects)
+        if len(self.first) != n or len(self.second) != n or not n <= self.n_measured:
+            raise ValueError("the parts are of different numbers of pairs")
+        if (self.intervals is None) != (self.p is None):
+            raise ValueError("there are intervals or p values, and not both")
 
 
 class _Proposal(NamedTuple):

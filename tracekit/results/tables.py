@@ -30,7 +30,7 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     rows = []
     for result in results:
         rows.append((result.series, result.n_selected, result.effect))
-        if result.records_every_size:
+        if result.run.records_every_size:
             rows += [
                 (result.series, int(record["n_selected"]), float(record["effect"]))
                 for record in result.history
@@ -41,10 +41,14 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     return groups.agg({"effect": "max"}).astype({"method": str})
 
 
-def also_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
+def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     """A column per further metric by which all of the results were measured."""
-    names = [name for name in results[0].also if all(name in result.also for result in results)]
-    return {name: [result.also[name] for result in results] for name in names}
+    names = [
+        name
+        for name in results[0].extra_effects
+        if all(name in result.extra_effects for result in results)
+    ]
+    return {name: [result.extra_effects[name] for result in results] for name in names}
 
 
 def check_comparable(results: Sequence[TraceResult]) -> None:
@@ -56,12 +60,12 @@ def check_comparable(results: Sequence[TraceResult]) -> None:
     for name, values in (
         ("models", [result.model for result in results]),
         ("data sets", [result.dataset for result in results]),
-        ("sources", [result.source for result in results]),
-        ("directions", [result.direction for result in results]),
+        ("sources", [result.setup.source for result in results]),
+        ("directions", [result.setup.direction for result in results]),
         ("examples", [result.dataset_fingerprint for result in results]),
-        ("metrics", [result.metric for result in results]),
-        ("continuation means", [result.continuation_mean for result in results]),
-        ("positions", [result.positions for result in results]),
+        ("metrics", [result.setup.metric for result in results]),
+        ("continuation means", [result.setup.continuation_mean for result in results]),
+        ("positions", [result.setup.positions for result in results]),
         ("components", [result.registry for result in results]),
     ):
         others = [value for value in values if value != values[0]]

@@ -15,6 +15,7 @@ from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
 from tracekit.models.loading import DEMO
+from tracekit.results.storage import NOT_SAVED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Job:
     """Layers to study, each as layer / number of layers, in [0, 1). Empty: those of the setup."""
     method: str = ""
     """Of a search."""
-    variant: str = ""
+    variant: str = field(default="", metadata=NOT_SAVED)
     """Name of the method in figures, if it runs with options of its own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
@@ -68,18 +69,6 @@ class Job:
         shown = ("components", "metric", "positions", "source_seed")
         of_setup = {n: v for n, v in self.setup.changes.items() if n not in shown}
         return {**self.data_options, **of_setup, **of_job}
-
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Job:
-        """The job of a spec that was read from JSON.
-
-        Raises:
-            TypeError, KeyError, ValueError: It has other fields.
-        """
-        values: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in spec.items()
-        }
-        return cls(**{**values, "setup": Setup.from_spec(spec["setup"])})
 
     @property
     def label(self) -> str:

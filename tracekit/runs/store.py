@@ -23,10 +23,11 @@ import torch
 from tracekit._util.files import digest_of, draft_folder
 from tracekit.errors import TracekitError
 from tracekit.models.loading import HookedModel
-from tracekit.results.curve import CURVE, TraceCurve
+from tracekit.results import storage
+from tracekit.results.curve import CURVE, CurveRuns, TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceResult
-from tracekit.results.storage import damaged, read_document, versions, write_document
+from tracekit.results.storage import load, versions
 from tracekit.runs.jobs import Job
 
 RUN_FOLDERS = "runs"
@@ -35,6 +36,26 @@ _INFO = "run.json"
 _GRID = "grid.json"
 _NAME_LENGTH = 16
 """Hexadecimal digits of the hash that make a folder's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """Everything that decides a run's numbers, and what ran it."""
+
+    job: Job
+    weights: str
+    """Hash of the weights."""
+    data: str
+    """Hash of the examples."""
+    versions: Mapping[str, str]
+    """Versions of the packages that decide numbers."""
+    device: str
+    processes: int
+    threads: int
+    accuracies: Mapping[str, tuple[float, ...]]
+    """Accuracy under the set of each budget, by the name of the further examples."""
+    clean_accuracies: Mapping[str, float]
+    """Accuracy with no intervention, by the name of the further examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +68,9 @@ class Run:
     """Whether it was run now rather than read from the store."""
 
     @cached_property
-    def info(self) -> dict[str, Any]:
+    def info(self) -> RunInfo:
         """Configuration, hashes, versions, and the device and processes that ran it."""
-        return read_document(self.folder, _INFO)
+        return load(RunInfo, self.folder / _INFO)
 
     @cached_property
     def curve(self) -> TraceCurve:
@@ -64,22 +85,12 @@ class Run:
     @property
     def curve_folders(self) -> list[str]:
         """Names of the folders of these results; `TraceResult.load` reads each."""
-        return list(read_document(self.folder, CURVE)["runs"])
+        return list(load(CurveRuns, self.folder / CURVE).runs)
 
     @cached_property
     def grid(self) -> InteractionGrid:
         """The grid of a run that measured pairs."""
         return InteractionGrid.load(self.folder / _GRID)
-
-    @property
-    def accuracies(self) -> dict[str, list[float]]:
-        """Accuracy under the set of each budget, by the name of the examples."""
-        return self.info["accuracies"]
-
-    @property
-    def clean_accuracies(self) -> dict[str, float]:
-        """Accuracy with no intervention, by the name of the examples."""
-        return self.info["clean_accuracies"]
 
 
 def weights_hash(model: HookedModel) -> str:
@@ -120,19 +131,14 @@ def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
     return root / digest_of(config)[:_NAME_LENGTH]
 
 
-def save(
-    folder: Path,
-    config: Mapping[str, Any],
-    details: Mapping[str, Any],
-    results: TraceCurve | InteractionGrid,
-) -> None:
-    """Writes a run, all or nothing; `details` are entries that do not decide the numbers."""
+def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid) -> None:
+    """Writes a run, all or nothing."""
     with draft_folder(folder) as partial:
         if isinstance(results, InteractionGrid):
             results.save(partial / _GRID)
         else:
             results.save(partial)
-        write_document(partial / _INFO, {**config, **details})
+        storage.save(info, partial / _INFO)
         while True:
             try:
                 partial.rename(folder)
@@ -152,11 +158,7 @@ def is_run_folder(path: Path) -> bool:
 
 def read_run_folder(folder: Path) -> Run:
     """Reads a finished run, and all of its results."""
-    info = read_document(folder, _INFO)
-    try:
-        run = Run(Job.from_spec(info["job"]), folder)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(folder) from error
+    run = Run(load(RunInfo, folder / _INFO).job, folder)
     # Read once, and kept.
     _ = run.grid if (folder / _GRID).exists() else run.curve
     return run

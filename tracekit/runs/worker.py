@@ -27,6 +27,7 @@ from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import (
     Run,
+    RunInfo,
     configuration,
     decisive_versions,
     folder_of,
@@ -101,12 +102,8 @@ class Worker:
     ) -> Run:
         """Runs a job and saves it in its folder."""
         tracer = self._tracer_for(job, model, pairs)
-        details: dict[str, Any] = {
-            "device": str(tracer.engine.device),
-            "processes": self._processes,
-            "threads": torch.get_num_threads(),
-        }
         results: TraceCurve | InteractionGrid
+        accuracies, clean = {}, {}
         if job.work == "pairs":
             results = tracer.interactions()
         else:
@@ -114,8 +111,19 @@ class Worker:
             if any(result.stopped == "interrupted" for result in results):
                 # The best sets so far are no finished run.
                 raise KeyboardInterrupt
-            details |= self._accuracies(job, tracer, results)
-        save(folder, config, details, results)
+            accuracies, clean = self._accuracies(job, tracer, results)
+        info = RunInfo(
+            job=job,
+            weights=config["weights"],
+            data=config["data"],
+            versions=config["versions"],
+            device=str(tracer.engine.device),
+            processes=self._processes,
+            threads=torch.get_num_threads(),
+            accuracies=accuracies,
+            clean_accuracies=clean,
+        )
+        save(folder, info, results)
         return Run(job, folder, fresh=True)
 
     def _load(self, job: Job) -> tuple[HookedModel, str]:
@@ -165,9 +173,11 @@ class Worker:
             self._tracer = (key, tracer)
         return self._tracer[1]
 
-    def _accuracies(self, job: Job, tracer: Tracer, curve: TraceCurve) -> dict[str, Any]:
-        """Share of the further examples whose foil y is the first choice, under each set."""
-        accuracies: dict[str, list[float]] = {}
+    def _accuracies(
+        self, job: Job, tracer: Tracer, curve: TraceCurve
+    ) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
+        """Share of the further examples whose foil y is the first choice, by set, and clean."""
+        accuracies: dict[str, tuple[float, ...]] = {}
         clean: dict[str, float] = {}
         for name, options in job.accuracy_on.items():
             engine = Tracer(
@@ -179,10 +189,10 @@ class Worker:
                 max_batch_size=self._environment.max_batch_size,
             ).engine
             clean[name] = _share(engine.data.clean.y_is_argmax)
-            accuracies[name] = [
+            accuracies[name] = tuple(
                 _share(log_probs(engine.data, result.binary_mask).y_is_argmax) for result in curve
-            ]
-        return {"accuracies": accuracies, "clean_accuracies": clean} if accuracies else {}
+            )
+        return accuracies, clean
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import isfinite
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from tracekit.search.targets import Target
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
+Stop = Literal["max_passes", "max_seconds", "interrupted"]
+"""Limit that ended a search, or Ctrl-C."""
 
 _T = TypeVar("_T")
 _BISECTIONS = 40
@@ -119,7 +121,7 @@ class Selection:
     saved: Cost = field(default_factory=Cost)
     """Work that the account of what was searched lacks: what a checkpoint saved, or was done on
     parts of the examples."""
-    stopped: str | None = None
+    stopped: Stop | None = None
     """Why the search ended early: `max_passes`, `max_seconds` or `interrupted`."""
     by: Search | None = None
     """Of a choice between searches, the one that selected the set."""

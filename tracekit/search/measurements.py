@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,11 +19,9 @@ from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.metrics import Effects
-from tracekit.search.base import require_finite_gradient
+from tracekit.search.base import Stop, require_finite_gradient
 from tracekit.search.checkpoint import GRADIENT, SET, Checkpoint, Measured
 from tracekit.search.targets import Target
-
-Stop = Literal["max_passes", "max_seconds", "interrupted"]
 
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=ComponentSet | float)

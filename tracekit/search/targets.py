@@ -76,6 +76,24 @@ class Constraint:
         return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most!r}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConstraintEffect:
+    """A constraint, and the effect of a set on its metric."""
+
+    metric: str
+    dataset: str
+    dataset_fingerprint: str
+    at_most: float
+    """Bound on the absolute value of the effect."""
+    effect: float
+    """Mean effect."""
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the set stays within the bound."""
+        return abs(self.effect) <= self.at_most
+
+
 def nothing_within(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
     """The error for a search that found no set within the bounds.
 
@@ -250,15 +268,15 @@ class ConstrainedTarget(DataView):
             measures = measures.with_pairs(pairs)
         return ConstrainedTarget(self._inner.with_pairs(pairs), measures, self._constraint)
 
-    def report(self, members: Sequence[int]) -> dict[str, Any]:
-        """Effect of a set on the constrained metric, ready to be saved."""
-        return {
-            "metric": self._measures.metric.name,
-            "dataset": self._measures.pairs.name,
-            "dataset_fingerprint": self._measures.pairs.fingerprint,
-            "at_most": self._constraint.at_most,
-            "effect": self.constrained_effect(members),
-        }
+    def report(self, members: Sequence[int]) -> ConstraintEffect:
+        """Effect of a set on the constrained metric."""
+        return ConstraintEffect(
+            metric=self._measures.metric.name,
+            dataset=self._measures.pairs.name,
+            dataset_fingerprint=self._measures.pairs.fingerprint,
+            at_most=self._constraint.at_most,
+            effect=self.constrained_effect(members),
+        )
 
     def constrained_effect(self, members: Sequence[int]) -> float:
         """Mean effect of a set by the constrained metric."""

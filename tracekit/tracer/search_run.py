@@ -27,7 +27,6 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import draws
 from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects, Metric
 from tracekit.models import model_name
@@ -39,7 +38,7 @@ from tracekit.results.pareto_statistics import (
     passes_from_all,
     sizes_of_statistics,
 )
-from tracekit.results.result import TraceResult
+from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
@@ -48,6 +47,7 @@ from tracekit.search.objectives import Objective, ObjectiveName, describe, resol
 from tracekit.search.targets import (
     ConstrainedTarget,
     Constraint,
+    ConstraintEffect,
     Target,
     cost_of,
     measured_history,
@@ -125,17 +125,17 @@ class RunContext:
         seed: int,
         spent: Usage,
         *,
-        kept: Mapping[str, Any] | None = None,
+        constraint: ConstraintEffect | None = None,
         objective: Objective | None = None,
     ) -> TraceResult:
         """A set that a search selected, with all that a result says of it.
 
-        The selection has scores instead of effects if there is an objective; `kept` is the effect
-        on the constrained metric.
+        The selection has scores instead of effects if there is an objective; `constraint` is its
+        effect on the constrained metric.
         """
         engine = self.engine
         # Penalties and scores are no effects of single components, nor of sets.
-        scores = selection.component_scores if kept is None and objective is None else None
+        scores = selection.component_scores if constraint is None and objective is None else None
         cost = spent.cost + selection.saved
         history = measured_history(selection.history)
         if objective is not None:
@@ -194,7 +194,8 @@ class RunContext:
     def _extra_per_example(self, mask: Tensor) -> Tensor | None:
         if not self.extra_metrics:
             return None
-        return torch.stack(list(metric_effects(self.engine.data, mask, self.extra_metrics).values()))
+        effects = metric_effects(self.engine.data, mask, self.extra_metrics)
+        return torch.stack(list(effects.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +282,7 @@ class SearchRun:
         traced, budgets = self.traced, self.goal.budgets
         n_results = max(1, len(budgets)) if statistics is None else budgets[-1]
         n_held_out = 0 if traced.held_out is None else traced.held_out.n_examples
-        has_also = len(traced.also) > 0
+        has_also = len(traced.extra_metrics) > 0
         share = n_held_out / traced.engine.n_examples
         passes = n_results * (has_also + share * (1 + has_also))
         if statistics is None:
@@ -361,10 +362,10 @@ class SearchRun:
                 selections = [best_within(selections, budget) for budget in goal.budgets]
             results = []
             for selection in selections:
-                kept = self._kept(selection.mask)
-                if self.constraint is not None and not _is_within(kept):
-                    raise nothing_within(self.constraint[0], kept["effect"])
-                results.append(self._result(selection, spent, kept))
+                effect = self._constraint_effect(selection.mask)
+                if self.constraint is not None and effect is not None and not effect.is_within:
+                    raise nothing_within(self.constraint[0], effect.effect)
+                results.append(self._result(selection, spent, effect))
             return results
 
     def _best_so_far(self) -> list[Selection]:
@@ -389,21 +390,23 @@ class SearchRun:
             )
         return selections
 
-    def _kept(self, mask: Tensor) -> dict[str, Any]:
-        """Effect of a set on the constrained metric; empty without a constraint."""
+    def _constraint_effect(self, mask: Tensor) -> ConstraintEffect | None:
+        """Effect of a set on the constrained metric; None without a constraint."""
         target = self.target
         if not isinstance(target, ConstrainedTarget):
-            return {}
+            return None
         return target.report(mask.nonzero()[:, 0].tolist())
 
-    def _result(self, selection: Selection, spent: Usage, kept: Mapping[str, Any]) -> TraceResult:
+    def _result(
+        self, selection: Selection, spent: Usage, constraint: ConstraintEffect | None
+    ) -> TraceResult:
         return self.traced.result(
             selection.by or self.search,
             selection,
             self.goal,
             self.seed,
             spent,
-            kept=kept or None,
+            constraint=constraint,
             objective=self._maximised,
         )
 
@@ -464,9 +467,9 @@ class SearchRun:
     ) -> ParetoFront:
         results = []
         for selection in sets.values():
-            kept = self._kept(selection.mask)
-            if self.constraint is None or _is_within(kept):
-                results.append(self._result(selection, spent, kept))
+            effect = self._constraint_effect(selection.mask)
+            if effect is None or effect.is_within:
+                results.append(self._result(selection, spent, effect))
         if self.constraint is not None and not results:
             raise nothing_within(self.constraint[0])
         return ParetoFront.of(results, self.goal.budgets[-1], order=order)
@@ -492,7 +495,3 @@ class SearchRun:
         front = replace(front, statistics=rows, statistics_cost=cost)
         diagnostics.warn_of_front(front)
         return front
-
-
-def _is_within(kept: Mapping[str, Any]) -> bool:
-    return abs(kept["effect"]) <= kept["at_most"]

@@ -111,7 +111,7 @@ class SetMethods:
         return RunContext(
             engine=self.engine,
             setup=self.setup,
-            also=self.extra_metrics,
+            extra_metrics=self.extra_metrics,
             held_out=self._held_out,
             tracer=weakref.ref(self),
         )

@@ -132,7 +132,7 @@ def _values_of(result: TraceResult) -> dict[str, float]:
     }
     if result.held_out_effect is not None:
         values["held_out_effect"] = result.held_out_effect
-    return {**values, **result.also}
+    return {**values, **result.extra_effects}
 
 
 class WandB:

@@ -34,14 +34,22 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError
 from tracekit.metrics import Effects
 from tracekit.search.backward import reduced
-from tracekit.search.base import Goal, Planned, Record, Selection, not_reached, require_gradient
+from tracekit.search.base import (
+    Goal,
+    Planned,
+    Record,
+    Selection,
+    Stop,
+    not_reached,
+    require_gradient,
+)
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import Checkpoint
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.neighbours import in_turn
 from tracekit.search.local.settings import SETTINGS
 from tracekit.search.local.sweeps import Sweeps
-from tracekit.search.measurements import LimitReachedError, Measurements, Stop
+from tracekit.search.measurements import LimitReachedError, Measurements
 from tracekit.search.targets import Target
 
 
