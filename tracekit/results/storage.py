@@ -302,17 +302,17 @@ def _json_type(annotation: Any, inline: bool, within: type) -> Any:
 
 def _tensor_axes(cls: type, prefix: str) -> list[tuple[str, str]]:
     """Name and axes of each tensor of a class; `*` stands for the number of a part."""
-    found: list[tuple[str, str]] = []
+    axes: list[tuple[str, str]] = []
     for name, (annotation, _) in _saved_fields(cls).items():
         bare = _without_none(annotation)
         item = _item(bare)
         if _is_tensor(bare):
-            found.append((f"{prefix}{name}", bare.dim_str.strip()))
+            axes.append((f"{prefix}{name}", bare.dim_str.strip()))
         elif item is not None:
-            found += _tensor_axes(item, f"{prefix}{name}.*.")
+            axes += _tensor_axes(item, f"{prefix}{name}.*.")
         elif is_dataclass(bare) and not _has_spec(bare):
-            found += _tensor_axes(bare, f"{prefix}{name}.")  # type: ignore[arg-type]
-    return found
+            axes += _tensor_axes(bare, f"{prefix}{name}.")  # type: ignore[arg-type]
+    return axes
 
 
 def _encoded(value: Any, annotation: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
@@ -353,10 +353,10 @@ def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, 
     Raises:
         ValueError: A tensor is missing, of another shape, or not finite.
     """
-    found = list(_tensor_fields(entries, cls, prefix, tensors))
+    named_tensors = list(_tensor_fields(entries, cls, prefix, tensors))
     with jaxtyped("context"):
         # In one function: a call of another one would forget the sizes.
-        for name, value, kind in found:
+        for name, value, kind in named_tensors:
             if value.dtype not in (torch.float32, torch.bool) or not isinstance(value, kind):
                 raise ValueError(
                     f"{name} is {value.dtype} of shape {tuple(value.shape)}, which does not fit "
