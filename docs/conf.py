@@ -54,7 +54,7 @@ extensions = [
     "markdown_docstrings",
     "code_links",
 ]
-exclude_patterns = ["_build", "_ext", "images", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "images", "schemas", "**.ipynb_checkpoints"]
 
 # ---- pages ------------------------------------------------------------------------------------
 

@@ -220,3 +220,12 @@ def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
     assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == set(named)
     assert make.run_block("a = 2\na + 1", {}) == 3
     assert make.run_block("a = 2", {}) is None
+
+
+def test_schemas_are_those_of_the_classes():
+    spec = importlib.util.spec_from_file_location("schemas", ROOT / "docs/schemas/make.py")
+    assert spec is not None and spec.loader is not None
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    for path, text in make.texts().items():
+        assert path.read_text(encoding="utf-8") == text, "Run python docs/schemas/make.py."

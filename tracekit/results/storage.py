@@ -138,9 +138,18 @@ def save_numbers(value: Any, path: str | Path) -> Path:
 
 
 def schema(cls: type, *, inline: bool = False) -> dict[str, Any]:
-    """JSON Schema of the document of a class; `tensors` lists what lies in the file beside it."""
+    """JSON Schema of the document of a class; `tensors` lists the axes of those beside it."""
     described = _model(cls, inline).model_json_schema()
     tensors = {} if inline else dict(_tensor_axes(cls, ""))
+    text = {"type": "string"}
+    added: dict[str, Any] = {"format_version": {"const": FORMAT_VERSION}, _DIGEST: text}
+    if tensors:
+        added[_TENSORS_DIGEST] = text
+    if hasattr(cls, "labels"):
+        added[_LABELS] = {"type": "array", "items": text}
+    # A recursive class is described by reference.
+    body = described["$defs"].get(cls.__name__, described) if "$ref" in described else described
+    body["properties"] = {**added, **body["properties"]}
     return {**described, **({"tensors": tensors} if tensors else {})}
 
 

@@ -6,7 +6,8 @@
    single components if all were measured, else by integrated gradients (as the method mask-ig).
    Prefixes of these rankings are measured at the sizes that are visited. From 384 components on, so
    is what remains at these sizes when components leave the set of all: that finds components that
-   no gradient at the empty set points to.
+   no gradient at the empty set points to. Up to 20 components, all pairs
+   are, if they take half of the passes at most.
 3. Sweeps go up and down through these sizes (`sweeps.py`). At each of them the gradient at the best
    set proposes a few components to add, to remove and to exchange (`neighbours.py`); measured
    effects decide.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import ClassVar
 
@@ -211,10 +213,12 @@ def _search(best_sets: BestSets, goal: Goal, *, goes_on: bool) -> None:
     sweeps = Sweeps(best_sets, goal, n_sizes)
     prefixes = [order[:size] for size in sweeps.sizes for order in rankings]
     best_sets.measure(prefixes, "prefixes of rankings")
-    has_many = n >= SETTINGS.many
+    has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
     if has_many:
         best_sets.measure(_remaining(measurements, sweeps.sizes), "backward elimination")
-    sweeps.go_on(with_effort=goes_on or has_many or n <= SETTINGS.passes_per_size)
+    if has_few and n * n <= measurements.n_affordable:
+        best_sets.measure(combinations(range(n), 2), "pairs")
+    sweeps.go_on(with_effort=goes_on or has_many or has_few)
     sweeps.fill()
 
 

@@ -18,8 +18,9 @@ class Settings:
     """Components from which on single ones are too many to be measured, sizes far apart, and sets
     from all components downwards worth their passes."""
     passes_per_size: int = 20
-    """Passes for each size that is visited: two gradients and their neighbours. For so few
-    components all neighbours are measured."""
+    """Passes for each size that is visited: two gradients and their neighbours. Of so few
+    components all neighbours are measured, and all pairs: no gradient points to two of which either
+    is enough."""
     most_sizes: int = 16
     """Sizes that are visited at most, so that there are passes for several sweeps."""
     share_of_all_singles: float = 1 / 3

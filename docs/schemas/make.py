@@ -1,0 +1,38 @@
+"""Writes the JSON Schema of every saved document: `python docs/schemas/make.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tracekit.anatomy import Explanation, SideEffects
+from tracekit.results import InteractionGrid, StrongestPairs, TraceResult
+from tracekit.results.curve import CurveRuns
+from tracekit.results.pareto_front import FrontFacts
+from tracekit.results.storage import schema
+from tracekit.runs.store import RunInfo
+
+SCHEMAS = {
+    "result": schema(TraceResult),
+    "curve": schema(CurveRuns),
+    "pareto": schema(FrontFacts),
+    "explanation": schema(Explanation),
+    "side_effects": schema(SideEffects),
+    "interaction_grid": schema(InteractionGrid, inline=True),
+    "strongest_pairs": schema(StrongestPairs, inline=True),
+    "run": schema(RunInfo),
+}
+
+
+def texts() -> dict[Path, str]:
+    """The files and their texts."""
+    folder = Path(__file__).parent
+    return {
+        folder / f"{name}.schema.json": json.dumps(described, indent=1) + "\n"
+        for name, described in SCHEMAS.items()
+    }
+
+
+if __name__ == "__main__":
+    for path, text in texts().items():
+        path.write_text(text, encoding="utf-8")
