@@ -292,7 +292,7 @@ REPRODUCE = (
     [
         (signal.SIGINT, True, 130),
         pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.soak),
-        (signal.SIGTERM, False, -signal.SIGTERM),
+        pytest.param(signal.SIGTERM, False, -signal.SIGTERM, marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, True, -signal.SIGTERM, marks=pytest.mark.soak),
         (signal.SIGKILL, False, -signal.SIGKILL),
     ],

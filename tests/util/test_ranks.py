@@ -108,7 +108,14 @@ class TestSharing:
     def alone(self, tmp_path_factory) -> dict:
         return answers_of("searches", 1, tmp_path_factory.mktemp("alone"))[0]
 
-    @pytest.mark.parametrize(("job", "count"), [("searches", 2), ("searches", 3), ("bounded", 2)])
+    @pytest.mark.parametrize(
+        ("job", "count"),
+        [
+            ("searches", 2),
+            pytest.param("searches", 3, marks=pytest.mark.soak),
+            pytest.param("bounded", 2, marks=pytest.mark.soak),
+        ],
+    )
     def test_every_search_selects_the_same(self, alone, job, count, tmp_path):
         first, *others = answers_of(job, count, tmp_path)
         assert all(other == first for other in others)
@@ -127,7 +134,7 @@ class TestSharing:
                 found = torch.tensor([first[name], expected])
                 torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6, equal_nan=True)
 
-    @pytest.mark.parametrize("count", [2, 3])
+    @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.soak)])
     def test_with_few_examples_they_share_the_sets_out(self, count, tmp_path):
         (alone,) = answers_of("sets", 1, tmp_path)
         together = answers_of("sets", count, tmp_path)
@@ -170,7 +177,7 @@ class TestRefusals:
 class TestEnding:
     """A process that is killed or interrupted."""
 
-    @pytest.mark.parametrize("victim", [0, 1])
+    @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.soak)])
     def test_a_killed_rank_ends_the_others_and_the_search_goes_on(self, victim, tmp_path):
         whole = answers_of("checkpointed", 2, self._folder(tmp_path, "whole"))[0]
         file = self._folder(tmp_path, "part") / "checkpointed-2"
