@@ -224,7 +224,8 @@ def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
 
 def test_schemas_are_those_of_the_classes():
     spec = importlib.util.spec_from_file_location("schemas", ROOT / "docs/schemas/make.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     make = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)
     for path, text in make.texts().items():
