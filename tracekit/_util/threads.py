@@ -46,7 +46,7 @@ def _affinity() -> int:
 
 def _quotas(cgroup: Path, own: Path) -> list[int]:
     """Whole cores that each control group above this process grants, of version 1 or 2."""
-    found = [sys.maxsize]
+    quotas = [sys.maxsize]
     with suppress(OSError):
         groups = [line.split(":", 2) for line in own.read_text().splitlines()]
         for _, controllers, path in groups:
@@ -57,8 +57,8 @@ def _quotas(cgroup: Path, own: Path) -> list[int]:
             # In a container its own group is the root, and the path is the host's.
             for folder in (inner, *inner.parents):
                 if folder == root or root in folder.parents:
-                    found += _quota_of(folder)
-    return found
+                    quotas += _quota_of(folder)
+    return quotas
 
 
 def _quota_of(group: Path) -> list[int]:
