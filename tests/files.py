@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
+from tracekit.results.result import TraceResult
 from tracekit.results.storage import read_document, write_document
 
 
@@ -27,3 +29,9 @@ def rewrite(
         beside.write_bytes(content)
         document["tensors_sha256"] = hashlib.sha256(content).hexdigest()
     write_document(path, document)
+
+
+def renamed(result: TraceResult, *, metric: str | None = None, **facts: Any) -> TraceResult:
+    """A result with other facts of its run, such as `method` or `title`, or another metric."""
+    setup = result.setup if metric is None else replace(result.setup, metric=metric)
+    return replace(result, setup=setup, run=replace(result.run, **facts))

@@ -9,6 +9,7 @@ import pytest
 from rich.table import Table
 
 import tracekit as tk
+from tests.files import renamed
 from tracekit import cli
 from tracekit.cli.output import console, print_rows
 
@@ -107,7 +108,7 @@ class TestForeignTexts:
         pairs = dataclasses.replace(tk.load_dataset("demo-bias", demo_model)[:4], name=self.NAME)
         tracer = tk.Tracer(demo_model, pairs, layers=[0])
         first = tracer.run("top-k", budget=2)
-        dataclasses.replace(first, method=self.NAME).save(tmp_path / "one")
+        renamed(first, method=self.NAME).save(tmp_path / "one")
         code, out, err = command("show", tmp_path / "one")
         assert code == 0, err
         assert out.count(self.SHOWN) == 2

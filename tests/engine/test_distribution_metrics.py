@@ -173,11 +173,11 @@ def test_results_carry_further_metrics_and_are_read_back(model, tmp_path):
     assert result.extra_effects["kl"] == pytest.approx(
         tracer.evaluate(result, metrics=["kl"])["kl"]["effect"]
     )
-    assert tk.TraceResult.load(result.save(tmp_path / "run")).also == result.extra_effects
+    assert tk.TraceResult.load(result.save(tmp_path / "run")).extra_effects == result.extra_effects
     front = tracer.pareto(max_budget=3, statistics=False)
     assert {"kl", "accuracy"} <= set(front.to_frame().columns)
     assert {"kl", "accuracy"} <= set(tracer.run("top-k", budgets=[1, 2]).to_frame().columns)
-    assert tk.Tracer(model, pairs, "head-outputs").run("top-k", budget=2).also == {}
+    assert tk.Tracer(model, pairs, "head-outputs").run("top-k", budget=2).extra_effects == {}
 
 
 @pytest.mark.slow

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import tracekit as tk
 from tests import tiny
+from tests.files import renamed
 from tracekit.errors import ComparisonError
 from tracekit.results.curve_figures import effect_curve
 from tracekit.search import Goal
@@ -52,14 +51,14 @@ def test_curves_draw_their_data(tracer):
 
 
 def test_pgb_ct_lies_on_top(tracer):
-    results = [replace(tracer.results[0], method="pgb-ct"), *tracer.results[1:]]
+    results = [renamed(tracer.results[0], method="pgb-ct"), *tracer.results[1:]]
     named = [trace.name for trace in effect_curve(results).data if trace.name]
     assert named[-1] == "top-k"  # The title that was kept.
 
 
 def test_long_legends_leave_the_axis_alone(tracer):
     results = [
-        replace(tracer.results[1], method=f"m{k}", method_title=f"a long name of method {k}")
+        renamed(tracer.results[1], method=f"m{k}", title=f"a long name of method {k}")
         for k in range(7)
     ]
     few, many = effect_curve(results[:1]), effect_curve(results)

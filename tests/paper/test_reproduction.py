@@ -312,7 +312,7 @@ class TestStore:
         if damage == "run cut short":
             document.write_text(document.read_text()[:50])
         elif damage == "tensors lost":
-            (run / "tensors.safetensors").unlink()
+            (run / "result.safetensors").unlink()
         elif damage == "no curve":
             (folder / "curve.json").unlink()
         elif damage == "no info":

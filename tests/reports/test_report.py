@@ -13,6 +13,7 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tests.cli.conftest import command  # noqa: F401
+from tests.files import renamed
 from tracekit.errors import NoResultError
 from tracekit.reports.page import Section, write_page
 
@@ -147,8 +148,11 @@ def test_results_of_several_data_sets_have_parts_of_their_own(model, tmp_path):
 def test_nothing_from_outside_becomes_markup(runs, tmp_path):
     bad = "<script>alert('1')</script>\"&\u001b[31m</pre>"
     curve, greedy, _, grid = runs
-    renamed = {"dataset": bad, "model": bad, "metric": bad, "axis_label": bad, "method": bad}
-    loaded = [replace(r, **renamed, method_title=bad, objective=bad) for r in [*curve, greedy]]
+    labels = {"dataset": bad, "model": bad, "axis_label": bad}
+    loaded = [
+        renamed(replace(r, **labels), metric=bad, method=bad, title=bad, objective=bad)
+        for r in [*curve, greedy]
+    ]
     path = tk.report([*loaded, replace(grid, title=bad)], tmp_path / "report.html")
     text = path.read_text(encoding="utf-8")
     assert "\u001b" not in body(path)

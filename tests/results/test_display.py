@@ -12,6 +12,7 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
+from tests.files import renamed
 from tracekit.data.display import _changed
 from tracekit.results.picture import selection_svg
 
@@ -253,8 +254,8 @@ def test_nothing_from_outside_becomes_markup_or_steers_a_terminal(shown):
         name=HOSTILE,
         token_texts=dict.fromkeys(shown["pairs"].token_texts, HOSTILE),
     )
-    result = replace(shown["result"], dataset=HOSTILE, model=HOSTILE, method_title=HOSTILE)
-    result = replace(result, method=HOSTILE, metric=HOSTILE)
+    result = replace(shown["result"], dataset=HOSTILE, model=HOSTILE)
+    result = renamed(result, title=HOSTILE, method=HOSTILE, metric=HOSTILE)
     grid = replace(shown["grid"], title=HOSTILE, labels=(HOSTILE,) * 8)
     front = tk.ParetoFront((result,), largest=3)
     for value in (

@@ -85,7 +85,7 @@ def test_refinement_never_loses_and_keeps_to_its_passes(model):
 def test_names_tell_refined_pgbct_from_the_papers_method(tracer):
     paper, refined = (tracer.run(name, budget=2, epochs=2, trials=1) for name in NAMES)
     assert (paper.method, refined.method) == NAMES
-    assert (paper.method_title, refined.method_title) == ("PGB-CT", "PGB-CT + local")
+    assert (paper.title, refined.title) == ("PGB-CT", "PGB-CT + local")
     assert tracer.run(budget=2, epochs=2).method == "pgb-ct+local"
     plain, same = (tracer.run(name, lambda1=0.02, epochs=4) for name in NAMES)
     assert torch.equal(plain.binary_mask, same.binary_mask)
