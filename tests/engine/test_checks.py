@@ -224,3 +224,25 @@ def test_a_hook_point_that_is_off():
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+def test_one_hook_point_under_two_names_is_refused():
+    # Of one width, as in gpt-oss: only their identity tells them apart.
+    import transformers
+
+    config = transformers.GptOssConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    model = tk.load_model(transformers.GptOssForCausalLM(config))
+    with pytest.raises(HookPointError) as caught:
+        tk.Tracer(model, tiny.pairs(), components="mlp-neurons")
+    assert "blocks.0.mlp.hook_post is blocks.0.hook_mlp_out under another name" in str(caught.value)
+    assert tk.Tracer(model, tiny.pairs(), components="mlp-outputs").full_effect != 0

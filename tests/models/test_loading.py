@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +17,16 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.hub import commit_of, serve
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
     HubUnreachableError,
+    MissingExtraError,
     UnknownModelError,
     UnsupportedModelError,
 )
+from tracekit.models import loading
 from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook
 from tracekit.models.loading import checkpoint_dtype, load_model
 
@@ -204,7 +209,7 @@ def test_devices(directory):
     for device in ("abacus", "cuda:99"):
         with pytest.raises(ConfigError, match=f"The device '{device}' cannot be used: .* Use cpu"):
             load_model(directory, device=device)
-    with pytest.raises(ConfigError, match="device and dtype were given for a model in memory"):
+    with pytest.raises(ConfigError, match="A model in memory stays as it is, and dtype was"):
         load_model(tiny.hf_model("gpt2"), dtype="bfloat16")
 
 
@@ -217,15 +222,16 @@ def test_something_else(unchecked):
 
 SCRIPT = """
 import sys, tracekit as tk
+from tracekit.models.hooked import revision_of
 try:
-    model = tk.load_model(sys.argv[1])
-    print("loaded", model.cfg.n_layers, next(model.parameters()).dtype)
+    model = tk.load_model(sys.argv[1], **dict(given.split("=") for given in sys.argv[2:]))
+    print("loaded", model.cfg.n_layers, next(model.parameters()).dtype, revision_of(model))
 except tk.errors.TracekitError as error:
     print(type(error).__name__, error)
 """
 
 
-def ask(name, endpoint, cache):
+def ask(name, endpoint, cache, *options):
     """Loads a model in a fresh process, since the address of the hub is read on import."""
     environment = {
         **os.environ,
@@ -238,7 +244,7 @@ def ask(name, endpoint, cache):
     }
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, name],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, name, *options],
         env=environment,
         capture_output=True,
         text=True,
@@ -249,21 +255,113 @@ def ask(name, endpoint, cache):
 
 
 @pytest.fixture
-def hub():
+def hub(tmp_path_factory):
     """A stand-in for the hub that serves one public and one gated model; gives its address."""
-    from tests.hub import serve
-
-    with serve({"someone/small": MODEL_DIR}, gated={"someone/secret"}) as address:
+    models = {
+        "someone/small": MODEL_DIR,
+        "someone/steps": {"main": MODEL_DIR, "step1": tmp_path_factory.mktemp("step")},
+    }
+    tiny.hf_model("llama").save_pretrained(models["someone/steps"]["step1"])
+    with serve(models, gated={"someone/secret"}) as address:
         yield address
+
+
+NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.mark.slow
 def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
+    expected = f"loaded 4 torch.float32 {commit_of('main')}"
     found, _ = ask("someone/small", hub, tmp_path)
-    assert found == "loaded 4 torch.float32"
-    cached, seconds = ask("someone/small", "http://127.0.0.1:9", tmp_path)
-    assert cached == "loaded 4 torch.float32"
+    assert found == expected
+    cached, seconds = ask("someone/small", NOWHERE, tmp_path)
+    assert cached == expected
     assert seconds < 40
+
+
+def test_revision_is_loaded_from_the_hub_and_from_its_cache_or_is_an_error(hub, tmp_path):
+    expected = f"loaded 3 torch.float32 {commit_of('step1')}"
+    # Only this revision is in the cache afterwards.
+    assert ask("someone/steps", hub, tmp_path, "revision=step1")[0] == expected
+    assert ask("someone/steps", NOWHERE, tmp_path, "revision=step1")[0] == expected
+    assert ask("someone/steps", NOWHERE, tmp_path)[0].startswith(
+        "HubUnreachableError The model 'someone/steps' is not on this machine"
+    )
+    assert ask("someone/steps", NOWHERE, tmp_path, "revision=step2")[0].startswith(
+        "HubUnreachableError The revision 'step2' of model 'someone/steps' is not on this machine"
+    )
+    assert ask("someone/steps", hub, tmp_path, "revision=step2")[0] == (
+        "UnknownModelError The hub has no revision 'step2' of the model 'someone/steps'. "
+        "Give one of its branches, tags or commits."
+    )
+
+
+def test_revision_of_a_directory_or_of_a_model_in_memory_is_refused(directory):
+    with pytest.raises(ConfigError, match=r"The revision 'x' was given for the directory .* Leave"):
+        load_model(directory, revision="x")
+    with pytest.raises(ConfigError, match="The revision 'x' was given for the directory demo"):
+        load_model("demo", revision="x")
+    with pytest.raises(ConfigError, match="stays as it is, and revision was given"):
+        load_model(tiny.hf_model("llama"), revision="x")
+
+
+def test_files_to_load_are_of_one_format():
+    names = ["config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "README.md"]
+    names += ["onnx/model.safetensors", "tokenizer.model", "model.fp16.safetensors"]
+    small = ["config.json", "tokenizer.model"]
+    assert loading._files_to_load(names) == [*small, "model.safetensors"]
+    names.remove("model.safetensors")
+    assert loading._files_to_load(names) == [*small, "pytorch_model.bin"]
+
+
+# ---- adapters and compiled models -----------------------------------------------------------
+
+
+class Adapted(torch.nn.Module):
+    """Stands in for a `PeftModel`: an adapter that adds 1 to one bias."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_model = base
+
+    def merge_and_unload(self):
+        merged = self.base_model
+        merged.transformer.ln_f.bias.data += 1
+        return merged
+
+
+def test_adapter_in_memory_is_merged_on_a_copy():
+    base = tiny.hf_model("gpt2")
+    adapted = Adapted(base)
+    before = copy.deepcopy(base.state_dict())
+    model = load_model(adapted)
+    expected = Adapted(tiny.hf_model("gpt2")).merge_and_unload()(torch.tensor([[1, 2, 3]])).logits
+    torch.testing.assert_close(logits(model), expected)
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+
+
+def test_adapter_in_a_folder_is_merged_with_the_base_that_it_names(tmp_path, monkeypatch):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    tiny.hf_model("gpt2").save_pretrained(base)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtraError, match="holds an adapter, which the package peft reads"):
+        load_model(folder)
+    peft = SimpleNamespace(
+        PeftModel=SimpleNamespace(from_pretrained=lambda bare, given: Adapted(bare))
+    )
+    monkeypatch.setitem(sys.modules, "peft", peft)
+    model = load_model(folder)
+    expected = Adapted(tiny.hf_model("gpt2")).merge_and_unload()(torch.tensor([[1, 2, 3]])).logits
+    torch.testing.assert_close(logits(model), expected)
+    assert model_name(model) == "adapter"
+
+
+def test_compiled_model_is_traced_as_it_was():
+    bare = tiny.hf_model("llama")
+    model = load_model(torch.compile(bare))
+    assert model.original_model is bare
 
 
 def test_unknown_and_gated_models(hub, tmp_path):
@@ -274,7 +372,7 @@ def test_unknown_and_gated_models(hub, tmp_path):
 
 
 def test_an_unreachable_hub_fails_fast(tmp_path):
-    found, seconds = ask("someone/small", "http://127.0.0.1:9", tmp_path)
+    found, seconds = ask("someone/small", NOWHERE, tmp_path)
     assert found == (
         "HubUnreachableError The model 'someone/small' is not on this machine and the hub cannot "
         "be reached. Pass a directory that holds the model, or use 'demo', which is embedded."

@@ -25,14 +25,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.components import ComponentRegistry, Site
+from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.patching import MaskedPatch
-from tracekit.errors import HookPointError, IdentityCheckError
+from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
+    foreign_hooks,
     frozen,
     is_exact,
     model_name,
@@ -43,6 +44,7 @@ from tracekit.models.hooked import (
 _ROWS = 2
 _TOKENS = 6
 _EXAMPLES = 4
+_LISTED = 3
 
 
 def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
@@ -74,9 +76,20 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
 def check_engine(engine: Engine) -> None:
     """Proves the empty and the full mask on a few examples of the data set.
 
+    Warns of hooks that somebody left on the model.
+
     Raises:
         IdentityCheckError: The empty mask has an effect, or the full mask has none.
     """
+    if left := foreign_hooks(engine.model):
+        more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
+        warnings.warn(
+            f"Hooks were left on {model_name(engine.model)} at {', '.join(left[:_LISTED])}{more}. "
+            "They act in every pass, so the model is traced with them. Call its reset_hooks(), or "
+            "remove the handles, to trace it without.",
+            ModelWarning,
+            stacklevel=3,
+        )
     differing = [number for number, pair in enumerate(engine.pairs) if pair.differs]
     if not differing:
         raise IdentityCheckError(
@@ -163,6 +176,12 @@ def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
             site,
             f"has shape {shape} instead of ({shown}), so its parts are not {site.kind.name}",
         )
+    for other in KINDS.values():
+        # Of two names of one hook point, that of what is added to the residual stream is true.
+        name = f"blocks.{site.layer}.{other.hook}"
+        is_same = model.hook_dict.get(name) is model.hook_dict[site.hook_name]
+        if is_same and other.hook != site.kind.hook and not site.kind.is_added:
+            raise _refusal(model, site, f"is {name} under another name, the place of {other.name}")
 
 
 def _check_features(model: HookedModel, site: Site, activation: Tensor) -> None:

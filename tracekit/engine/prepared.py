@@ -45,7 +45,7 @@ from tracekit.metrics import (
     Reading,
     check_finite,
 )
-from tracekit.models.hooked import Hook, HookedModel, frozen, long_rope_limit, model_name, sample_of
+from tracekit.models.hooked import Hook, HookedModel, frozen, long_rope_limit, model_name
 
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""
@@ -165,7 +165,7 @@ class PreparedData:
             data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
             components=digest_of({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,
-            model=f"{model_name(self.model)} ({sample_of(self.model)[:12]})",
+            model=f"{model_name(self.model)} ({weights_digest(self.model)[:12]})",
             settings=repr(replace(self.config, capabilities=None, progress=False)),
         )
         if self.n_examples < self.ranks.count:

@@ -7,6 +7,7 @@ what they share.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -21,12 +22,16 @@ from torch import Tensor
 
 from tracekit._util.files import digest_of
 from tracekit._util.threads import threads_for
-from tracekit.errors import UnsupportedModelError
+from tracekit.errors import ConfigError, UnsupportedModelError
 from tracekit.models.attention_patterns import patterns_in_place
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 """Hook points before the unembedding; the first that a model has is used."""
 
+_PASSES = ("forward", "run_with_hooks", "run_with_cache", "generate")
+"""Methods of a model that run it."""
+_LIBRARIES = ("tracekit", "transformer_lens", "transformers", "accelerate", "peft", "torch")
+"""Packages whose hooks are part of a model."""
 _SAMPLED = 8
 
 Hook = tuple[str, Callable[..., Tensor]]
@@ -71,15 +76,68 @@ def model_name(model: HookedModel) -> str:
     return Path(name).name or name
 
 
-def sample_of(model: HookedModel) -> str:
-    """Digest of a few weights of every parameter: identifies a model without reading all of it."""
+def weights_digest(model: HookedModel) -> str:
+    """Digest of all weights: equal for equal weights in one dtype, on any device.
+
+    Shapes, a sample, and the sum of the bits of every parameter, in their order: one change of one
+    number changes it. It costs about as long as reading the weights once.
+    """
     with torch.no_grad():
-        return digest_of(
-            {
-                str(number): [*parameter.shape, *parameter.flatten()[:_SAMPLED].float().tolist()]
-                for number, parameter in enumerate(model.parameters())
-            }
+        return digest_of({str(n): _fingerprint(each) for n, each in enumerate(model.parameters())})
+
+
+def _fingerprint(parameter: Tensor) -> list[Any]:
+    """Numbers that tell a parameter from others."""
+    flat = parameter.detach().flatten()
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    bits = flat.view(whole)
+    sample = bits[:: max(1, len(bits) // _SAMPLED)]
+    return [
+        *parameter.shape,
+        str(parameter.dtype),
+        bits.sum(dtype=torch.int64).item(),
+        sample.tolist(),
+    ]
+
+
+def revision_of(model: HookedModel) -> str | None:
+    """Commit of the hub's repository that a model was loaded from; None if from elsewhere."""
+    return getattr(model.cfg, "tracekit_revision", None)
+
+
+def foreign_hooks(model: HookedModel) -> list[str]:
+    """Hook points and modules with forward hooks that somebody left on the model, by name."""
+    # Of several names of a hook point the last one is the usual.
+    names = {id(point): name for name, point in model.hook_dict.items()}
+    modules = dict.fromkeys(model.hook_dict.values())
+    for whole in reversed(_wholes(model)):
+        for name, module in getattr(whole, "named_modules", dict)():
+            plain = re.sub(r"\._?original_component", "", name) or type(module).__name__
+            names.setdefault(id(module), plain)
+            modules[module] = None
+    return [
+        names[id(module)]
+        for module in modules
+        if any(
+            _is_foreign(hook)
+            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         )
+    ]
+
+
+def _is_foreign(hook: Any) -> bool:
+    """Whether neither tracekit nor the libraries below it made a hook."""
+    while True:
+        names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
+        if isinstance(hook, partial):
+            hook = hook.func
+        elif "hook" in names and str(hook.__module__).startswith("transformer_lens"):
+            # A hook point wraps the function that it is given.
+            hook = hook.__closure__[names.index("hook")].cell_contents
+        else:
+            break
+    made_in = str(getattr(hook, "__module__", None) or type(hook).__module__)
+    return made_in.partition(".")[0] not in _LIBRARIES
 
 
 def device_of(model: HookedModel) -> torch.device:
@@ -183,15 +241,61 @@ def scored_hook(model: HookedModel) -> str:
     )
 
 
+def refuse_settings() -> None:
+    """Refuses global settings of torch under which passes give other numbers or no gradient.
+
+    Raises:
+        ConfigError: `torch.inference_mode` is on, or the default dtype is not float32.
+    """
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "torch.inference_mode() is on, in which nothing has a gradient. Leave it out, or use "
+            "torch.no_grad(): tracekit takes gradients only where it needs them."
+        )
+    if torch.get_default_dtype() != torch.float32:
+        raise ConfigError(
+            f"The default dtype of torch is {torch.get_default_dtype()}. Call "
+            "torch.set_default_dtype(torch.float32), and give load_model the dtype of the model."
+        )
+
+
+def refuse_without_weights(model: Any) -> None:
+    """Refuses a model on the meta device, unless its weights are fetched from elsewhere.
+
+    Raises:
+        UnsupportedModelError: It has no weights.
+    """
+    is_meta = all(parameter.is_meta for parameter in model.parameters())
+    if is_meta and not hasattr(getattr(model, "original_model", model), "hf_device_map"):
+        raise UnsupportedModelError(
+            f"The model {type(model).__name__} is on the meta device and has no weights. "
+            "Load them first, e.g. by load_model with its name or directory."
+        )
+
+
 @contextmanager
 def frozen(model: HookedModel) -> Iterator[None]:
     """Within the block, no parameter takes a gradient and dropout is off; restored afterwards.
 
-    Edits of attention patterns act there too, where TransformerLens would throw them away. One
-    thread at a time is within it: hooks act in whatever pass runs, and flags are the model's.
+    Edits of attention patterns act there too, where TransformerLens would throw them away. The
+    user's autocast is off. One thread at a time is within it, and passes of other threads wait:
+    hooks act in whatever pass runs, and flags are the model's.
+
+    Raises:
+        ConfigError: As in `refuse_settings`.
+        UnsupportedModelError: As in `refuse_without_weights`.
     """
-    width = int(model.cfg.d_model) if device_of(model).type == "cpu" else None
-    with _lock_of(model), threads_for(width), patterns_in_place(model):
+    refuse_settings()
+    refuse_without_weights(model)
+    device = device_of(model).type
+    width = int(model.cfg.d_model) if device == "cpu" else None
+    with (
+        lock_of(model),
+        torch.autocast(device, enabled=False),
+        threads_for(width),
+        patterns_in_place(model),
+    ):
+        _make_others_wait(model)
         yield from _frozen(model)
 
 
@@ -217,7 +321,7 @@ _locks: dict[int, Any] = {}
 _registering = Lock()
 
 
-def _lock_of(model: HookedModel) -> AbstractContextManager[Any]:
+def lock_of(model: HookedModel) -> AbstractContextManager[Any]:
     """The lock of a model; the thread that holds it may take it again."""
     first = next(iter(model.parameters()))
     with _registering:
@@ -228,8 +332,33 @@ def _lock_of(model: HookedModel) -> AbstractContextManager[Any]:
         return _locks[id(first)]
 
 
+def _make_others_wait(model: HookedModel) -> None:
+    """From now on, a pass of the user's in another thread waits while the model is frozen."""
+    for whole in _wholes(model):
+        for name in _PASSES:
+            own = vars(whole)
+            before = own.get(name)
+            is_there = before is not None or hasattr(type(whole), name)
+            if is_there and getattr(before, "func", None) is not _locked:
+                # Not setattr: a bridge would hand it through to the module it wraps.
+                own[name] = partial(_locked, model, whole, name, before)
+
+
+def _locked(
+    model: HookedModel, whole: Any, name: str, before: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A pass of the model, alone."""
+    with lock_of(model):
+        call = partial(getattr(type(whole), name), whole) if before is None else before
+        return call(*args, **kwargs)
+
+
+def _wholes(model: HookedModel) -> list[Any]:
+    """The model, and the one that a bridge wraps and keeps apart."""
+    return [each for each in (model, getattr(model, "original_model", None)) if each is not None]
+
+
 def _modules(model: HookedModel) -> list[Any]:
-    """The model and all of its parts, each once; a bridge keeps the wrapped model apart."""
-    wholes = [model, getattr(model, "original_model", None)]
-    parts = [part for whole in wholes for part in getattr(whole, "modules", list)()]
+    """The model and all of its parts, each once."""
+    parts = [part for whole in _wholes(model) for part in getattr(whole, "modules", list)()]
     return list({id(part): part for part in parts}.values())

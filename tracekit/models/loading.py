@@ -5,13 +5,16 @@ TransformerLens is imported when a model is loaded, not before.
 
 from __future__ import annotations
 
+import json
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,11 +23,12 @@ from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
     HubUnreachableError,
+    MissingExtraError,
     TracekitError,
     UnknownModelError,
     UnsupportedModelError,
 )
-from tracekit.models.hooked import HookedModel
+from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights
 from tracekit.models.untrusted import nothing_installed, refusal
 from tracekit.models.verification import (
     check_same_numbers,
@@ -39,6 +43,8 @@ DEMO = "demo"
 """Name of the embedded model."""
 
 _HUB_TIMEOUT = 5.0
+_ADAPTER = "adapter_config.json"
+"""A file of the folders that peft writes."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 AUTO = "auto"
 """The dtype that a checkpoint names."""
@@ -76,18 +82,24 @@ def load_model(
         UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, is computed
             differently by TransformerLens, or would run code or install something.
     """
+    refuse_settings()
     if not isinstance(model, (str, Path)):
-        if device is not None or dtype is not None:
+        stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
+        given = [name for name, value in stated.items() if value is not None]
+        if given:
             raise ConfigError(
-                "device and dtype were given for a model in memory, which stays as it is. "
+                f"A model in memory stays as it is, and {', '.join(given)} was given for it. "
                 "Move or convert it first, and leave them out."
             )
-        return model if isinstance(model, HookedModel) else _wrap(model, tokenizer, options)
+        return _in_memory(model, tokenizer, options)
     asked = _dtype(dtype)
     options = {"device": _device(device, options), **options}
-    directory = Path(locate(str(model)))
+    checkpoint = locate(str(model), revision=options.pop("revision", None))
+    directory = checkpoint.folder
+    if (directory / _ADAPTER).exists() and not (directory / "config.json").exists():
+        return _with_adapter(directory, tokenizer, {**options, "dtype": asked})
     with _loading_errors(model):
-        options["dtype"] = asked or checkpoint_dtype(directory, options.get("revision"))
+        options["dtype"] = asked or checkpoint_dtype(directory)
     target = options["device"]
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
@@ -97,11 +109,12 @@ def load_model(
         nothing_installed(model),
         verified_loading(model, target) as record,
     ):
-        if tokenizer is None and (not directory.is_dir() or _has_tokenizer(directory)):
+        if tokenizer is None and _has_tokenizer(directory):
             bridge = _bridge().boot_transformers(str(directory), **options)
         else:
             bridge = _boot(str(directory), tokenizer, options)
     bridge.cfg.model_name = str(model)
+    bridge.cfg.tracekit_revision = checkpoint.commit
     _freeze(bridge)
     with _loading_errors(model):
         check_same_numbers(bridge, record.reference, model)
@@ -167,12 +180,12 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return _DTYPES[dtype]
 
 
-def checkpoint_dtype(checkpoint: str | Path, revision: str | None = None) -> torch.dtype:
+def checkpoint_dtype(checkpoint: str | Path) -> torch.dtype:
     """The floating type that a checkpoint's configuration names; float32 if it names none."""
     from transformers import PretrainedConfig
 
     # The file as it is: building a configuration may need code of the checkpoint's own.
-    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint), revision=revision)
+    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint))
     parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
     # Releases of transformers differ in the name; multimodal models say it of each part.
     names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
@@ -186,6 +199,41 @@ def checkpoint_dtype(checkpoint: str | Path, revision: str | None = None) -> tor
     return dtype
 
 
+def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+    """A model of memory, wrapped if it is not hooked; adapters are merged on a copy."""
+    model = getattr(model, "_orig_mod", model)
+    if hasattr(model, "merge_and_unload"):
+        model = deepcopy(model).merge_and_unload()
+    if not isinstance(model, HookedModel):
+        model = _wrap(model, tokenizer, options)
+    return model
+
+
+def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+    """The base model that an adapter's folder names, with the adapter merged into it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        peft = import_module("peft")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{directory} holds an adapter, which the package peft reads. Install peft, or give a "
+            "directory into which the adapter was merged."
+        ) from error
+    named = json.loads((directory / _ADAPTER).read_text()).get("base_model_name_or_path")
+    base = locate(str(named)).folder
+    dtype = options["dtype"] or checkpoint_dtype(base)
+    with _loading_errors(directory), nothing_installed(directory):
+        bare = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(options["device"])
+        merged = peft.PeftModel.from_pretrained(bare, directory).merge_and_unload()
+        home = directory if _has_tokenizer(directory) else base
+        if tokenizer is None and _has_tokenizer(home):
+            tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
+    model = _wrap(merged, tokenizer, {})
+    model.cfg.model_name = str(directory)
+    return model
+
+
 def _wrap(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
     """A bridge around a Hugging Face model in memory."""
     from transformers import PreTrainedModel
@@ -195,6 +243,7 @@ def _wrap(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel
             f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
             "model, a TransformerBridge or a HookedTransformer."
         )
+    refuse_without_weights(model)
     with tempfile.TemporaryDirectory() as folder:
         # The bridge reads the configuration from a path even when it is handed the model.
         if not model.config.architectures:
@@ -242,44 +291,67 @@ def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in _TOKENIZER_FILES)
 
 
-def locate(name: str) -> str:
-    """A directory to load from, or a hub name that the hub has confirmed.
+class Checkpoint(NamedTuple):
+    """Files of a model on this machine."""
+
+    folder: Path
+    commit: str | None = None
+    """Of the hub's repository; None for a directory."""
+
+
+def locate(
+    name: str, *, revision: str | None = None, files: Sequence[str] | None = None
+) -> Checkpoint:
+    """Files of a model: a directory, or what the hub has, or else its cache.
+
+    Args:
+        name: A directory, a hub name, or the embedded model.
+        revision: Branch, tag or commit of the hub's repository; None: its main branch.
+        files: Names of the files to fetch; None: those that the model is loaded from.
 
     Raises:
-        UnknownModelError: No directory with a model, and the hub has none of that name.
-        HubUnreachableError: A hub name, not cached, and no connection.
+        ConfigError: A revision of a directory.
+        UnknownModelError: No directory with a model, or the hub has none of that name or revision.
+        HubUnreachableError: A hub name, not cached in that revision, and no connection.
     """
-    if name == DEMO:
-        return str(MODEL_DIR)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").exists():
+    path = MODEL_DIR if name == DEMO else Path(name).expanduser()
+    if not path.is_dir():
+        if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise UnknownModelError(
-                f"The directory {name} holds no config.json. "
-                "Give a model in Hugging Face layout (config.json, weights, tokenizer)."
+                f"There is no directory {name}. Give an existing one, a hub name, or {DEMO!r}."
             )
-        return str(path)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UnknownModelError(
-            f"There is no directory {name}. Give an existing one, a hub name, or {DEMO!r}."
+        return _ask_hub(name, revision, files)
+    if revision is not None:
+        raise ConfigError(
+            f"The revision {revision!r} was given for the directory {name}, which holds one state. "
+            "Leave it out, or give a hub name."
         )
-    return _ask_hub(name)
+    if not any((path / each).exists() for each in ("config.json", _ADAPTER)):
+        raise UnknownModelError(
+            f"The directory {name} holds no config.json. "
+            "Give a model in Hugging Face layout (config.json, weights, tokenizer)."
+        )
+    return Checkpoint(path)
 
 
-def _ask_hub(name: str) -> str:
-    """The name if the hub has it, the cached snapshot if the hub cannot be reached."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
+    """The snapshot of a revision, fetched if the hub can be reached, else from the cache."""
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
+        RevisionNotFoundError,
     )
 
+    named = f"revision {revision!r} of model {name!r}" if revision else f"model {name!r}"
     try:
-        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_TIMEOUT)
-        return name
+        about = HfApi().model_info(name, revision=revision, timeout=_HUB_TIMEOUT)
+        wanted = files or _files_to_load([each.rfilename for each in about.siblings or ()])
+        folder = snapshot_download(name, revision=revision, allow_patterns=list(wanted))
+        return Checkpoint(Path(folder), Path(folder).name)
     except GatedRepoError as error:
         raise UnknownModelError(
             f"The hub asks for permission to read {name}. "
@@ -290,6 +362,11 @@ def _ask_hub(name: str) -> str:
             f"{name!r} is neither a directory nor a possible hub name. "
             f"Use a directory, a name such as 'gpt2', or {DEMO!r}."
         ) from error
+    except RevisionNotFoundError as error:
+        raise UnknownModelError(
+            f"The hub has no revision {revision!r} of the model {name!r}. "
+            "Give one of its branches, tags or commits."
+        ) from error
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code in (401, 404):
             raise UnknownModelError(
@@ -299,12 +376,28 @@ def _ask_hub(name: str) -> str:
     except (OSError, OfflineModeIsEnabled, *_connection_errors()):
         pass
     try:
-        return snapshot_download(name, local_files_only=True)
+        # Without a list of files it asks for all that the repository has.
+        least = ["config.json", _ADAPTER]
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=least, local_files_only=True
+        )
+        return Checkpoint(Path(folder), Path(folder).name)
     except (LocalEntryNotFoundError, OSError) as error:
         raise HubUnreachableError(
-            f"The model {name!r} is not on this machine and the hub cannot be reached. "
+            f"The {named} is not on this machine and the hub cannot be reached. "
             f"Pass a directory that holds the model, or use {DEMO!r}, which is embedded."
         ) from error
+
+
+def _files_to_load(names: Sequence[str]) -> list[str]:
+    """What a model is loaded from: configuration, tokenizer, code, and weights in one format."""
+    small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+    chosen = [name for name in names if name.endswith(small)]
+    for weights in (r"[^/.]*\.safetensors", r"pytorch_model[^/.]*\.bin"):
+        found = [name for name in names if re.fullmatch(weights, name)]
+        if found:
+            return chosen + found
+    return chosen
 
 
 def _connection_errors() -> list[type[Exception]]:

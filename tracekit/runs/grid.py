@@ -136,7 +136,7 @@ class Grid:
         for model in self.sources().values():
             guess = _guess(model.source)
             try:
-                locate(model.source)
+                locate(model.source, files=["config.json"])
             except HubUnreachableError as error:
                 if guess:
                     raise UnknownModelError(f"{error} {guess}") from error
