@@ -45,7 +45,14 @@ from tracekit.metrics import (
     Reading,
     check_finite,
 )
-from tracekit.models.hooked import Hook, HookedModel, frozen, long_rope_limit, model_name
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    frozen,
+    long_rope_limit,
+    model_name,
+    weights_digest,
+)
 
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""

@@ -65,7 +65,9 @@ def load_model(
         model: `demo` (embedded), a directory in Hugging Face layout, a hub name such as
             `gpt2`, a Hugging Face model in memory, or a `TransformerBridge` or
             `HookedTransformer`, which is returned as it is. A Hugging Face model is wrapped in
-            place: its parameters stop taking gradients and it is set to evaluation mode.
+            place: its parameters stop taking gradients and it is set to evaluation mode. Adapters
+            of PEFT, in memory or a folder, are merged into a copy; of a compiled model the
+            original is taken.
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
         device: Where to put the model; the first CUDA device if there is one, else the CPU.
@@ -73,12 +75,15 @@ def load_model(
         dtype: `auto` (default: as the checkpoint says in its configuration, float32 if it says
             nothing; quantised weights keep their own types), `float32`, `bfloat16`, `float16`, or a
             torch dtype.
-        **options: Passed on to `TransformerBridge.boot_transformers`, e.g. `device_map`,
-            `n_devices`, `revision`.
+        **options: `revision`, a branch, tag or commit of a hub name; the rest is passed on to
+            `TransformerBridge.boot_transformers`, e.g. `device_map`, `n_devices`.
 
     Raises:
-        UnknownModelError: It is none of these, or the hub has no model of that name.
+        ConfigError: An option that does not suit the model, or a setting of torch that no trace
+            can have (`torch.inference_mode`, another default dtype).
+        UnknownModelError: It is none of these, or the hub has no such model or revision.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
+        MissingExtraError: An adapter's folder, and peft is not installed.
         UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, is computed
             differently by TransformerLens, or would run code or install something.
     """
