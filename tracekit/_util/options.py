@@ -25,7 +25,10 @@ _NUMBERS = (int, float, bool, type(None), ...)
 
 def shortened(value: object) -> str:
     """A value as a message shows it."""
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits.
+        return f"{type(value).__name__} with thousands of digits"
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -53,7 +56,7 @@ def check_seed(seed: object) -> None:
         ConfigError: It is no whole number from 0 to 2^63 - 1.
     """
     if not is_whole(seed) or not 0 <= seed < 2**63:
-        raise ConfigError(f"The seed is {seed!r}. Give a whole number from 0 to 2^63 - 1.")
+        raise ConfigError(f"The seed is {shortened(seed)}. Give a whole number from 0 to 2^63 - 1.")
 
 
 def check_numbers(options: object) -> None:
@@ -155,4 +158,4 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
-        raise ConfigError(f"The option {name} is {value!r}. {problem}.") from None
+        raise ConfigError(f"The option {name} is {shortened(value)}. {problem}.") from None

@@ -15,6 +15,7 @@ in `tracekit/engine/sources.py`: a constant needs no class here.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ def as_ids(value: object, part: str, example: int) -> Ids:
         PairsError: It is something else; the message names the part and the example.
     """
     ids = whole_numbers(value)
-    if ids is None:
+    # Of a larger number no tensor can be made.
+    if ids is None or any(abs(token) >= 2**63 for token in ids):
         raise PairsError(
             f"The ids of the {part} of example {example} are {shortened(value)}. "
             "Give a list of whole numbers: token ids."
@@ -325,8 +327,10 @@ class GaussianNoise:
     """Seed of the generator; the same seed draws the same noise for the same prompts."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.std < float("inf"):
-            raise ConfigError(f"The noise has std {self.std}. It must be positive and finite.")
+        if not 0 < self.std <= sys.float_info.max:
+            raise ConfigError(
+                f"The noise has std {shortened(self.std)}. It must be positive and finite."
+            )
         check_seed(self.seed)
 
     def draw(self, lengths: Sequence[int], d_model: int) -> list[Float[Tensor, "pos d_model"]]:

@@ -59,7 +59,7 @@ def load(
     noise_std: float = NOISE_STD,
     noise_seed: int = 42,
     leading_space: bool = True,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads facts, in the order of the file.

@@ -13,9 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.options import shortened
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.prompts import ID_KEYS, SET_KEYS, SPAN_KEYS, TEXT_KEYS, OnMismatch, PromptPairs
-from tracekit.errors import DataFormatError, DataNotFoundError
+from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
+from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError, near_miss
 
 SUFFIXES = (".csv", ".jsonl")
 
@@ -26,7 +28,7 @@ def load_pairs(
     *,
     noise_std: float | None = None,
     seed: int = 0,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads pairs from a file.
@@ -44,10 +46,22 @@ def load_pairs(
     Raises:
         DataNotFoundError: There is no such file.
         DataFormatError: The suffix is another one, a line cannot be read, or a column is unknown.
+        ConfigError: An option of text for a file of ids, or a seed without noise.
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
     path = Path(path)
     rows, has_ids = read_rows(path)
+    options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
+    # A seed draws noise; nothing else.
+    unread = {"seed"} if noise_std is None else set()
+    unread |= set(options) if has_ids else set()
+    for option, value in options.items():
+        if option in unread and value is not None:
+            of = "holds token ids" if has_ids else "is read without noise_std"
+            raise ConfigError(
+                f"{option}={shortened(value)} was given, and {path} {of}, so nothing reads it. "
+                "Leave it out."
+            )
     if has_ids:
         return PromptPairs.from_ids(rows, name=path.stem, on_mismatch=on_mismatch)
     noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
@@ -76,13 +90,14 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
         )
     rows = _from_csv(path) if path.suffix == ".csv" else _from_json_lines(path)
     has_ids = any("prompt_ids" in row for row in rows)
-    allowed = TEXT_KEYS | SPAN_KEYS | {"weight"} | (ID_KEYS if has_ids else SET_KEYS)
+    allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
     for number, row in enumerate(rows):
         unknown = set(row) - allowed
         if unknown:
             raise DataFormatError(
                 f"Example {number} of {path} has an unknown column {sorted(unknown)[0]!r}. "
-                f"Known: {', '.join(sorted(allowed))}."
+                f"{near_miss(sorted(unknown)[0], allowed)} ".lstrip()
+                + f"Known: {', '.join(sorted(allowed))}."
             )
     return rows, has_ids
 

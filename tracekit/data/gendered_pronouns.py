@@ -28,7 +28,7 @@ def load(
     *,
     n: int = 100,
     seed: int = 0,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them."""

@@ -27,7 +27,7 @@ def load(
     *,
     n: int = 100,
     seed: int = 0,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs; `seed` draws nouns and years."""

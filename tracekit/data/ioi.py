@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tracekit.data.names import FEMALE, MALE, one_token
 from tracekit.data.prompts import OnMismatch, PromptPairs
-from tracekit.data.tokenization import encoder, tokenizer_of
+from tracekit.data.tokenization import bos_of, encoder, tokenizer_of
 from tracekit.errors import ConfigError
 
 IoiCounterfactual = Literal["abc", "flip"]
@@ -39,7 +39,7 @@ def load(
     n: int = 100,
     counterfactual: IoiCounterfactual = "abc",
     seed: int = 0,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs, drawn by `seed`; every other one names the subject first.
@@ -51,7 +51,8 @@ def load(
         raise ConfigError(f"Unknown counterfactual {counterfactual!r} of ioi. Use abc or flip.")
     if n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
-    encode = encoder(tokenizer_of(model))
+    tokenizer = tokenizer_of(model)
+    encode, shift = encoder(tokenizer), len(bos_of(tokenizer, prepend_bos))
     names = one_token(encode, (*FEMALE, *MALE), _AT_LEAST, "ioi")
     rng = random.Random(seed)
     rows = []
@@ -68,7 +69,6 @@ def load(
         )
         order = ("S1", "IO", "S2") if number % 2 else ("IO", "S1", "S2")
         starts = _starts(encode, template, (first, second, subject), words)
-        shift = int(prepend_bos)
         spans = {
             name: [start + shift, start + shift + 1]
             for name, start in zip(order, starts, strict=True)

@@ -44,7 +44,7 @@ def load(
     model: Any,
     *,
     data_dir: Path | None = None,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 17 templates x 159 occupations = 2703 examples.

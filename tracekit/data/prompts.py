@@ -9,35 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, shortened
-from tracekit.data.counterfactuals import (
-    COUNTERFACTUALS,
-    Counterfactual,
-    GaussianNoise,
-    Ids,
-    NoiseCounterfactual,
-    PromptCounterfactual,
-    as_ids,
-    counterfactual_from_row,
-)
-from tracekit.data.display import MOST_ROWS, ShownPair, pairs_html, shown_pair
-from tracekit.data.spans import (
-    LAST,
-    REST,
-    Spans,
-    checked_spans,
-    position_names,
-    spans_from_text,
-    with_implied,
-)
+from tracekit._util.options import check_seed, is_whole, shortened, whole_numbers
+from tracekit.data.counterfactuals import GaussianNoise
+from tracekit.data.display import MOST_ROWS, pairs_html
+from tracekit.data.pair import SET_KEYS, TEXT_KEYS, PromptPair, check_keys, pair_from_ids
+from tracekit.data.pairs_report import PairsReport, report_on
+from tracekit.data.spans import LAST, REST, position_names, spans_from_text, with_implied
 from tracekit.data.tokenization import (
     bos_of,
     encoder,
@@ -46,132 +31,12 @@ from tracekit.data.tokenization import (
     warn_of_boundaries,
     width_of,
 )
-from tracekit.errors import (
-    ConfigError,
-    PairsError,
-)
+from tracekit.errors import ConfigError, PairsError
 
 OnMismatch = Literal["error", "skip"]
 
-TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
-"""Keys of a row of text, beside `weight` and the token sets."""
-SET_KEYS = frozenset({"x_set", "y_set"})
-"""Keys of a row of text that hold lists of texts."""
-SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
-"""Keys of a row that hold mappings."""
-ID_KEYS = frozenset(
-    {"prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids"}
-    | {c.row_key for c in COUNTERFACTUALS}
-)
-"""Keys of a row of token ids, beside `weight` and texts."""
 _MOST_NAMED = 5
 """Examples that an error names at most."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PromptPair:
-    """One example."""
-
-    prompt_ids: Ids
-    """Tokens of the clean prompt."""
-    x_ids: Ids
-    """Tokens of the target continuation x."""
-    y_ids: Ids | None = None
-    """Tokens of the foil continuation y, if the example has one."""
-    x_set_ids: Ids | None = None
-    """First tokens that count as x, for metrics of token sets; None: the first one of x."""
-    y_set_ids: Ids | None = None
-    """First tokens that count as y; None: the first one of y."""
-    counterfactual: Counterfactual
-    """Source of the values that an intervention patches in."""
-    spans: Spans | None = None
-    """Token positions of named parts of the prompt."""
-    counterfactual_spans: Spans | None = None
-    """Those of the counterfactual prompt that take their place; None: the same positions."""
-    prompt_noise: Float[Tensor, "pos d_model"] | None = None
-    """Noise on the embeddings of the prompt: what a reversed pair with noise starts from."""
-    texts: Mapping[str, str] | None = None
-    """The texts that the ids were made from, for messages and tables."""
-    weight: float = 1.0
-    """Weight of its effect in the mean, relative to the other examples'."""
-
-    def __repr__(self) -> str:
-        sides = [f"{key}={text!r}" for key, text in (self.texts or {}).items()]
-        if not sides:
-            sides = [f"{self.describe()}", f"x={list(self.x_ids)}"]
-            sides += [] if self.y_ids is None else [f"y={list(self.y_ids)}"]
-        return f"PromptPair({', '.join(sides)}; {type(self.counterfactual).__name__})"
-
-    @property
-    def counterfactual_ids(self) -> Ids:
-        """Tokens that the counterfactual run reads."""
-        return self.counterfactual.reads(self.prompt_ids)
-
-    @property
-    def is_aligned(self) -> bool:
-        """Whether the counterfactual covers the prompt position by position, or span by span."""
-        if self.counterfactual_spans is not None:
-            return True
-        fits = self.counterfactual.n_tokens in (None, len(self.prompt_ids))
-        return fits and len(self.counterfactual_ids) == len(self.prompt_ids)
-
-    @property
-    def differs(self) -> bool:
-        """Whether the counterfactual run can differ from the clean one."""
-        return self.prompt_noise is not None or self.counterfactual.differs_from(self.prompt_ids)
-
-    def reversed(self) -> PromptPair:
-        """The pair with prompt and counterfactual exchanged.
-
-        With noise, the prompt has it and the counterfactual is the prompt without.
-
-        Raises:
-            PairsError: The counterfactual is no run of the model that could be started from.
-        """
-        counterfactual = self.counterfactual
-        if isinstance(counterfactual, NoiseCounterfactual):
-            clean = PromptCounterfactual(self.prompt_ids)
-            return replace(self, counterfactual=clean, prompt_noise=counterfactual.noise)
-        if not isinstance(counterfactual, PromptCounterfactual):
-            raise PairsError(
-                "Pairs whose values come from no other run (zero, mean, constants) cannot be "
-                "reversed. Use counterfactual prompts, noise or resample."
-            )
-        if self.prompt_noise is not None:
-            noisy = NoiseCounterfactual(self.prompt_noise)
-            return replace(self, counterfactual=noisy, prompt_noise=None)
-        texts = dict(self.texts or {})
-        exchanged = {"prompt": "counterfactual", "counterfactual": "prompt"}
-        spans, others = self.spans, self.counterfactual_spans
-        return replace(
-            self,
-            prompt_ids=counterfactual.ids,
-            counterfactual=PromptCounterfactual(self.prompt_ids),
-            spans=spans if others is None else others,
-            counterfactual_spans=None if others is None else spans,
-            texts={exchanged.get(key, key): text for key, text in texts.items()} or None,
-        )
-
-    def describe(self) -> str:
-        """The prompt as text if there is one, else its first ids."""
-        if self.texts and self.texts.get("prompt"):
-            return repr(self.texts["prompt"])
-        first_ids = " ".join(map(str, self.prompt_ids[:12]))
-        return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
-
-    def shown(self, token_texts: Mapping[int, str]) -> ShownPair:
-        """The example with its tokens by their texts.
-
-        Args:
-            token_texts: Text of each token; other tokens are shown by their ids.
-        """
-        return shown_pair(
-            self.prompt_ids,
-            self.counterfactual,
-            (self.x_ids, self.y_ids or ()),
-            token_texts,
-            has_noise=self.prompt_noise is not None,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -207,7 +72,7 @@ class PromptPairs(Sequence[PromptPair]):
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         return (
             f"PromptPairs({printable(self.name)}: {len(self)} pairs, prompts of {tokens} tokens, "
-            f"{', '.join(kinds)}{skipped})"
+            f"{', '.join(kinds)}{skipped}{self.report.summary})"
         )
 
     def _repr_html_(self) -> str:
@@ -219,9 +84,18 @@ class PromptPairs(Sequence[PromptPair]):
         return len(self.pairs)
 
     def __getitem__(self, item: Any) -> Any:
-        return (
-            replace(self, pairs=self.pairs[item]) if isinstance(item, slice) else self.pairs[item]
-        )
+        """The pair of a number, or the pairs of a slice or of a list of numbers."""
+        if isinstance(item, slice):
+            return replace(self, pairs=self.pairs[item])
+        if is_whole(item):
+            return self.pairs[item]
+        numbers = whole_numbers(item)
+        if numbers is None:
+            raise PairsError(
+                f"Pairs were asked for by {shortened(item)}. Give a number, a slice or a list of "
+                "numbers."
+            )
+        return self.subset(numbers)
 
     def __iter__(self) -> Iterator[PromptPair]:
         return iter(self.pairs)
@@ -241,6 +115,8 @@ class PromptPairs(Sequence[PromptPair]):
     def split(self, share: float, *, seed: int = 0) -> tuple[PromptPairs, PromptPairs]:
         """Two disjoint random parts; the first holds `share` of the pairs, rounded.
 
+        Equal examples stay in one part, so that the share is met as nearly as they allow.
+
         Args:
             share: Between 0 and 1.
             seed: Draws the parts.
@@ -249,14 +125,31 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: A share that leaves a part empty, or an invalid seed.
         """
         check_seed(seed)
-        count = round(share * len(self)) if isfinite(share) else 0
-        if not 0 < count < len(self):
+        count = round(share * len(self)) if 0 < share < 1 else 0
+        generator = torch.Generator().manual_seed(seed)
+        first, rest = self.divide(torch.randperm(len(self), generator=generator).tolist(), count)
+        if not (first and rest):
             raise ConfigError(
-                f"A share of {share} leaves one part of the {len(self)} pairs empty. "
-                "Use a share strictly between 0 and 1 that gives each part a pair."
+                f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
+                "Use a share strictly between 0 and 1 that gives each part a pair; equal pairs "
+                "stay in one part."
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).tolist()
-        return self.subset(sorted(order[:count])), self.subset(sorted(order[count:]))
+        return self.subset(first), self.subset(rest)
+
+    def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+        """Numbers of the pairs in two parts that share no example, ascending.
+
+        Args:
+            order: Numbers of all pairs; the first of them come into the first part.
+            count: How many that part has, or fewer where equal pairs do not fit.
+        """
+        by_example: dict[int, list[int]] = {}
+        for number in order:
+            by_example.setdefault(int(self.examples[number]), []).append(number)
+        first: list[int] = []
+        for equal in by_example.values():
+            first += equal if len(first) + len(equal) <= count else []
+        return sorted(first), sorted(set(order) - set(first))
 
     def by_span(self) -> PromptPairs:
         """The pairs with the implied spans `last` and `rest` added to those that have names.
@@ -340,6 +233,43 @@ class PromptPairs(Sequence[PromptPair]):
             digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def examples(self) -> Int[Tensor, " example"]:
+        """Number of the distinct example that each pair is, in order of their first pairs."""
+        numbers: dict[Any, int] = {}
+        return torch.tensor([numbers.setdefault(p.identity, len(numbers)) for p in self.pairs])
+
+    @property
+    def n_distinct(self) -> int:
+        """Distinct examples."""
+        return int(self.examples.max()) + 1
+
+    @property
+    def clusters(self) -> Int[Tensor, " example"] | None:
+        """These numbers where pairs repeat, for intervals; None where all are distinct."""
+        return None if self.n_distinct == len(self) else self.examples
+
+    def refuse_shared(self, held_out: PromptPairs) -> None:
+        """Refuses held-out pairs that are also among these.
+
+        Raises:
+            PairsError: Some are; the message names three.
+        """
+        own = {pair.identity for pair in self}
+        both = [f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.identity in own]
+        if both:
+            more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
+            raise PairsError(
+                f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
+                f"searched on ({'; '.join(both[:3])}{more}). Leave them out of one of the two; "
+                "pairs.split(...) makes parts that share none."
+            )
+
+    @cached_property
+    def report(self) -> PairsReport:
+        """What to look at in these pairs before they are traced, by kind and with examples."""
+        return report_on(self.pairs, self.token_texts)
+
     @property
     def weights(self) -> Float[Tensor, " example"] | None:
         """Weights with a mean of 1; None if all are equal."""
@@ -366,8 +296,7 @@ class PromptPairs(Sequence[PromptPair]):
                 counterfactual prompt has others) and one of `counterfactual_ids` and `noise` (a
                 list or tensor of shape `pos d_model`); without one, only sources that need none
                 can be traced (`Tracer(..., source="zero")`).
-                Other keys are ignored, but `prompt`, `counterfactual`, `x` and `y` are kept as
-                texts.
+                `prompt`, `counterfactual`, `x` and `y` are kept as texts.
             name: Name of the data set.
             on_mismatch: `error` refuses examples whose counterfactual has another length than
                 the prompt and lists them; `skip` drops them and lists them in `skipped`.
@@ -376,11 +305,11 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another value of `on_mismatch`.
             PairsError: A counterfactual of another length than its prompt, under `error`.
             PairsError: A prompt or continuation without a token.
-            PairsError: A missing key, several counterfactuals, or no example at all.
+            PairsError: A missing or unknown key, several counterfactuals, or no example at all.
         """
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
-        pairs = [_pair_from_ids(number, row) for number, row in enumerate(_mappings(rows))]
+        pairs = [pair_from_ids(number, row) for number, row in enumerate(_mappings(rows))]
         misaligned = [
             f"example {number}: {len(pair.prompt_ids)} tokens in {pair.describe()}, "
             f"{pair.counterfactual.n_tokens} in its counterfactual"
@@ -407,13 +336,13 @@ class PromptPairs(Sequence[PromptPair]):
         noise: GaussianNoise | None = None,
         name: str = "pairs",
         on_mismatch: OnMismatch = "error",
-        prepend_bos: bool = False,
+        prepend_bos: bool | None = None,
         warn: bool = True,
     ) -> PromptPairs:
         """Pairs from text.
 
-        Prompt and continuations are encoded one by one, without special tokens: a continuation
-        that starts a new word needs its leading space. Tokenizers of the first Llamas put a space
+        Prompt and continuations are encoded one by one: a continuation that starts a new word
+        needs its leading space. Tokenizers of the first Llamas put a space
         before every text; with them a continuation is the tokens that it adds to the prompt's.
 
         Args:
@@ -427,7 +356,8 @@ class PromptPairs(Sequence[PromptPair]):
             name: Name of the data set.
             on_mismatch: As in `from_ids`.
             prepend_bos: Start prompts and counterfactuals with the tokenizer's
-                beginning-of-sequence token.
+                beginning-of-sequence token, where the text does not. None: if the tokenizer does
+                so by itself, before TransformerLens changes that. No other special token is added.
             warn: Whether to warn where a prompt and its continuation are encoded otherwise than
                 they stand in one text, e.g. as the continuation lacks its leading space.
 
@@ -437,17 +367,19 @@ class PromptPairs(Sequence[PromptPair]):
         """
         tokenizer = tokenizer_of(model)
         encode = encoder(tokenizer)
-        bos = bos_of(tokenizer) if prepend_bos else []
+        bos = bos_of(tokenizer, prepend_bos)
         encoded: list[dict[str, Any]] = []
         for number, row in enumerate(_mappings(rows)):
-            _require_keys(row, number, ("prompt", "x"), TEXT_KEYS, optional="y")
-            entry: dict[str, Any] = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key)}
+            check_keys(row, number, ("prompt", "x"), TEXT_KEYS | SET_KEYS, optional="y")
+            given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
+            entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
             _require_text(entry, number)
             if row.get("weight") is not None:
                 entry["weight"] = row["weight"]
             for key in sorted(TEXT_KEYS & set(entry)):
                 if key in ("prompt", "counterfactual"):
-                    entry[f"{key}_ids"] = bos + encode("", row[key])
+                    own = encode("", row[key])
+                    entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
                 else:
                     entry[f"{key}_ids"] = encode(row["prompt"], row[key])
             for key, part in (("spans", "prompt"), ("counterfactual_spans", "counterfactual")):
@@ -457,10 +389,7 @@ class PromptPairs(Sequence[PromptPair]):
             for key in sorted(SET_KEYS & set(row)):
                 entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
             # Empty texts have no ids, which `from_ids` refuses.
-            entry.setdefault("prompt_ids", [])
-            entry.setdefault("x_ids", [])
-            if row.get("y") == "":
-                entry["y_ids"] = []
+            entry |= {f"{key}_ids": [] for key in set(given) - set(entry)}
             encoded.append(entry)
         if warn:
             warn_of_boundaries(tokenizer, encoded)
@@ -488,23 +417,6 @@ def _mappings(rows: object) -> list[Mapping[str, Any]]:
         if not isinstance(row, Mapping):
             raise PairsError(f"Example {number} is {shortened(row)}. Give a list of mappings.")
     return listed
-
-
-def _require_keys(
-    row: Mapping[str, Any],
-    number: int,
-    required: Iterable[str],
-    allowed: Iterable[str],
-    *,
-    optional: str,
-) -> None:
-    """Refuses a row without a required key; the message lists the allowed ones."""
-    missing = set(required) - set(row)
-    if missing:
-        raise PairsError(
-            f"Example {number} lacks {' and '.join(sorted(missing))}. "
-            f"Give the keys {', '.join(sorted(allowed))} ({optional} may be left out)."
-        )
 
 
 def _require_text(entry: Mapping[str, Any], number: int) -> None:
@@ -544,82 +456,6 @@ def _encode_set(
             )
         ids += tokens
     return ids
-
-
-def _check_sets(ids: Mapping[str, Any], number: int) -> None:
-    """Refuses token sets that are empty or share a token."""
-    sets = {key: ids[key] for key in ("x_set_ids", "y_set_ids") if key in ids}
-    for key, tokens in sets.items():
-        if len(set(tokens)) < len(tokens):
-            raise PairsError(
-                f"The {key} of example {number} name a token twice. Name each token once."
-            )
-    of_y = set(sets.get("y_set_ids", (ids.get("y_ids") or ())[:1]))
-    both = of_y & set(sets.get("x_set_ids", ids["x_ids"][:1]))
-    if sets and both:
-        raise PairsError(
-            f"Token {min(both)} of example {number} counts as x and as y. "
-            "Leave it out of one of the two sets."
-        )
-
-
-def _pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
-    """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
-    _require_keys(row, number, ("prompt_ids", "x_ids"), ID_KEYS, optional="y_ids")
-    ids: dict[str, Any] = {
-        key: as_ids(row[key], key.removesuffix("_ids"), number)
-        for key in ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
-        if row.get(key) is not None
-    }
-    for key, tokens in ids.items():
-        if not tokens:
-            part = key.removesuffix("_ids")
-            text = f" ({row[part]!r})" if part in row else ""
-            raise PairsError(
-                f"The {part} of example {number}{text} encodes to no token. "
-                "Give it at least one token, or leave the example out."
-            )
-    _check_sets(ids, number)
-    counterfactual = counterfactual_from_row(row, number)
-    texts = {key: str(row[key]) for key in sorted(TEXT_KEYS) if key in row}
-    try:
-        weight = float(row.get("weight", 1.0))
-    except (TypeError, ValueError, OverflowError):
-        weight = float("nan")
-    if not 0 < weight < float("inf"):
-        raise PairsError(
-            f"The weight of example {number} is {row['weight']!r}. "
-            "Weights must be positive numbers; leave out what is to count for nothing."
-        )
-    pair = PromptPair(**ids, counterfactual=counterfactual, texts=texts or None, weight=weight)
-    if row.get("counterfactual_spans") is not None and (
-        row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
-    ):
-        raise PairsError(
-            f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
-            "that they could be of. Give both."
-        )
-    return pair if row.get("spans") is None else _with_spans(pair, row, number)
-
-
-def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
-    spans = checked_spans(row["spans"], len(pair.prompt_ids), number)
-    if row.get("counterfactual_spans") is None:
-        return replace(pair, spans=spans)
-    others = row["counterfactual_spans"]
-    others = checked_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
-    if set(spans) != set(others):
-        raise PairsError(
-            f"Example {number} has the spans {', '.join(spans)}, and its counterfactual has "
-            f"{', '.join(others)}. Give both the same ones."
-        )
-    for name, positions in spans.items():
-        if len(positions) != len(others[name]):
-            raise PairsError(
-                f"The span {name!r} of example {number} has {len(positions)} tokens, and "
-                f"{len(others[name])} in the counterfactual. Spans of equal length are exchanged."
-            )
-    return replace(pair, spans=spans, counterfactual_spans=others)
 
 
 def _check_pairs(pairs: Sequence[PromptPair]) -> None:

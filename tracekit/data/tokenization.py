@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tracekit._util.warn import warn
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
+from tracekit.models.tokenizers import adds_bos
 
 
 def tokenizer_of(model: Any) -> Any:
@@ -73,8 +74,8 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
                 reason, tokens = problem
                 problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
     for reason, cases in problems.items():
-        more = f"; and {len(cases) - 2} more" if len(cases) > 2 else ""
-        warnings.warn(f"{reason} ({'; '.join(cases[:2])}{more}).", DataWarning, stacklevel=3)
+        more = f"; and {len(cases) - 3} more" if len(cases) > 3 else ""
+        warn(f"{reason} ({'; '.join(cases[:3])}{more}).", DataWarning)
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:
@@ -115,12 +116,18 @@ def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
     return {} if decode is None else {token: str(decode([token])) for token in sorted(ids)}
 
 
-def bos_of(tokenizer: Any) -> list[int]:
-    """The beginning-of-sequence token, as a list of one id.
+def bos_of(tokenizer: Any, prepend: bool | None) -> list[int]:
+    """The token to put first, as a list of one id; an empty one for none.
+
+    Args:
+        tokenizer: The tokenizer.
+        prepend: Whether to put its beginning-of-sequence token first; None: as it does by itself.
 
     Raises:
         UnsupportedModelError: The tokenizer has no such token.
     """
+    if not (adds_bos(tokenizer) if prepend is None else prepend):
+        return []
     if tokenizer.bos_token_id is None:
         raise UnsupportedModelError(
             "The tokenizer has no beginning-of-sequence token. Use prepend_bos=False."

@@ -58,7 +58,7 @@ def load(
     split: Literal["train", "test"] = "train",
     n: int = 50,
     seed: int = 0,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes examples: the same ones for the same seed, others for the test split.

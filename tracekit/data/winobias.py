@@ -56,7 +56,7 @@ def load(
     data_dir: Path | None = None,
     split: Literal["dev", "test"] = "dev",
     keep_case: bool = False,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 160 (`split="dev"`) or 130 (`split="test"`) examples.

@@ -55,7 +55,7 @@ def load(
     data_dir: Path | None = None,
     statistic: Literal["bergsma", "bls"] = "bergsma",
     keep_case: bool = False,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Loads 44 examples.

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from tracekit._util.options import shortened, whole_numbers
 from tracekit.data.counterfactuals import Counterfactual, Ids
-from tracekit.data.prompts import PromptPair, PromptPairs
+from tracekit.data.pair import PromptPair
+from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracekit.components import ComponentRegistry
 from tracekit.data.counterfactuals import NoCounterfactual
+from tracekit.data.pairs_report import check_padding
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import MissingContinuationError, PairsError
 from tracekit.metrics import Metric
@@ -15,6 +16,7 @@ def check_pairs(
 ) -> None:
     """Refuses pairs that cannot be traced."""
     check_continuations(pairs, metric)
+    check_padding(pairs, getattr(model, "tokenizer", None))
     _check_exchange(pairs, registry)
     vocabulary = int(model.cfg.d_vocab)
     context = int(getattr(model.cfg, "n_ctx", 0) or 0)

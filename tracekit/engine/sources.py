@@ -36,7 +36,8 @@ from tracekit.data.counterfactuals import (
     NoiseCounterfactual,
     PromptCounterfactual,
 )
-from tracekit.data.prompts import PromptPair, PromptPairs
+from tracekit.data.pair import PromptPair
+from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import with_implied
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
@@ -224,7 +225,12 @@ def _constant(constants: Constants, length: int | None = None) -> ToPairs:
 
 def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPairs:
     changed = [
-        replace(pair, counterfactual=counterfactual, counterfactual_spans=None)
+        replace(
+            pair,
+            counterfactual=counterfactual,
+            counterfactual_spans=None,
+            drawn_for=pair.identity,
+        )
         for pair, counterfactual in zip(pairs, counterfactuals, strict=True)
     ]
     return replace(pairs, pairs=tuple(changed))

@@ -29,6 +29,7 @@ from tracekit.errors import (
     UnsupportedModelError,
 )
 from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights
+from tracekit.models.tokenizers import remember_own
 from tracekit.models.untrusted import nothing_installed, refusal
 from tracekit.models.verification import (
     check_same_numbers,
@@ -280,7 +281,9 @@ def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
         # made in memory came from nowhere, so it gets a folder.
         tokenizer.save_pretrained(folder)
         copy = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return _bridge().boot_transformers(path, tokenizer=copy, **options)
+        bridge = _bridge().boot_transformers(path, tokenizer=copy, **options)
+        remember_own(bridge.tokenizer, tokenizer)
+        return bridge
 
 
 def _placeholder_tokenizer() -> Any:

@@ -247,7 +247,8 @@ def cross_fit(
     """
     n = engine.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-    halves = (tuple(sorted(order[: n // 2])), tuple(sorted(order[n // 2 :])))
+    first, rest = engine.pairs.divide(order, n // 2)
+    halves = (tuple(first), tuple(rest))
     goal = Goal(budgets=tuple(sizes))
     effects, cost, before = torch.empty(len(searches), len(sizes), n), Cost(), engine.cost
     sets: list[list[tuple[ComponentSet, ...]]] = [[] for _ in searches]

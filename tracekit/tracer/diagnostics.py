@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tracekit._util.warn import warn
+from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
-from tracekit.errors import UnreliableResultWarning
+from tracekit.errors import DataWarning, UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -26,8 +27,41 @@ _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
 
+def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str = "") -> None:
+    """Warns of examples that show nothing, or something else than was meant: once for each kind.
+
+    Args:
+        pairs: As they were given.
+        engine: Its model and metric.
+        source: Where values come from; the counterfactuals of the pairs count for one only.
+        title: Which pairs they are, where there are several data sets.
+    """
+    report = report_on(pairs, pairs.token_texts, getattr(engine.model, "tokenizer", None))
+    if source != "counterfactual":
+        report = report.without("equal-prompts", "shifted")
+    if not engine.metric.needs_y:
+        report = report.without("equal-continuations")
+    if not engine.metric.needs_y or engine.metric.reads:
+        report = report.without("token-counts")
+    for finding in report.findings:
+        warn(f"{title}{finding}", DataWarning)
+
+
 def warn_of_effects(engine: Engine) -> None:
     """Warns where the effect of all components says little about the data set."""
+    clean = engine.data.clean
+    if (
+        engine.metric.needs_y
+        and engine.metric.direction == "noising"
+        and clean.y is not None
+        and not (clean.x > clean.y).any()
+    ):
+        warn(
+            f"The clean model finds y at least as probable as x on all {len(clean.x)} examples. x "
+            "is the continuation that the clean prompt favours: exchange x and y, or the prompts, "
+            "unless that is meant.",
+            UnreliableResultWarning,
+        )
     effects = engine.full_effects
     mean, n = effects.mean().item(), len(effects)
     if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:

@@ -102,7 +102,8 @@ class Tracer(SetMethods):
             HookPointError: A component cannot be intervened on in this model.
             IdentityCheckError: The empty mask has an effect, or the full mask has none.
             SourceError: The source is unknown, or does not suit the data or the components.
-            PairsError: The prompts lack the spans, or denoising from a source that is no run.
+            PairsError: The prompts lack the spans or are padded, held-out examples are also among
+                the pairs, or denoising from a source that is no run.
             ConfigError: Options that contradict each other.
         """
         if not isinstance(components, Setup):
@@ -120,6 +121,8 @@ class Tracer(SetMethods):
             progress=_is_shown(progress),
             capabilities=capabilities,
         )
+        if held_out is not None:
+            pairs.refuse_shared(held_out)
         further = [] if held_out is None else [held_out]
         self._bound = components.bind(self.model, pairs, config, further=further)
         self.setup = self._bound.named
@@ -130,6 +133,10 @@ class Tracer(SetMethods):
             check_continuations(self.engine.pairs, each)
         checks.check_engine(self.engine)
         self._held_out = None if held_out is None else self._bound.engine(held_out)
+        diagnostics.warn_of_pairs(pairs, self.engine, self.source)
+        if held_out is not None:
+            title = "Held-out pairs: "
+            diagnostics.warn_of_pairs(held_out, self.engine, self.source, title=title)
         self._last: Sequence[TraceResult] = ()
         self.results = []
 
@@ -360,7 +367,7 @@ class Tracer(SetMethods):
         search = make(LocalSearch, options)
         goal = Goal.make(len(self.registry), budget=1.0 if max_budget is None else max_budget)
         if objective is None:
-            has_halves = statistics and self.engine.n_examples >= FEWEST_EXAMPLES
+            has_halves = statistics and self.pairs.n_distinct >= FEWEST_EXAMPLES
             objective = "auto" if has_halves and constraint is None else "mean"
         return self._run_of(search, goal, objective, constraint, seed)
 

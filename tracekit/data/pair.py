@@ -1,0 +1,271 @@
+"""A prompt pair: one example, and how a row of token ids describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._util.options import shortened
+from tracekit.data import counterfactuals
+from tracekit.data.counterfactuals import (
+    Counterfactual,
+    Ids,
+    NoiseCounterfactual,
+    PromptCounterfactual,
+    as_ids,
+    counterfactual_from_row,
+)
+from tracekit.data.display import ShownPair, shown_pair
+from tracekit.data.spans import Spans, checked_spans
+from tracekit.errors import PairsError, near_miss
+
+TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
+"""Keys of a row of text, beside `weight` and the token sets."""
+SET_KEYS = frozenset({"x_set", "y_set"})
+"""Keys of a row of text that hold lists of texts."""
+SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
+"""Keys of a row that hold mappings."""
+OWN_KEYS = frozenset({"weight"}) | SPAN_KEYS
+"""Keys of rows of both kinds."""
+_HINTS = {"attention_mask": "Give prompt_ids without padding, and leave the mask out."}
+"""What to do instead, by a key that people give."""
+_LONGEST = 80
+"""Characters of a prompt that a message shows at most."""
+
+
+def id_keys() -> frozenset[str]:
+    """Keys of a row of token ids, beside those of both kinds and texts."""
+    of_counterfactuals = {each.row_key for each in counterfactuals.COUNTERFACTUALS}
+    own = {"prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids"}
+    return frozenset(own | of_counterfactuals)
+
+
+def brief(text: str) -> str:
+    """A text in quotes, without its middle where it is long."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    return repr(text)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PromptPair:
+    """One example."""
+
+    prompt_ids: Ids
+    """Tokens of the clean prompt."""
+    x_ids: Ids
+    """Tokens of the target continuation x."""
+    y_ids: Ids | None = None
+    """Tokens of the foil continuation y, if the example has one."""
+    x_set_ids: Ids | None = None
+    """First tokens that count as x, for metrics of token sets; None: the first one of x."""
+    y_set_ids: Ids | None = None
+    """First tokens that count as y; None: the first one of y."""
+    counterfactual: Counterfactual
+    """Source of the values that an intervention patches in."""
+    spans: Spans | None = None
+    """Token positions of named parts of the prompt."""
+    counterfactual_spans: Spans | None = None
+    """Those of the counterfactual prompt that take their place; None: the same positions."""
+    prompt_noise: Float[Tensor, "pos d_model"] | None = None
+    """Noise on the embeddings of the prompt: what a reversed pair with noise starts from."""
+    texts: Mapping[str, str] | None = None
+    """The texts that the ids were made from, for messages and tables."""
+    weight: float = 1.0
+    """Weight of its effect in the mean, relative to the other examples'."""
+    drawn_for: Hashable = None
+    """Identity of the example that its counterfactual was drawn for, if it was drawn."""
+
+    def __repr__(self) -> str:
+        sides = [f"{key}={text!r}" for key, text in (self.texts or {}).items()]
+        if not sides:
+            sides = [f"{self.describe()}", f"x={list(self.x_ids)}"]
+            sides += [] if self.y_ids is None else [f"y={list(self.y_ids)}"]
+        return f"PromptPair({', '.join(sides)}; {type(self.counterfactual).__name__})"
+
+    @property
+    def counterfactual_ids(self) -> Ids:
+        """Tokens that the counterfactual run reads."""
+        return self.counterfactual.reads(self.prompt_ids)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the counterfactual covers the prompt position by position, or span by span."""
+        if self.counterfactual_spans is not None:
+            return True
+        fits = self.counterfactual.n_tokens in (None, len(self.prompt_ids))
+        return fits and len(self.counterfactual_ids) == len(self.prompt_ids)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the counterfactual run can differ from the clean one."""
+        return self.prompt_noise is not None or self.counterfactual.differs_from(self.prompt_ids)
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for equal examples: tokens and spans. Weights, and draws of noise, do not count."""
+        other = self.counterfactual
+        return self.drawn_for or (
+            *(self.prompt_ids, other.ids if isinstance(other, PromptCounterfactual) else None),
+            *(self.x_ids, self.y_ids, self.x_set_ids, self.y_set_ids),
+            *(tuple(sorted((s or {}).items())) for s in (self.spans, self.counterfactual_spans)),
+        )
+
+    def reversed(self) -> PromptPair:
+        """The pair with prompt and counterfactual exchanged.
+
+        With noise, the prompt has it and the counterfactual is the prompt without.
+
+        Raises:
+            PairsError: The counterfactual is no run of the model that could be started from.
+        """
+        counterfactual = self.counterfactual
+        if isinstance(counterfactual, NoiseCounterfactual):
+            clean = PromptCounterfactual(self.prompt_ids)
+            return replace(self, counterfactual=clean, prompt_noise=counterfactual.noise)
+        if not isinstance(counterfactual, PromptCounterfactual):
+            raise PairsError(
+                "Pairs whose values come from no other run (zero, mean, constants) cannot be "
+                "reversed. Use counterfactual prompts, noise or resample."
+            )
+        if self.prompt_noise is not None:
+            noisy = NoiseCounterfactual(self.prompt_noise)
+            return replace(self, counterfactual=noisy, prompt_noise=None)
+        texts = dict(self.texts or {})
+        exchanged = {"prompt": "counterfactual", "counterfactual": "prompt"}
+        spans, others = self.spans, self.counterfactual_spans
+        return replace(
+            self,
+            prompt_ids=counterfactual.ids,
+            counterfactual=PromptCounterfactual(self.prompt_ids),
+            spans=spans if others is None else others,
+            counterfactual_spans=None if others is None else spans,
+            texts={exchanged.get(key, key): text for key, text in texts.items()} or None,
+        )
+
+    def describe(self) -> str:
+        """The prompt as text if there is one, else its first ids; both shortened."""
+        if self.texts and self.texts.get("prompt"):
+            return brief(self.texts["prompt"])
+        first_ids = " ".join(map(str, self.prompt_ids[:12]))
+        return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
+
+    def shown(self, token_texts: Mapping[int, str]) -> ShownPair:
+        """The example with its tokens by their texts.
+
+        Args:
+            token_texts: Text of each token; other tokens are shown by their ids.
+        """
+        return shown_pair(
+            self.prompt_ids,
+            self.counterfactual,
+            (self.x_ids, self.y_ids or ()),
+            token_texts,
+            has_noise=self.prompt_noise is not None,
+        )
+
+
+def check_keys(
+    row: Mapping[str, Any],
+    number: int,
+    required: Iterable[str],
+    allowed: Iterable[str],
+    *,
+    optional: str,
+) -> None:
+    """Refuses a row that lacks a required key, or has one that nobody reads."""
+    allowed = sorted(allowed)
+    hints = {**dict.fromkeys(id_keys(), "Give rows of token ids to from_ids."), **_HINTS}
+    for key in row:
+        if key not in (*allowed, *OWN_KEYS):
+            raise PairsError(
+                f"Example {number} has the key {shortened(key)}, which nobody reads. "
+                f"{hints.get(key) or near_miss(key, [*allowed, *OWN_KEYS])}".rstrip()
+                + f" Keys: {', '.join(sorted({*allowed, *OWN_KEYS}))}."
+            )
+    missing = set(required) - set(row)
+    if missing:
+        raise PairsError(
+            f"Example {number} lacks {' and '.join(sorted(missing))}. "
+            f"Give the keys {', '.join(allowed)} ({optional} may be left out)."
+        )
+
+
+def _check_sets(ids: Mapping[str, Any], number: int) -> None:
+    """Refuses token sets that are empty or share a token."""
+    sets = {key: ids[key] for key in ("x_set_ids", "y_set_ids") if key in ids}
+    for key, tokens in sets.items():
+        if len(set(tokens)) < len(tokens):
+            raise PairsError(
+                f"The {key} of example {number} name a token twice. Name each token once."
+            )
+    of_y = set(sets.get("y_set_ids", (ids.get("y_ids") or ())[:1]))
+    both = of_y & set(sets.get("x_set_ids", ids["x_ids"][:1]))
+    if sets and both:
+        raise PairsError(
+            f"Token {min(both)} of example {number} counts as x and as y. "
+            "Leave it out of one of the two sets."
+        )
+
+
+def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
+    """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
+    check_keys(row, number, ("prompt_ids", "x_ids"), id_keys() | TEXT_KEYS, optional="y_ids")
+    ids: dict[str, Any] = {
+        key: as_ids(row[key], key.removesuffix("_ids"), number)
+        for key in ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
+        if row.get(key) is not None
+    }
+    for key, tokens in ids.items():
+        if not tokens:
+            part = key.removesuffix("_ids")
+            text = f" ({shortened(row[part])})" if part in row else ""
+            raise PairsError(
+                f"The {part} of example {number}{text} encodes to no token. "
+                "Give it at least one token, or leave the example out."
+            )
+    _check_sets(ids, number)
+    counterfactual = counterfactual_from_row(row, number)
+    texts = {key: str(row[key]) for key in sorted(TEXT_KEYS) if row.get(key) is not None}
+    try:
+        weight = float(row.get("weight", 1.0))
+    except (TypeError, ValueError, OverflowError):
+        weight = float("nan")
+    if not 0 < weight < float("inf"):
+        raise PairsError(
+            f"The weight of example {number} is {shortened(row['weight'])}. "
+            "Weights must be positive numbers; leave out what is to count for nothing."
+        )
+    pair = PromptPair(**ids, counterfactual=counterfactual, texts=texts or None, weight=weight)
+    if row.get("counterfactual_spans") is not None and (
+        row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
+    ):
+        raise PairsError(
+            f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
+            "that they could be of. Give both."
+        )
+    return pair if row.get("spans") is None else _with_spans(pair, row, number)
+
+
+def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
+    spans = checked_spans(row["spans"], len(pair.prompt_ids), number)
+    if row.get("counterfactual_spans") is None:
+        return replace(pair, spans=spans)
+    others = row["counterfactual_spans"]
+    others = checked_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
+    if set(spans) != set(others):
+        raise PairsError(
+            f"Example {number} has the spans {', '.join(spans)}, and its counterfactual has "
+            f"{', '.join(others)}. Give both the same ones."
+        )
+    for name, positions in spans.items():
+        if len(positions) != len(others[name]):
+            raise PairsError(
+                f"The span {name!r} of example {number} has {len(positions)} tokens, and "
+                f"{len(others[name])} in the counterfactual. Spans of equal length are exchanged."
+            )
+    return replace(pair, spans=spans, counterfactual_spans=others)

@@ -1,0 +1,296 @@
+"""Report on prompt pairs: examples that can show nothing, or something else than was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from tracekit._util.markup import printable
+from tracekit.data.counterfactuals import Ids, PromptCounterfactual
+from tracekit.data.pair import PromptPair, brief
+from tracekit.errors import PairsError
+from tracekit.models.tokenizers import adds_bos
+
+_SHOWN = 3
+"""Examples that are named."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The words for one kind of finding."""
+
+    label: str
+    """Short, after a count."""
+    phrase: str
+    """After "... of ... examples"."""
+    advice: str
+
+
+_TEXTS: Mapping[str, _Text] = {
+    "repeated": _Text(
+        "repeated",
+        "repeat an earlier one",
+        "Intervals count each once, and a split keeps equal ones together. Leave repetitions out, "
+        "or give a weight instead.",
+    ),
+    "equal-continuations": _Text(
+        "with equal x and y",
+        "have the same x and y",
+        "No intervention can move one against the other, so they pull the mean to 0. Leave them "
+        "out.",
+    ),
+    "equal-prompts": _Text(
+        "with equal prompts",
+        "have a counterfactual that equals the prompt",
+        "No intervention can change anything there, so they pull the mean to 0. Leave them out.",
+    ),
+    "shifted": _Text(
+        "shifted",
+        "have words at other positions in the counterfactual, which has as many tokens",
+        "Activations are exchanged position by position. Choose words of as many tokens, or name "
+        "spans.",
+    ),
+    "two-spaces": _Text(
+        "with two spaces",
+        "have a space at the end of the prompt and another before the continuation",
+        "The model rarely saw that. Leave the one of the prompt out.",
+    ),
+    "token-counts": _Text(
+        "with x and y of other lengths",
+        "compare an x and a y of different numbers of tokens, one of them a single token",
+        "Probabilities are means over tokens, and the later tokens of a word are nearly certain. "
+        "Choose words of as many tokens, or cut both to their first.",
+    ),
+    "special-tokens": _Text(
+        "with special tokens in x or y",
+        "have a special token in x or y before its end",
+        "The model never saw it there. Encode continuations with add_special_tokens=False, or "
+        "prepend_bos=False in TransformerLens.",
+    ),
+    "two-bos": _Text(
+        "with two BOS tokens",
+        "begin with the beginning-of-sequence token twice",
+        "Texts of a chat template have it already. Encode them with add_special_tokens=False.",
+    ),
+    "no-bos": _Text(
+        "without BOS token",
+        "do not begin with the beginning-of-sequence token, which the tokenizer puts first",
+        "The model hardly saw such texts. Use prepend_bos=None or True, or put it before the ids.",
+    ),
+    "padding-token": _Text(
+        "with the padding token at an end",
+        "begin or end with the padding token",
+        "If it is padding, leave it out: prompts may have any length.",
+    ),
+}
+"""By kind, in the order of the report."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Examples with the same peculiarity."""
+
+    kind: str
+    """One of `repeated`, `equal-continuations`, `equal-prompts`, `shifted`, `two-spaces`,
+    `token-counts`; with a tokenizer also `special-tokens`, `two-bos`, `no-bos`, `padding-token`."""
+    examples: tuple[int, ...]
+    """Their numbers."""
+    shown: tuple[str, ...]
+    """The first three as a message shows them."""
+    n_pairs: int
+    """Pairs in all."""
+
+    def __str__(self) -> str:
+        """One sentence with the count and the first three examples, and what to do."""
+        text = _TEXTS[self.kind]
+        cases = [
+            f"example {n}: {shown}" for n, shown in zip(self.examples, self.shown, strict=False)
+        ]
+        n_more = len(self.examples) - len(cases)
+        more = f"; and {n_more} more" if n_more else ""
+        return printable(
+            f"{len(self.examples)} of {self.n_pairs} examples {text.phrase} "
+            f"({'; '.join(cases)}{more}). {text.advice}"
+        )
+
+
+@dataclass(frozen=True)
+class PairsReport:
+    """Peculiarities of pairs, at most one finding of each kind."""
+
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        """A line for each finding."""
+        return "\n".join(map(str, self.findings)) or "Nothing to remark on."
+
+    def without(self, *kinds: str) -> PairsReport:
+        """The report without findings of these kinds."""
+        return PairsReport(tuple(each for each in self.findings if each.kind not in kinds))
+
+    @property
+    def summary(self) -> str:
+        """The counts, as `repr` of pairs ends."""
+        parts = [f"{len(each.examples)} {_TEXTS[each.kind].label}" for each in self.findings]
+        return f"; {', '.join(parts)}" if parts else ""
+
+
+def report_on(
+    pairs: Sequence[PromptPair], token_texts: Mapping[int, str], tokenizer: Any = None
+) -> PairsReport:
+    """The report on pairs.
+
+    Args:
+        pairs: The pairs.
+        token_texts: Text of each token; without, fewer shifted examples are found.
+        tokenizer: That of the model; None: special tokens are not looked for.
+    """
+    seen: set[Any] = set()
+
+    def is_repeated(pair: PromptPair) -> bool:
+        identity = pair.identity
+        return identity in seen or seen.add(identity) is not None
+
+    tests: dict[str, Callable[[PromptPair], bool]] = {
+        "repeated": is_repeated,
+        "equal-continuations": lambda pair: pair.x_ids == pair.y_ids,
+        "equal-prompts": _has_equal_prompt,
+        "shifted": lambda pair: _is_shifted(pair, token_texts),
+        "two-spaces": _has_two_spaces,
+        "token-counts": _has_other_count,
+        **({} if tokenizer is None else _special_tests(tokenizer)),
+    }
+    found = {
+        kind: [n for n, pair in enumerate(pairs) if test(pair)] for kind, test in tests.items()
+    }
+    return PairsReport(
+        tuple(
+            Finding(kind, tuple(at), tuple(_shown(pairs[n], kind) for n in at[:_SHOWN]), len(pairs))
+            for kind, at in found.items()
+            if at
+        )
+    )
+
+
+def check_padding(pairs: Iterable[PromptPair], tokenizer: Any) -> None:
+    """Refuses padded rows of token ids.
+
+    One end-of-sequence token at the end, or one token that pads at the beginning, may be meant and
+    is left to the report.
+
+    Raises:
+        PairsError: A sequence ends in a token that is for padding alone, or has two tokens that pad
+            at an end.
+    """
+    pad = _pad_of(tokenizer)
+    if pad is None:
+        return
+    has_own = all(getattr(tokenizer, f"{each}_token_id", None) != pad for each in ("eos", "bos"))
+    for number, pair in enumerate(pairs):
+        parts = {"prompt": pair.prompt_ids, "counterfactual": pair.counterfactual_ids}
+        for part, ids in {**parts, "x": pair.x_ids, "y": pair.y_ids or ()}.items():
+            n_first, n_last = _run(ids, pad), _run(ids[::-1], pad)
+            if max(n_first, n_last) > 1 or (has_own and n_last):
+                where = "ends" if n_last >= n_first else "begins"
+                raise PairsError(
+                    f"The {part} of example {number} ({pair.describe()}) {where} with padding "
+                    f"(token {pad}). Leave padding out, e.g. ids[mask == 1]: prompts may have any "
+                    "length."
+                )
+
+
+def _pad_of(tokenizer: Any) -> int | None:
+    """The token that pads: many tokenizers without one of their own take the one that ends."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return getattr(tokenizer, "eos_token_id", None) if pad is None else pad
+
+
+def _run(ids: Sequence[int], token: int) -> int:
+    """How often a token stands at the beginning, one after another."""
+    return next((n for n, each in enumerate(ids) if each != token), len(ids))
+
+
+def _has_equal_prompt(pair: PromptPair) -> bool:
+    return isinstance(pair.counterfactual, PromptCounterfactual) and not pair.differs
+
+
+def _has_other_count(pair: PromptPair) -> bool:
+    counts = {len(pair.x_ids), len(pair.y_ids or pair.x_ids)}
+    return len(counts) > 1 and 1 in counts
+
+
+def _has_two_spaces(pair: PromptPair) -> bool:
+    texts = pair.texts or {}
+    ends = texts.get("prompt", "")[-1:].isspace()
+    return ends and any(texts.get(part, "").startswith(" ") for part in ("x", "y"))
+
+
+def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
+    """Whether an edited copy of the prompt has some of its words at other positions.
+
+    Most tokens must be the prompt's, so that an unrelated prompt is none. Words that exchange
+    places are not shifted: each still begins where a word begins. Without texts at least two tokens
+    must stand elsewhere.
+    """
+    if not isinstance(pair.counterfactual, PromptCounterfactual):
+        return False
+    own, other = pair.prompt_ids, pair.counterfactual.ids
+    if len(own) != len(other) or pair.counterfactual_spans is not None:
+        return False
+    n_same = sum(a == b for a, b in zip(own, other, strict=True))
+    if n_same == len(own) or (
+        token_texts and _beginnings(own, token_texts) == _beginnings(other, token_texts)
+    ):
+        return False
+    n_first = next(n for n, (a, b) in enumerate(zip(own, other, strict=True)) if a != b)
+    n_last = next(n for n, (a, b) in enumerate(zip(own[::-1], other[::-1], strict=True)) if a != b)
+    middle = slice(n_first, len(own) - n_last)
+    blocks = SequenceMatcher(None, own[middle], other[middle], autojunk=False).get_matching_blocks()
+    n_found = n_first + n_last + sum(block.size for block in blocks)
+    return n_found - n_same >= (1 if token_texts else 2) and 2 * n_found >= len(own)
+
+
+def _beginnings(ids: Ids, token_texts: Mapping[int, str]) -> list[bool]:
+    """Which tokens begin a word."""
+    return [not token_texts.get(token, "")[:1].isalnum() for token in ids]
+
+
+def _special_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], bool]]:
+    special = set(getattr(tokenizer, "all_special_ids", ()) or ())
+    bos, pad = getattr(tokenizer, "bos_token_id", None), _pad_of(tokenizer)
+    is_first = adds_bos(tokenizer)
+
+    def both(pair: PromptPair) -> tuple[Ids, Ids]:
+        return pair.prompt_ids, pair.counterfactual_ids
+
+    def has_special(pair: PromptPair) -> bool:
+        return bool(special & {*pair.x_ids[:-1], *(pair.y_ids or ())[:-1]})
+
+    def has_final(ids: Ids) -> bool:
+        return pad is not None and (ids[-1] == pad or (ids[0] == pad != bos))
+
+    return {
+        "special-tokens": has_special,
+        "two-bos": lambda pair: any(ids[:2] == (bos, bos) for ids in both(pair)),
+        "no-bos": lambda pair: is_first and any(ids[0] != bos for ids in both(pair)),
+        "padding-token": lambda pair: any(map(has_final, both(pair))),
+    }
+
+
+def _shown(pair: PromptPair, kind: str) -> str:
+    """An example as its finding shows it."""
+    texts = pair.texts or {}
+    if kind == "shifted":
+        other = texts.get("counterfactual")
+        ids = list(pair.counterfactual_ids[:12])
+        return f"{pair.describe()} / {brief(other) if other else ids}"
+    if kind in ("equal-continuations", "token-counts", "special-tokens", "two-spaces"):
+        sides = [
+            f"{part} {texts[part]!r}" if part in texts else f"{part} {list(ids or ())}"
+            for part, ids in (("x", pair.x_ids), ("y", pair.y_ids))
+            if ids is not None
+        ]
+        return f"{pair.describe()}, {', '.join(sides)}"
+    return pair.describe()
