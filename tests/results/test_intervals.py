@@ -131,3 +131,67 @@ def test_two_examples():
     values = torch.tensor([[1.0, 3.0], [5.0, 4.5]])
     expected = torch.tensor([effect_interval(row) for row in values], dtype=torch.float64)
     torch.testing.assert_close(row_intervals(values), expected)
+
+
+class TestRepeatedExamples:
+    """Pairs that repeat an example are no further evidence."""
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_every_one_repeated_leaves_intervals_as_they_are(self, weighted):
+        generator = torch.Generator().manual_seed(3)
+        effects = torch.randn(9, generator=generator)
+        weights = torch.rand(9, generator=generator) + 0.5 if weighted else None
+        repeated = None if weights is None else weights.repeat(5)
+        clusters = torch.arange(9).repeat(5)
+        single = effect_interval(effects, weights=weights)
+        many = effect_interval(effects.repeat(5), weights=repeated, clusters=clusters)
+        assert many == pytest.approx(single)
+        narrow = effect_interval(effects.repeat(5), weights=repeated)
+        assert narrow[1] - narrow[0] < 0.6 * (single[1] - single[0])
+        rows = row_intervals(effects.repeat(5)[None], weights=repeated, clusters=clusters)
+        assert rows[0].tolist() == pytest.approx(single)
+        error = standard_error(effects.repeat(5), repeated, clusters)
+        assert error == pytest.approx(standard_error(effects, weights))
+
+    def test_one_repeated_counts_as_a_weight(self):
+        effects, clusters = torch.tensor([1.0, 2.0, 4.0, 4.0]), torch.tensor([0, 1, 2, 2])
+        low, high = effect_interval(effects, clusters=clusters)
+        weighted = effect_interval(torch.tensor([1.0, 2.0, 8.0]), weights=torch.tensor([1.0, 1, 2]))
+        assert (low, high) == pytest.approx(weighted)
+
+    def test_of_a_trace(self, demo_model, tmp_path):
+        """Held-out effects of pairs that each stand there several times, in other orders."""
+        train, test = tk.load_dataset("demo-bias", demo_model)[:16].split(0.5)
+
+        def times(pairs, n):
+            return pairs.subset([number for number in range(len(pairs)) for _ in range(n)])
+
+        def result(n):
+            tracer = tk.Tracer(demo_model, times(train, n), held_out=times(test, n), layers=[1])
+            return tracer.run("top-k", budget=2)
+
+        once, often = result(1), result(4)
+        assert often.held_out_interval == pytest.approx(once.held_out_interval, rel=1e-3)
+        assert often.spread == pytest.approx(once.spread, rel=1e-3)
+        assert once.clusters is None
+        loaded = tk.TraceResult.load(often.save(tmp_path))
+        assert torch.equal(loaded.held_out_clusters, often.held_out_clusters)
+        assert loaded.held_out_interval == often.held_out_interval
+
+    def test_of_tables_grids_and_faithfulness(self, demo_model):
+        pairs = tk.load_dataset("demo-bias", demo_model)[:8]
+        twice = pairs.subset([*range(8), *range(8)])
+        one, two = (tk.Tracer(demo_model, each, layers=[1]) for each in (pairs, twice))
+        members = one.registry[0], one.registry[1]
+        tables = [t.evaluate(members, metrics=["odds-ratio"]) for t in (one, two)]
+        torch.testing.assert_close(
+            *(torch.tensor(t.to_numpy()) for t in tables), rtol=1e-4, atol=1e-5
+        )
+        grids = [t.interactions() for t in (one, two)]
+        for name in ("singles_interval", "interaction_interval", "p"):
+            ours, expected = (getattr(grid, name) for grid in reversed(grids))
+            torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5, msg=name)
+        shares = [t.faithfulness(members) for t in (one, two)]
+        for name in ("faithfulness_intervals", "completeness_intervals"):
+            ours, expected = (torch.tensor(getattr(each, name)) for each in reversed(shares))
+            torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5, msg=name)

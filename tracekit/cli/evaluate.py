@@ -64,7 +64,9 @@ def evaluate(given: Given) -> None:
             else pd.DataFrame(index=range(len(effects)))
         )
         total = sum(entries) if isinstance(entries, list) else entries.n_selected
-        low, high = effect_interval(effects, weights=tracer.pairs.weights)
+        low, high = effect_interval(
+            effects, weights=tracer.pairs.weights, clusters=tracer.pairs.clusters
+        )
         table.add_row(
             name,
             f"{total:.4g}",

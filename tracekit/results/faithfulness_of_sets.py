@@ -86,7 +86,7 @@ def measure_faithfulness(
     complements = [tuple(i for i in everything if i not in set(members)) for members in sets]
     effects = engine.set_effects([*sets, *complements], "faithfulness")
     of_sets, of_others = effects[: len(sets)], effects[len(sets) :]
-    full = engine.full_effects
+    full, clusters = engine.full_effects, engine.pairs.clusters
     if engine.metric.direction == "noising":
         faithful, complete = full - of_others, full - of_sets
     else:
@@ -95,9 +95,13 @@ def measure_faithfulness(
         sizes=tuple(map(len, sets)),
         n_components=engine.n_components,
         faithfulness=_ratios(faithful, full),
-        faithfulness_intervals=tuple(ratio_interval(row, full) for row in faithful),
+        faithfulness_intervals=tuple(
+            ratio_interval(row, full, clusters=clusters) for row in faithful
+        ),
         completeness=_ratios(complete, full),
-        completeness_intervals=tuple(ratio_interval(row, full) for row in complete),
+        completeness_intervals=tuple(
+            ratio_interval(row, full, clusters=clusters) for row in complete
+        ),
         shares=shares,
         ranking=how,
         metric=engine.metric.name,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tracekit.data.prompts import PromptPairs
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.metrics import Metric
@@ -40,8 +41,7 @@ def metric_table(
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
     full_effects = metric_effects(engine.data, torch.ones_like(mask), metrics)
-    weights = engine.pairs.weights
-    columns = {n: effect_row(v, full_effects[n], weights) for n, v in effects.items()}
+    columns = {n: effect_row(v, full_effects[n], engine.pairs) for n, v in effects.items()}
     return pd.DataFrame(columns)
 
 
@@ -50,21 +50,21 @@ def effect_table(engines: Mapping[str, Engine], mask: Tensor) -> pd.DataFrame:
     import pandas as pd
 
     rows = {
-        name: effect_row(engine.effects(mask), engine.full_effects, engine.pairs.weights)
+        name: effect_row(engine.effects(mask), engine.full_effects, engine.pairs)
         for name, engine in engines.items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def effect_row(effects: Tensor, full_effects: Tensor, weights: Tensor | None) -> dict[str, float]:
+def effect_row(effects: Tensor, full_effects: Tensor, pairs: PromptPairs) -> dict[str, float]:
     """Entries of a set in a table: `effect`, `low`, `high`, `full_effect`, `share`.
 
     Args:
         effects: One per example.
         full_effects: Those of all components together.
-        weights: Weights of the examples.
+        pairs: The examples.
     """
-    low, high = effect_interval(effects, weights=weights)
+    low, high = effect_interval(effects, weights=pairs.weights, clusters=pairs.clusters)
     effect, full = effects.mean().item(), full_effects.mean().item()
     share = effect / full if full else float("nan")
     return {"effect": effect, "low": low, "high": high, "full_effect": full, "share": share}

@@ -13,7 +13,7 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.intervals import row_intervals
+from tracekit.results.intervals import by_cluster, row_intervals
 from tracekit.results.significance import max_t_p_values, without_rounding
 
 _MOST_EFFECTS = 2**29
@@ -101,7 +101,7 @@ def measure_pairs(
     grid = torch.diag(means[:n])
     grid[rank[0], rank[1]] = means[n:]
     grid[rank[1], rank[0]] = means[n:]
-    weights = engine.pairs.weights
+    weights, clusters = engine.pairs.weights, engine.pairs.clusters
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
     return InteractionGrid(
@@ -114,9 +114,13 @@ def measure_pairs(
         given=tuple(engine.registry.label(i) for i in given),
         given_effect=context,
         direction=engine.metric.direction,
-        singles_interval=row_intervals(effects[:n], weights=weights).float(),
-        interaction_interval=row_intervals(interactions, weights=weights).float(),
-        p=max_t_p_values(without_rounding(interactions, scale.double())).float(),
+        singles_interval=row_intervals(effects[:n], weights=weights, clusters=clusters).float(),
+        interaction_interval=row_intervals(
+            interactions, weights=weights, clusters=clusters
+        ).float(),
+        p=max_t_p_values(
+            by_cluster(without_rounding(interactions, scale.double()), clusters)
+        ).float(),
     )
 
 

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.auto import CrossFit
@@ -97,7 +98,7 @@ def measure_statistics(
         names: Of these searches.
     """
     generator = torch.Generator().manual_seed(seed)
-    held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs.weights)
+    held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs)
     from_all = _from_all(engine, maximised, sets)
     statistics = []
     for (size, members), *parts in zip(sets.items(), held_out, from_all, strict=True):
@@ -114,14 +115,12 @@ def measure_statistics(
     return tuple(statistics)
 
 
-def _held_out(
-    fit: CrossFit, names: Sequence[str], weights: Float[Tensor, " example"] | None
-) -> list[dict[str, Any]]:
+def _held_out(fit: CrossFit, names: Sequence[str], pairs: PromptPairs) -> list[dict[str, Any]]:
     """Held-out effects and stability at each size."""
     rows = []
     for rank, search in enumerate(fit.choice()):
         effects = fit.effects[search, rank]
-        low, high = effect_interval(effects, weights=weights)
+        low, high = effect_interval(effects, weights=pairs.weights, clusters=pairs.clusters)
         first, second = fit.sets[search]
         by_search = fit.effects[:, rank].mean(-1).tolist()
         rows.append(
@@ -129,7 +128,7 @@ def _held_out(
                 "held_out": effects.mean().item(),
                 "held_out_low": low,
                 "held_out_high": high,
-                "held_out_error": standard_error(effects, weights),
+                "held_out_error": standard_error(effects, pairs.weights, pairs.clusters),
                 "held_out_by": dict(zip(names, by_search, strict=True)),
                 "stability": jaccard(first[rank], second[rank]),
             }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import printable
@@ -95,6 +95,10 @@ class TraceResult:
     """Effect on each of the examples that were held out, if there are any; times its weight."""
     held_out_weights: Float[Tensor, " held_out_example"] | None = None
     """Weights of those examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None = None
+    """Number of the distinct example that each is; None if all are distinct."""
+    held_out_clusters: Int[Tensor, " held_out_example"] | None = None
+    """The same of the examples that were held out."""
     held_out_by: Mapping[str, float] | None = None
     """With `objective="auto"`, the mean effect of each search's selection from one half of the
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
@@ -177,7 +181,7 @@ class TraceResult:
         No confidence interval: the set was selected for its effect on these examples. On others
         it has less; `held_out_interval`, and the statistics of a front, say how much.
         """
-        return effect_interval(self.per_example, weights=self.weights)
+        return effect_interval(self.per_example, weights=self.weights, clusters=self.clusters)
 
     @property
     def held_out_effect(self) -> float | None:
@@ -189,7 +193,9 @@ class TraceResult:
         """95 % confidence interval of it, by a studentised bootstrap over those examples."""
         if self.held_out is None:
             return None
-        return effect_interval(self.held_out, weights=self.held_out_weights)
+        return effect_interval(
+            self.held_out, weights=self.held_out_weights, clusters=self.held_out_clusters
+        )
 
     @property
     def ranked_by(self) -> Mask:

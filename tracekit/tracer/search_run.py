@@ -167,6 +167,8 @@ class RunContext:
             full_effect=engine.full_effects.mean().item(),
             held_out=None if self.held_out is None else self.held_out.effects(mask),
             held_out_weights=None if self.held_out is None else self.held_out.pairs.weights,
+            clusters=engine.pairs.clusters,
+            held_out_clusters=None if self.held_out is None else self.held_out.pairs.clusters,
             held_out_by=selection.held_out_by,
             extra_metrics=tuple(metric.name for metric in self.extra_metrics),
             extra_per_example=self._extra_per_example(mask),
@@ -219,7 +221,7 @@ class SearchRun:
                 "Leave one of them out, or use another objective."
             )
         if self._auto is not None:
-            self._auto.check(self.traced.engine.n_examples)
+            self._auto.check(self.traced.engine.pairs.n_distinct)
 
     @property
     def _maximised(self) -> Objective | None:
@@ -484,7 +486,7 @@ class SearchRun:
         before = [account.cost for account in accounts]
         sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
         cost = Cost() if fit is None else fit.cost
-        if fit is None and engine.n_examples >= FEWEST_EXAMPLES:
+        if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
             fit = cross_fit(engine, self._searches, sizes, self.seed, searched=target)
             cost = fit.on_halves
         sets = {size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist()) for size in sizes}
