@@ -96,7 +96,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
         if unknown:
             raise DataFormatError(
                 f"Example {number} of {path} has an unknown column {sorted(unknown)[0]!r}. "
-                f"{near_miss(sorted(unknown)[0], allowed)} ".lstrip()
+                + f"{near_miss(sorted(unknown)[0], allowed)} ".lstrip()
                 + f"Known: {', '.join(sorted(allowed))}."
             )
     return rows, has_ids

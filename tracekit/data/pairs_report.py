@@ -8,9 +8,10 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from tracekit._util.markup import printable
+from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
 from tracekit.data.pair import PromptPair, brief
-from tracekit.errors import PairsError
+from tracekit.errors import DataWarning, PairsError
 from tracekit.models.tokenizers import adds_bos
 
 _SHOWN = 3
@@ -129,6 +130,11 @@ class PairsReport:
     def without(self, *kinds: str) -> PairsReport:
         """The report without findings of these kinds."""
         return PairsReport(tuple(each for each in self.findings if each.kind not in kinds))
+
+    def warn(self, title: str = "") -> None:
+        """Warns of each finding; the title says which pairs they are of."""
+        for finding in self.findings:
+            warn(f"{title}{finding}", DataWarning)
 
     @property
     def summary(self) -> str:

@@ -10,7 +10,7 @@ from tracekit._util.warn import warn
 from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
-from tracekit.errors import DataWarning, UnreliableResultWarning
+from tracekit.errors import UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -43,8 +43,7 @@ def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str
         report = report.without("equal-continuations")
     if not engine.metric.needs_y or engine.metric.reads:
         report = report.without("token-counts")
-    for finding in report.findings:
-        warn(f"{title}{finding}", DataWarning)
+    report.warn(title)
 
 
 def warn_of_effects(engine: Engine) -> None:
