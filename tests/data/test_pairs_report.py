@@ -131,7 +131,9 @@ class TestPaddingAndSpecialTokens:
             from_ids(ids_of(bias), lambda row: {key: [1] * len(row["prompt_ids"])})
 
     def test_a_mask_is_refused_with_the_way_out(self, bias):
-        with pytest.raises(PairsError, match="Give prompt_ids without padding, and leave the mask"):
+        with pytest.raises(
+            PairsError, match="Give prompt_ids without padding, and leave masks out"
+        ):
             from_ids(ids_of(bias), lambda row: {"attention_mask": [0, 1]})
 
 
@@ -434,6 +436,13 @@ class TestKeysThatNobodyReads:
         with pytest.raises(PairsError) as caught:
             from_ids(ids_of(bias), lambda row: {key: [2]})
         assert f"Example 0 has the key {key!r}, which nobody reads. {hint}" in str(caught.value)
+
+    def test_notes_on_rows_of_ids_are_warned_of(self, bias):
+        notes = dict.fromkeys(("token_a", "token_b", "template", "zipcode"), 7)
+        rows = [*ids_of(bias)[:6], *({**row, **notes} for row in ids_of(bias)[6:])]
+        text = "2 of 8 rows have keys that nobody reads: 'template', 'token_a', 'token_b', ...."
+        with pytest.warns(DataWarning, match=re.escape(text)):
+            tk.PromptPairs.from_ids(rows)
 
     @pytest.mark.parametrize("option", [{"prepend_bos": True}, {"noise_std": 1.0}, {"seed": 3}])
     def test_options_of_text_for_a_file_of_ids(self, tmp_path, demo_model, option):

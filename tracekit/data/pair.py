@@ -31,7 +31,10 @@ SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
 """Keys of a row that hold mappings."""
 OWN_KEYS = frozenset({"weight"}) | SPAN_KEYS
 """Keys of rows of both kinds."""
-_HINTS = {"attention_mask": "Give prompt_ids without padding, and leave the mask out."}
+_HINTS = dict.fromkeys(
+    ("attention_mask", "special_tokens_mask", "token_type_ids"),
+    "Give prompt_ids without padding, and leave masks out.",
+)
 """What to do instead, by a key that people give."""
 _LONGEST = 80
 """Characters of a prompt that a message shows at most."""
@@ -176,15 +179,20 @@ def check_keys(
     allowed: Iterable[str],
     *,
     optional: str,
+    is_strict: bool = True,
 ) -> None:
-    """Refuses a row that lacks a required key, or has one that nobody reads."""
+    """Refuses a row that lacks a required key, or has one that nobody reads.
+
+    Without `is_strict` only keys like known ones are refused; others may be notes on the example.
+    """
     allowed = sorted(allowed)
     hints = {**dict.fromkeys(id_keys(), "Give rows of token ids to from_ids."), **_HINTS}
     for key in row:
-        if key not in (*allowed, *OWN_KEYS):
+        hint = hints.get(key) or near_miss(key, [*allowed, *OWN_KEYS])
+        if key not in (*allowed, *OWN_KEYS) and (is_strict or hint):
             raise PairsError(
                 f"Example {number} has the key {shortened(key)}, which nobody reads. "
-                f"{hints.get(key) or near_miss(key, [*allowed, *OWN_KEYS])}".rstrip()
+                f"{hint}".rstrip()
                 + f" Keys: {', '.join(sorted({*allowed, *OWN_KEYS}))}."
             )
     missing = set(required) - set(row)
@@ -214,7 +222,8 @@ def _check_sets(ids: Mapping[str, Any], number: int) -> None:
 
 def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
-    check_keys(row, number, ("prompt_ids", "x_ids"), id_keys() | TEXT_KEYS, optional="y_ids")
+    known = id_keys() | TEXT_KEYS
+    check_keys(row, number, ("prompt_ids", "x_ids"), known, optional="y_ids", is_strict=False)
     ids: dict[str, Any] = {
         key: as_ids(row[key], key.removesuffix("_ids"), number)
         for key in ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")

@@ -18,9 +18,18 @@ from torch import Tensor
 
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened, whole_numbers
+from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import MOST_ROWS, pairs_html
-from tracekit.data.pair import SET_KEYS, TEXT_KEYS, PromptPair, check_keys, pair_from_ids
+from tracekit.data.pair import (
+    OWN_KEYS,
+    SET_KEYS,
+    TEXT_KEYS,
+    PromptPair,
+    check_keys,
+    id_keys,
+    pair_from_ids,
+)
 from tracekit.data.pairs_report import PairsReport, report_on
 from tracekit.data.spans import LAST, REST, position_names, spans_from_text, with_implied
 from tracekit.data.tokenization import (
@@ -31,7 +40,7 @@ from tracekit.data.tokenization import (
     warn_of_boundaries,
     width_of,
 )
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import ConfigError, DataWarning, PairsError
 
 OnMismatch = Literal["error", "skip"]
 
@@ -296,7 +305,8 @@ class PromptPairs(Sequence[PromptPair]):
                 counterfactual prompt has others) and one of `counterfactual_ids` and `noise` (a
                 list or tensor of shape `pos d_model`); without one, only sources that need none
                 can be traced (`Tracer(..., source="zero")`).
-                `prompt`, `counterfactual`, `x` and `y` are kept as texts.
+                `prompt`, `counterfactual`, `x` and `y` are kept as texts. Nobody reads other keys:
+                those like a known one are refused, others warned of.
             name: Name of the data set.
             on_mismatch: `error` refuses examples whose counterfactual has another length than
                 the prompt and lists them; `skip` drops them and lists them in `skipped`.
@@ -309,7 +319,13 @@ class PromptPairs(Sequence[PromptPair]):
         """
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
-        pairs = [pair_from_ids(number, row) for number, row in enumerate(_mappings(rows))]
+        rows = _mappings(rows)
+        pairs = [pair_from_ids(number, row) for number, row in enumerate(rows)]
+        unread = {str(key) for row in rows for key in row} - id_keys() - TEXT_KEYS - OWN_KEYS
+        if unread:
+            n = sum(not unread.isdisjoint(map(str, row)) for row in rows)
+            shown = ", ".join(map(repr, sorted(unread)[:3])) + (", ..." if len(unread) > 3 else "")
+            warn(f"{n} of {len(rows)} rows have keys that nobody reads: {shown}.", DataWarning)
         misaligned = [
             f"example {number}: {len(pair.prompt_ids)} tokens in {pair.describe()}, "
             f"{pair.counterfactual.n_tokens} in its counterfactual"
