@@ -9,8 +9,9 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.explore.exploration import Measurement
 from tracekit.results import effect_interval, intervals
-from tracekit.results.intervals import row_intervals, standard_error
+from tracekit.results.intervals import check_clusters, row_intervals, standard_error
 
 
 def weighted(count: int) -> torch.Tensor:
@@ -195,3 +196,44 @@ class TestRepeatedExamples:
         for name in ("faithfulness_intervals", "completeness_intervals"):
             ours, expected = (torch.tensor(getattr(each, name)) for each in reversed(shares))
             torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5, msg=name)
+
+    def test_of_explanations_and_side_effects(self, demo_model, tmp_path):
+        pairs = tk.load_dataset("demo-bias", demo_model)[:12]
+        twice = pairs.subset([*range(12), *range(12)])
+        one, two = (tk.Tracer(demo_model, each, layers=[1]) for each in (pairs, twice))
+        members = one.registry[0], one.registry[1], one.registry[3]
+        explained = [t.explain(members) for t in (one, two)]
+        columns = ["alone_low", "alone_high", "averaged_low", "averaged_high", "p"]
+        ours, expected = (torch.tensor(e.interactions[columns].to_numpy()) for e in explained)
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
+        loaded = tk.anatomy.Explanation.load(explained[1].save(tmp_path))
+        assert torch.equal(loaded.clusters, explained[1].clusters)
+        sides = [t.side_effects(members, {"other": t.pairs}, draws=3) for t in (one, two)]
+        columns = ["effect_low", "effect_high", "strength_low", "strength_high"]
+        ours, expected = (torch.tensor(s.table[columns].to_numpy()) for s in sides)
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
+        low, high = sides[1].selectivity_interval("other")
+        assert (low, high) == pytest.approx(sides[0].selectivity_interval("other"), abs=1e-4)
+        loaded = tk.anatomy.SideEffects.load(sides[1].save(tmp_path))
+        assert torch.equal(loaded.target.clusters, sides[1].target.clusters)
+
+    def test_of_strongest_pairs(self, demo_model):
+        pairs = tk.load_dataset("demo-bias", demo_model)[:24]
+        tracer = tk.Tracer(demo_model, pairs.subset([*range(24)] * 2), layers=[1])
+        found = tracer.strongest_pairs(count=2)
+        assert found.intervals is not None
+        few = tk.Tracer(demo_model, pairs.subset([0, 1, 2] * 8), layers=[1])
+        assert few.strongest_pairs(count=2).intervals is None
+
+    def test_of_what_is_measured_by_hand(self):
+        effects, clusters = torch.tensor([1.0, 2.0, 4.0]), torch.arange(3).repeat(4)
+        once, often = (
+            Measurement((0,), effects),
+            Measurement((0,), effects.repeat(4), clusters=clusters),
+        )
+        assert often.spread == pytest.approx(once.spread)
+
+    @pytest.mark.parametrize("numbers", [[-1, 0], [0, 2]])
+    def test_clusters_of_a_file_are_checked(self, numbers):
+        with pytest.raises(ValueError, match="The clusters are no numbers of examples"):
+            check_clusters(torch.tensor(numbers))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.options import shortened
@@ -29,7 +29,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
-from tracekit.results.intervals import effect_interval
+from tracekit.results.intervals import by_cluster, check_clusters, effect_interval
 from tracekit.results.significance import RESOLUTION, holm, sign_flip_p_values, without_rounding
 from tracekit.results.storage import load, save
 from tracekit.search.base import Planned
@@ -75,6 +75,8 @@ class Explanation:
     """Measured outsiders; None where they were not looked for."""
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None
+    """Number of the distinct example that each is; None if all are distinct."""
     axis_label: str
     """Axis title for the effect, with its unit."""
     dataset: str
@@ -158,7 +160,8 @@ class Explanation:
     def _p_values(self, effects: Float[Tensor, "row example"]) -> list[float]:
         """Corrected p values of rows that are differences of effects of subsets."""
         scale = self._scale.expand_as(effects)
-        return holm(sign_flip_p_values(without_rounding(effects, scale))).tolist()
+        sums = by_cluster(without_rounding(effects, scale), self.clusters)
+        return holm(sign_flip_p_values(sums)).tolist()
 
     @cached_property
     def interactions(self) -> pd.DataFrame:
@@ -292,7 +295,7 @@ class Explanation:
         return {name: values.mean().item(), f"{name}_low": low, f"{name}_high": high}
 
     def _interval(self, values: Effects) -> tuple[float, float]:
-        return effect_interval(values, weights=self.weights)
+        return effect_interval(values, weights=self.weights, clusters=self.clusters)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the explanation to a folder, such as that of its run; returns the folder."""
@@ -315,6 +318,7 @@ class Explanation:
         Raises:
             ValueError: They do not.
         """
+        check_clusters(self.clusters)
         m, n_components, outsiders = len(self.members), len(self.registry), self.outsiders or ()
         is_set = list(self.members) == sorted(set(self.members)) and m >= 2
         if not is_set or not (self.members[0] >= 0 and self.members[-1] < n_components):
@@ -474,6 +478,7 @@ def explain_set(
         tolerance=tolerance,
         outsiders=tuple(stand_ins(engine, members)) if look_outside else None,
         weights=engine.pairs.weights,
+        clusters=engine.pairs.clusters,
         axis_label=engine.metric.axis_label,
         dataset=engine.pairs.name,
         dataset_fingerprint=engine.pairs.fingerprint,

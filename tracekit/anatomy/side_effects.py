@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import printable
@@ -38,7 +38,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Effects
-from tracekit.results.intervals import effect_interval, ratio_interval
+from tracekit.results.intervals import by_cluster, check_clusters, effect_interval, ratio_interval
 from tracekit.results.pareto_statistics import control_sets
 from tracekit.results.storage import load, save
 
@@ -74,6 +74,8 @@ class EffectOn:
     """Of random sets; no draw if there is no other set of as many components per kind and layer."""
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None
+    """Number of the distinct example that each is; None if all are distinct."""
 
     @property
     def strength(self) -> float:
@@ -202,8 +204,10 @@ class SideEffects:
         return self.table
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
-        low, high = effect_interval(each.effects, weights=each.weights)
-        of_strength = ratio_interval(each.effects.abs(), each.full_effects.abs())
+        low, high = effect_interval(each.effects, weights=each.weights, clusters=each.clusters)
+        of_strength = ratio_interval(
+            each.effects.abs(), each.full_effects.abs(), clusters=each.clusters
+        )
         controls, nan = each.control_strengths, float("nan")
         has_controls = len(controls) > 0
         row: dict[str, Any] = {
@@ -305,6 +309,8 @@ class SideEffects:
         if not self.others or names[0] != TARGET or len(set(names)) < len(names):
             raise ValueError(f"the names of the data are {names}")
         draws = {len(each.controls) for each in (self.target, *self.others)}
+        for each in (self.target, *self.others):
+            check_clusters(each.clusters)
         if len(draws) > 1:
             raise ValueError("the data have different numbers of random sets")
 
@@ -320,8 +326,10 @@ def _indices(target: Float[Tensor, " value"], other: Float[Tensor, " value"]) ->
 
 def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
     """Strengths of a set on resampled examples."""
-    n = len(each.effects)
-    effects, full = each.effects.double().abs(), each.full_effects.double().abs()
+    effects, full = (
+        by_cluster(values.abs(), each.clusters) for values in (each.effects, each.full_effects)
+    )
+    n = len(effects)
     generator = torch.Generator().manual_seed(seed)
     count = max(1, _AT_ONCE // n)
     parts = []
@@ -407,4 +415,5 @@ def _measure(
         full_effects=full,
         controls=effects[1:].clone(),
         weights=engine.pairs.weights,
+        clusters=engine.pairs.clusters,
     )

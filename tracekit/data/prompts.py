@@ -256,7 +256,7 @@ class PromptPairs(Sequence[PromptPair]):
     @property
     def clusters(self) -> Int[Tensor, " example"] | None:
         """These numbers where pairs repeat, for intervals; None where all are distinct."""
-        return None if self.n_distinct == len(self) else self.examples
+        return None if self.n_distinct == len(self) else self.examples.clone()
 
     def refuse_shared(self, held_out: PromptPairs) -> None:
         """Refuses held-out pairs that are also among these.

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.options import is_whole, shortened
@@ -54,6 +54,8 @@ class Measurement:
     """Its cost; None if it was measured elsewhere."""
     weights: Float[Tensor, " example"] | None = None
     """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None = None
+    """Number of the distinct example that each is; None if all are distinct."""
 
     @property
     def effect(self) -> float:
@@ -66,7 +68,7 @@ class Measurement:
 
         No confidence interval of a set that was chosen by its effect on these examples.
         """
-        return effect_interval(self.effects, weights=self.weights)
+        return effect_interval(self.effects, weights=self.weights, clusters=self.clusters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,7 +323,8 @@ class Exploration:
         yield self._record(Measurement(members, effects, x, y, seconds))
 
     def _record(self, measurement: Measurement) -> Measurement:
-        weighted = replace(measurement, weights=self.engine.pairs.weights)
+        pairs = self.engine.pairs
+        weighted = replace(measurement, weights=pairs.weights, clusters=pairs.clusters)
         self.measurements[measurement.members] = weighted
         return weighted
 

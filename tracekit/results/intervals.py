@@ -161,6 +161,16 @@ def by_cluster(
     return sums.index_add(-1, clusters, values)
 
 
+def check_clusters(clusters: Int[Tensor, " example"] | None) -> None:
+    """Refuses numbers that are none of as many examples.
+
+    Raises:
+        ValueError: One is below 0, or as large as their count.
+    """
+    if clusters is not None and not 0 <= clusters.min() <= clusters.max() < len(clusters):
+        raise ValueError("The clusters are no numbers of examples.")
+
+
 def _ratio_and_error(
     values: Float[Tensor, "*draw example"], bases: Float[Tensor, "*draw example"]
 ) -> tuple[Float[Tensor, "*draw"], Float[Tensor, "*draw"]]:

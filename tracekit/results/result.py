@@ -24,7 +24,7 @@ from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, NoResultError
 from tracekit.metrics import Effects
 from tracekit.results.display import card, line, named
-from tracekit.results.intervals import effect_interval
+from tracekit.results.intervals import check_clusters, effect_interval
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.picture import selection_svg
 from tracekit.results.storage import MAY_BE_INFINITE, NOT_SAVED, load, save
@@ -440,6 +440,8 @@ class TraceResult:
         Raises:
             ValueError: They do not.
         """
+        check_clusters(self.clusters)
+        check_clusters(self.held_out_clusters)
         n = self.n_components
         if len(self.binary_mask) != n:
             raise ValueError(f"the masks are of {len(self.binary_mask)} components of {n}")

@@ -32,7 +32,7 @@ from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.results.interactions import LEVEL
-from tracekit.results.intervals import row_intervals
+from tracekit.results.intervals import by_cluster, row_intervals
 from tracekit.results.pair_effects import added_effects, check_size
 from tracekit.results.significance import max_t_p_values, without_rounding
 from tracekit.results.storage import load, save_numbers
@@ -174,12 +174,11 @@ def strongest_pairs(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is {shortened(value)}. Give a whole number from 1 on.")
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(engine.n_examples, generator=generator)
-    is_split = engine.n_examples >= _LEAST_SPLIT
-    middle = len(order) // 2
+    order = torch.randperm(engine.n_examples, generator=generator).tolist()
+    is_split = engine.pairs.n_distinct >= _LEAST_SPLIT
     # Whoever chooses pairs by some examples cannot test them by the same ones.
-    proposing = order[:middle].sort().values if is_split else None
-    testing = order[middle:].sort().values
+    first, testing = map(torch.tensor, engine.pairs.divide(order, len(order) // 2))
+    proposing = first if is_split else None
     looked_at = _interacting(engine, components, given, proposing, n_looked_at, generator)
     most = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count)
     proposals = _proposals(engine, components, looked_at, given, proposing, most)
@@ -192,8 +191,10 @@ def strongest_pairs(
         tested = interactions[:, testing]
         weights = engine.pairs.weights
         picked = None if weights is None else weights[testing]
-        intervals = row_intervals(tested[strongest], weights=picked).float()
-        p_values = max_t_p_values(without_rounding(tested, scale[:, testing]))[strongest].float()
+        clusters = engine.pairs.subset(testing.tolist()).clusters
+        intervals = row_intervals(tested[strongest], weights=picked, clusters=clusters).float()
+        sums = by_cluster(without_rounding(tested, scale[:, testing]), clusters)
+        p_values = max_t_p_values(sums)[strongest].float()
     label = engine.registry.label
     return StrongestPairs(
         first=tuple(label(proposals[row].pair[0]) for row in strongest.tolist()),

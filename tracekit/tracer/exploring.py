@@ -74,7 +74,12 @@ def open_explorer(
         to_members(start),
         front=[members_of(result, registry) for result in front or ()],
         measured=[
-            Measurement(members_of(each, registry), each.per_example, weights=each.weights)
+            Measurement(
+                members_of(each, registry),
+                each.per_example,
+                weights=each.weights,
+                clusters=each.clusters,
+            )
             for each in earlier
             if is_own(each)
         ],
