@@ -366,7 +366,8 @@ def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, 
     with jaxtyped("context"):
         # In one function: a call of another one would forget the sizes.
         for name, value, kind in named_tensors:
-            if value.dtype not in (torch.float32, torch.bool) or not isinstance(value, kind):
+            is_of_type = value.dtype in (torch.float32, torch.bool, torch.int64)
+            if not is_of_type or not isinstance(value, kind):
                 raise ValueError(
                     f"{name} is {value.dtype} of shape {tuple(value.shape)}, which does not fit "
                     f"{kind.__name__} and the tensors before it"
