@@ -123,18 +123,28 @@ def test_types(directory):
 
 
 @pytest.mark.parametrize("named", ["bfloat16", "float16", "float32", "float64", None])
-def test_a_checkpoint_loads_in_the_type_that_it_names(directory, tmp_path, named):
+@pytest.mark.parametrize("fits", [True, False])
+def test_dtype_auto_is_float32_where_it_fits_else_of_the_checkpoint(
+    tmp_path, monkeypatch, named, fits
+):
+    if not fits:
+        monkeypatch.setattr(loading, "_free_bytes", lambda device: 1000)
     hf = tiny.hf_model("llama").to(getattr(torch, named or "float32"))
     hf.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     if named is None:
         config = {key: value for key, value in config.items() if "dtype" not in key}
         (tmp_path / "config.json").write_text(json.dumps(config))
-    expected = getattr(torch, named or "float32")
+    is_low = named in ("bfloat16", "float16")
+    expected = torch.float32 if fits and is_low else getattr(torch, named or "float32")
     for dtype in (None, "auto"):
         model = load_model(tmp_path, dtype=dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {expected}
     assert next(load_model(tmp_path, dtype="float32").parameters()).dtype == torch.float32
+
+
+def test_dtype_auto_knows_the_free_memory(monkeypatch):
+    assert 2**27 < loading._free_bytes(torch.device("cpu")) < 2**50
 
 
 def test_a_type_that_no_weights_have_is_refused(directory, tmp_path):

@@ -159,7 +159,7 @@ OPTIONS: Mapping[str, Option] = {
     "device": option(None, TEXT, MODEL, "NAME", "E.g. cpu or cuda:0."),
     "dtype": option(
         *("auto", str, MODEL, "NAME"),
-        "auto (as the checkpoint says), float32, bfloat16 or float16.",
+        "auto (float32 where it fits, else the checkpoint's), float32, bfloat16 or float16.",
     ),
     "dataset": option(
         *("demo-bias", str, WHAT, "NAME"),

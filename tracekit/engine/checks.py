@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
@@ -83,12 +84,11 @@ def check_engine(engine: Engine) -> None:
     """
     if left := foreign_hooks(engine.model):
         more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
-        warnings.warn(
+        warn(
             f"Hooks were left on {model_name(engine.model)} at {', '.join(left[:_LISTED])}{more}. "
             "They act in every pass, so the model is traced with them. Call its reset_hooks(), or "
             "remove the handles, to trace it without.",
             ModelWarning,
-            stacklevel=3,
         )
     differing = [number for number, pair in enumerate(engine.pairs) if pair.differs]
     if not differing:

@@ -19,7 +19,7 @@ from tracekit.engine.clean_run import assemble
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading
-from tracekit.models.hooked import to_device
+from tracekit.models.hooked import is_exact, to_device
 
 
 class BatchEffects(NamedTuple):
@@ -121,6 +121,30 @@ def empty_mask_effect(data: PreparedData) -> float:
         effect = data.metric(clean, now).abs().max()
         # A metric may hide a change, or read a distribution that is computed again.
         return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
+
+
+def noise_floor(data: PreparedData) -> float:
+    """Mean effect that the rounding of the model alone can have, 0 in float32 and float64.
+
+    In a lower precision the score of a row depends on which rows run beside it. So the clean run is
+    repeated in two other batch shapes, a row alone and a batch twice over, and its effect against
+    the clean run is taken: the mean, or two standard errors of it, whichever is larger. All sets
+    share the rounding of one clean run, so differences between sets are surer than this.
+    """
+    if is_exact(data.model):
+        return 0.0
+    sums = torch.zeros(2, 3, dtype=torch.float64)
+    with data.measuring():
+        for batch in data.batches:
+            alone = data.layout.batches(1, device=data.device, examples=batch.examples.cpu())
+            for some, copies in (*((one, 1) for one in alone), (batch, 2)):
+                run = data.forward_pass.log_probs(some.repeat(copies), [], reads=data.metric.reads)
+                effects = data.effects_from(some, run)[0].double().cpu()
+                moments = (effects.sum(), effects.square().sum(), float(len(effects)))
+                sums[copies - 1] += torch.tensor([float(each) for each in moments])
+    (sums,) = data.ranks.add(sums)
+    total, squares, n = sums.T
+    return torch.maximum((total / n).abs(), 2 * (squares / n).sqrt() / n.sqrt()).max().item()
 
 
 def _one(data: PreparedData, mask: Any) -> Masks:

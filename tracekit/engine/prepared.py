@@ -68,7 +68,8 @@ class EngineConfig:
     """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
     token probabilities."""
     max_batch_size: int = 64
-    """Examples per pass through the model; bounds memory, changes no result."""
+    """Examples per pass; bounds memory, changes no result but for rounding, which is large in
+    bfloat16 (`effects.noise_floor`)."""
     max_memory: int | None = None
     """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
     in host memory, or computed again for every batch if the model is on the CPU. As many may be

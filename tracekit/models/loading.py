@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
@@ -47,8 +47,10 @@ _HUB_TIMEOUT = 5.0
 _ADAPTER = "adapter_config.json"
 """A file of the folders that peft writes."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+_SMALL_MODEL = 8 * 2**30
+"""Bytes that are taken to be free where the system does not say it."""
 AUTO = "auto"
-"""The dtype that a checkpoint names."""
+"""float32 where it fits into memory, else the dtype that a checkpoint names."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -73,9 +75,10 @@ def load_model(
             its data come as text.
         device: Where to put the model; the first CUDA device if there is one, else the CPU.
             A model in memory stays where it is and as it is.
-        dtype: `auto` (default: as the checkpoint says in its configuration, float32 if it says
-            nothing; quantised weights keep their own types), `float32`, `bfloat16`, `float16`, or a
-            torch dtype.
+        dtype: `auto` (default: float32 where twice that fits into the free memory of `device`, else
+            what the checkpoint's configuration names; quantised weights keep their own types),
+            `float32`, `bfloat16`, `float16`, or a torch dtype. In bfloat16 effects depend on the
+            batch size, by about `Tracer.noise_floor`.
         **options: `revision`, a branch, tag or commit of a hub name; the rest is passed on to
             `TransformerBridge.boot_transformers`, e.g. `device_map`, `n_devices`.
 
@@ -105,7 +108,7 @@ def load_model(
     if (directory / _ADAPTER).exists() and not (directory / "config.json").exists():
         return _with_adapter(directory, tokenizer, {**options, "dtype": asked})
     with _loading_errors(model):
-        options["dtype"] = asked or checkpoint_dtype(directory)
+        options["dtype"] = asked or _chosen_dtype(directory, options["device"])
     target = options["device"]
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
@@ -176,7 +179,7 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The type asked for; None for that of the checkpoint."""
+    """The type asked for; None to choose one."""
     if dtype is None or dtype == AUTO:
         return None
     if isinstance(dtype, torch.dtype):
@@ -184,6 +187,28 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype not in _DTYPES:
         raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join((AUTO, *_DTYPES))}.")
     return _DTYPES[dtype]
+
+
+def _chosen_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
+    """float32 where it fits, since results in a lower precision depend on the batch size."""
+    named = checkpoint_dtype(directory)
+    is_quantized = "quantization_config" in json.loads((directory / "config.json").read_text())
+    if named not in (torch.bfloat16, torch.float16) or is_quantized or device is None:
+        return named
+    weights = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
+    # Twice the weights of the checkpoint, and as much again to load and to run it.
+    needed = 4 * sum(file.stat().st_size for file in weights)
+    return torch.float32 if needed <= _free_bytes(device) else named
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device; of the CPU, what the system says that it has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with suppress(OSError, ValueError):
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * int(lines["MemAvailable"].split()[0])
+    return _SMALL_MODEL
 
 
 def checkpoint_dtype(checkpoint: str | Path) -> torch.dtype:
@@ -228,7 +253,7 @@ def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -
         ) from error
     named = json.loads((directory / _ADAPTER).read_text()).get("base_model_name_or_path")
     base = locate(str(named)).folder
-    dtype = options["dtype"] or checkpoint_dtype(base)
+    dtype = options["dtype"] or _chosen_dtype(base, options["device"])
     with _loading_errors(directory), nothing_installed(directory):
         bare = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(options["device"])
         merged = peft.PeftModel.from_pretrained(bare, directory).merge_and_unload()

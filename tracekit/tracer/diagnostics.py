@@ -79,8 +79,14 @@ def warn_of_effects(engine: Engine) -> None:
         )
 
 
-def warn_of_results(results: Sequence[TraceResult], pairs: PromptPairs) -> None:
-    """Warns of the set of which one example carries most, and of the one that holds least."""
+def warn_of_results(
+    results: Sequence[TraceResult], pairs: PromptPairs, noise_floor: float = 0.0
+) -> None:
+    """Warns of the set of which one example carries most, and of the one that holds least.
+
+    And of effects, of the sets or of most single components, below the noise floor.
+    """
+    _warn_of_noise(results, noise_floor)
     shares = [_largest_share(result.per_example)[1] for result in results]
     worst = results[shares.index(max(shares))]
     number, share = _largest_share(worst.per_example)
@@ -93,6 +99,20 @@ def warn_of_results(results: Sequence[TraceResult], pairs: PromptPairs) -> None:
             UnreliableResultWarning,
         )
     _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
+
+
+def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
+    small = min(abs(result.effect) for result in results)
+    scores = results[0].component_scores
+    if scores is not None:
+        small = min(small, scores.abs().median().item())
+    if small < floor:
+        warn(
+            f"An effect, or that of most single components, is only {small:.2g}, and the model's "
+            f"rounding alone can make one of {floor:.2g} (noise_floor). Load the model with "
+            "dtype='float32', or give more examples.",
+            UnreliableResultWarning,
+        )
 
 
 def warn_of_front(front: ParetoFront) -> None:

@@ -23,6 +23,7 @@ from tracekit.components import Component, ComponentRegistry
 from tracekit.components.members import mask_of, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
+from tracekit.engine.effects import noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup, Setup
 from tracekit.engine.sources import name_of
@@ -96,6 +97,14 @@ class SetMethods:
     def full_effect(self) -> float:
         """Mean effect of all components together."""
         return self.engine.full_effects.mean().item()
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """Mean effect that the rounding of a model in low precision can have alone; float32: 0.
+
+        Measured on the clean run in other batch shapes (`tracekit.engine.effects.noise_floor`).
+        """
+        return noise_floor(self.engine.data)
 
     @property
     def n_prefers_x(self) -> int | None:

@@ -248,7 +248,7 @@ class Tracer(SetMethods):
             observed.results(results)
         self.results += results
         self._last = results
-        diagnostics.warn_of_results(results, self.pairs)
+        diagnostics.warn_of_results(results, self.pairs, self.noise_floor)
         if any(result.stopped == "interrupted" for result in results):
             warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
         return results[0] if budgets is None else TraceCurve(tuple(results))

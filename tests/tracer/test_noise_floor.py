@@ -1,0 +1,46 @@
+"""What the rounding of a model in low precision can do, measured and warned of."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import ModelWarning, UnreliableResultWarning
+
+
+def test_noise_floor_is_zero_in_float32(tracer):
+    assert tracer.noise_floor == 0
+
+
+def test_noise_floor_is_the_effect_of_the_batch_shape_on_the_clean_run():
+    model = tk.load_model("demo", dtype="bfloat16")
+    direction = torch.randn(128, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def round_by_shape(value, hook=None):
+        # As a kernel does that sums in another order when there are more rows.
+        return value + direction * value.shape[0] / 20
+
+    model.add_hook("blocks.3.hook_resid_post", round_by_shape, is_permanent=True)
+    pairs = tk.load_dataset("demo-bias", model)[:12]
+    with pytest.warns(ModelWarning, match="Hooks were left"):
+        whole, alone = (tk.Tracer(model, pairs, max_batch_size=size) for size in (64, 1))
+    shifts = whole.engine.metric(whole.engine.data.clean, alone.engine.data.clean)
+    mean, spread = shifts.mean().abs(), 2 * shifts.square().mean().sqrt() / 12**0.5
+    assert whole.noise_floor >= 0.999 * max(mean, spread) > 0.01
+    assert alone.noise_floor > 0
+
+
+@pytest.mark.parametrize(("floor", "is_warned"), [(0.0, False), (1e9, True)])
+def test_noise_floor_above_an_effect_is_warned_of(model, floor, is_warned):
+    tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
+    vars(tracer)["noise_floor"] = floor
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnreliableResultWarning)
+        tracer.run("top-k", budget=2)
+    assert (
+        any("rounding alone can make one of 1e+09" in str(w.message) for w in caught) == is_warned
+    )
