@@ -338,6 +338,7 @@ def test_known_facts(shared, gpt2_tokenizer):
 
     def load(**options):
         folder = shared / "data/known_facts"
+        options = {"noise_std": 3 * 0.2015, **options}
         return tk.load_dataset("known-facts", Model(), data_dir=folder, **options)
 
     pairs = load()
@@ -532,14 +533,29 @@ def test_the_noise_of_facts_is_that_of_the_published_code(shared, gpt2_tokenizer
         cfg = SimpleNamespace(d_model=4)
 
     folder = shared / "data/known_facts"
-    pairs = tk.load_dataset("known-facts", Model(), data_dir=folder, seed=None, n=5)
+    options = {"data_dir": folder, "seed": None, "n": 5, "noise_std": 3 * 0.2015}
+    pairs = tk.load_dataset("known-facts", Model(), **options)
     torch.manual_seed(42)
     for pair in pairs:
         noise = 3 * 0.2015 * torch.randn(len(pair.prompt_ids), 4)
         torch.testing.assert_close(pair.counterfactual.noise, noise)
-    other = tk.load_dataset("known-facts", Model(), data_dir=folder, seed=None, n=5, noise_seed=43)
+    other = tk.load_dataset("known-facts", Model(), noise_seed=43, **options)
     assert not torch.equal(other[0].counterfactual.noise, pairs[0].counterfactual.noise)
     assert [pair.prompt_ids for pair in other] == [pair.prompt_ids for pair in pairs]
+
+
+def test_noise_of_facts_is_three_times_the_models_own_embeddings(shared, gpt2_tokenizer):
+    from tests import tiny
+    from tracekit.models import embedding_std
+
+    model = tk.load_model(tiny.hf_model("gpt2", vocab_size=50257), tokenizer=gpt2_tokenizer)
+    options = {"data_dir": shared / "data/known_facts", "n": 40}
+    pairs = tk.load_dataset("known-facts", model, **options)
+    drawn = torch.cat([pair.counterfactual.noise for pair in pairs])
+    assert drawn.std().item() == pytest.approx(3 * embedding_std(model), rel=0.05)
+    assert abs(drawn.std().item() - 0.6045) > 0.1
+    with pytest.raises(ConfigError, match="cannot be run. Give the model, or noise_std."):
+        tk.load_dataset("known-facts", gpt2_tokenizer, **options)
 
 
 @pytest.mark.parametrize("name", ["winobias", "winogender", "professions", "known-facts"])
@@ -550,7 +566,13 @@ def test_the_papers_data_begin_with_a_bos_token_if_asked(name, shared, gpt2_toke
 
     folder = shared / "data" / name.replace("-", "_")
     plain, with_bos = (
-        tk.load_dataset(name, Model(), data_dir=folder, prepend_bos=prepend_bos)
+        tk.load_dataset(
+            name,
+            Model(),
+            data_dir=folder,
+            prepend_bos=prepend_bos,
+            **({"noise_std": 0.5} if name == "known-facts" else {}),
+        )
         for prepend_bos in (False, True)
     )
     bos = gpt2_tokenizer.bos_token_id

@@ -166,7 +166,12 @@ class TestPlans:
 
     def test_data_are_those_of_the_published_code(self):
         facts = EXPERIMENTS["table-facts"].jobs(Setting(held_out=False))[0]
-        assert facts.data_options == {"seed": None, "noise_seed": 42, "leading_space": False}
+        assert facts.data_options == {
+            "seed": None,
+            "noise_seed": 42,
+            "noise_std": 3 * 0.2015,
+            "leading_space": False,
+        }
         binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
         assert binding.model.startswith("LLaMA-")
         assert binding.data_options == {

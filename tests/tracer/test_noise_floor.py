@@ -34,6 +34,14 @@ def test_noise_floor_is_the_effect_of_the_batch_shape_on_the_clean_run():
     assert alone.noise_floor > 0
 
 
+def test_noise_floor_draws_the_rounding_where_batch_shapes_agree():
+    model = tk.load_model("demo", dtype="bfloat16")
+    tracer = tk.Tracer(model, tk.load_dataset("demo-bias", model)[:12], max_batch_size=1)
+    before = torch.get_rng_state()
+    assert 1e-4 < tracer.noise_floor < 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("floor", "is_warned"), [(0.0, False), (1e9, True)])
 def test_noise_floor_above_an_effect_is_warned_of(model, floor, is_warned):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")

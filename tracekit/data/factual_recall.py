@@ -2,8 +2,8 @@
 
 There are two data sets: CounterFact, of which the paper uses 200 records, and the 1209 facts of
 Meng et al. 2022 (ROME) that GPT-2 xl knows. The counterfactual run reads the same prompt with
-Gaussian noise of standard deviation 3 x 0.2015 on token and position embeddings, drawn once per
-example.
+Gaussian noise on token and position embeddings, drawn once per example: three times as large as
+those of the model. For GPT-2 the paper has 3 x 0.2015 (`NOISE_STD`), and its code for every model.
 The target continuation x is the true attribute. Only CounterFact has a foil y, a false attribute.
 
 The paper's text writes the attribute as a word of its own, with its leading space. The published
@@ -25,9 +25,11 @@ from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError
+from tracekit.models.hooked import HookedModel, embedding_std
 
 NOISE_STD = 3 * 0.2015
-"""Of the paper: three times the standard deviation of GPT-2's embeddings."""
+"""Of the published code: three times the standard deviation of GPT-2's embeddings."""
+_FACTOR = 3
 
 _N_COUNTERFACT = 200
 _N_KNOWN_FACTS = 1209
@@ -56,7 +58,7 @@ def load(
     data_dir: Path | None = None,
     n: int | None = None,
     seed: int | None = 0,
-    noise_std: float = NOISE_STD,
+    noise_std: float | None = None,
     noise_seed: int = 42,
     leading_space: bool = True,
     prepend_bos: bool | None = None,
@@ -70,7 +72,8 @@ def load(
         data_dir: Folder with the file.
         n: Number of facts. None: all.
         seed: Draws the facts. None: the first ones.
-        noise_std: Standard deviation of the noise, in the units of the embeddings.
+        noise_std: Standard deviation of the noise, in the units of the embeddings. None: three
+            times that of the input of the model's first block.
         noise_seed: Seed of the noise; that of the published code is 42.
         leading_space: Whether the attributes begin with a space.
         prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
@@ -90,6 +93,13 @@ def load(
         {key: space + text.strip() if key in ("x", "y") else text for key, text in row.items()}
         for row in rows
     ]
+    if noise_std is None:
+        if not isinstance(model, HookedModel):
+            raise ConfigError(
+                f"The noise of {dataset} is three times the size of the model's embeddings, and a "
+                f"{type(model).__name__} cannot be run. Give the model, or noise_std."
+            )
+        noise_std = _FACTOR * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed)
     return PromptPairs.from_text(
         rows,

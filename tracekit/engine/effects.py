@@ -19,7 +19,7 @@ from tracekit.engine.clean_run import assemble
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading
-from tracekit.models.hooked import is_exact, to_device
+from tracekit.models.hooked import is_exact, residual_hook, to_device
 
 
 class BatchEffects(NamedTuple):
@@ -126,25 +126,36 @@ def empty_mask_effect(data: PreparedData) -> float:
 def noise_floor(data: PreparedData) -> float:
     """Mean effect that the rounding of the model alone can have, 0 in float32 and float64.
 
-    In a lower precision the score of a row depends on which rows run beside it. So the clean run is
-    repeated in two other batch shapes, a row alone and a batch twice over, and its effect against
-    the clean run is taken: the mean, or two standard errors of it, whichever is larger. All sets
-    share the rounding of one clean run, so differences between sets are surer than this.
+    In a lower precision, scores depend on the rows that run beside a row, and on last bits. So the
+    clean run is repeated with a row alone, with a batch twice over, and with embeddings of which
+    the last bit is drawn, and its effect against the clean run is taken: the mean, or two standard
+    errors of it, whichever is larger. All sets share the rounding of one clean run, so differences
+    between sets are surer than this.
     """
     if is_exact(data.model):
         return 0.0
-    sums = torch.zeros(2, 3, dtype=torch.float64)
-    with data.measuring():
+    drawn = [(residual_hook(0), _with_last_bit_drawn)]
+    moments = torch.zeros(3, 3, dtype=torch.float64)
+    with data.measuring(), torch.random.fork_rng():
+        torch.manual_seed(0)
         for batch in data.batches:
             alone = data.layout.batches(1, device=data.device, examples=batch.examples.cpu())
-            for some, copies in (*((one, 1) for one in alone), (batch, 2)):
-                run = data.forward_pass.log_probs(some.repeat(copies), [], reads=data.metric.reads)
+            runs = [(0, one, 1, []) for one in alone]
+            for way, some, copies, hooks in (*runs, (1, batch, 2, []), (2, batch, 1, drawn)):
+                run = data.forward_pass.log_probs(
+                    some.repeat(copies), hooks, reads=data.metric.reads
+                )
                 effects = data.effects_from(some, run)[0].double().cpu()
-                moments = (effects.sum(), effects.square().sum(), float(len(effects)))
-                sums[copies - 1] += torch.tensor([float(each) for each in moments])
-    (sums,) = data.ranks.add(sums)
-    total, squares, n = sums.T
-    return torch.maximum((total / n).abs(), 2 * (squares / n).sqrt() / n.sqrt()).max().item()
+                powers = (effects**power for power in range(3))
+                moments[way] += torch.stack([each.sum() for each in powers])
+    (moments,) = data.ranks.add(moments)
+    n, total, squares = moments.T
+    return torch.maximum((total / n).abs(), 2 * squares.sqrt() / n).max().item()
+
+
+def _with_last_bit_drawn(activation: Tensor, hook: Any = None) -> Tensor:
+    draw = torch.randn_like(activation.float()) * torch.finfo(activation.dtype).eps / 2
+    return (activation.float() * (1 + draw)).to(activation.dtype)
 
 
 def _one(data: PreparedData, mask: Any) -> Masks:

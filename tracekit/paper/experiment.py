@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tracekit.data.factual_recall import NOISE_STD
 from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
 from tracekit.paper.jobs import DEMO_DATASETS, ModelAt
@@ -23,7 +24,13 @@ _EPOCHS = {"professions": 30}
 _RATIO = {"counterfact", "known-facts", "demo-facts"}
 """Data sets whose published numbers are ratios of probabilities."""
 _AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "counterfact": {"seed": None, "noise_seed": 42, "leading_space": False},
+    "counterfact": {
+        "seed": None,
+        "noise_seed": 42,
+        "noise_std": NOISE_STD,
+        "leading_space": False,
+    },
+    "known-facts": {"noise_std": NOISE_STD},
     "variable-binding": {"form": "code"},
 }
 """Data set -> options that make it the one that the published code reads."""
