@@ -182,7 +182,12 @@ class TestPlans:
         assert binding.accuracy_on["value"]["form"] == "code"
         asked = Setting(held_out=False, data_options={"seed": "3", "split": "test"})
         facts = EXPERIMENTS["table-facts"].jobs(asked)[0]
-        assert facts.data_options == {"seed": "3", "noise_seed": 42, "leading_space": False}
+        assert facts.data_options == {
+            "seed": "3",
+            "noise_seed": 42,
+            "noise_std": 3 * 0.2015,
+            "leading_space": False,
+        }
         assert not asked.keeps_paper_data
 
     def test_a_model_that_is_not_what_it_is_said_to_be(self, tmp_path):
