@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,6 +64,17 @@ class TestComparison:
             [result.effect / result.full_effect for result in comparison]
         )
         assert frame["components"][2] == " ".join(comparison[2].labels)
+
+    def test_names_are_no_latex(self, tracer):
+        bad = "my_data.csv 5% \\input{/etc/passwd} \x1b]0;x\x07 \u2212"
+        result = replace(tracer.results[0], dataset=bad, model="a_b")
+        text = tk.compare([result], labels=["x_y\x1b"]).to_latex()
+        caption = text[text.index("\\caption{") :].splitlines()[0]
+        assert r"my\_data.csv 5\% \textbackslash{}input\{/etc/passwd\}" in caption
+        assert "a\\_b" in caption
+        assert "$-$" in caption
+        assert "x\\_y" in text
+        assert "\x1b" not in text
 
     def test_latex_and_markdown(self, tracer):
         comparison = tk.compare(tracer.results)

@@ -223,6 +223,14 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
             {"nodes": {**document["nodes"], "a0.h0": {"score": True}}},
             "has no score of a0.h0",
         ),
+        *(
+            ({"nodes": {**document["nodes"], "a0.h0": {"score": score}}}, "has no score of a0.h0")
+            for score in (1e300, 10**400, float("nan"), -1e39)
+        ),
+        (
+            {"nodes": {**document["nodes"], f"a{'9' * 5000}.h0": {"score": 0.1}}},
+            "and the traced model has 3 layers of 4 heads",
+        ),
     ):
         (tmp_path / "changed.json").write_text(json.dumps({**document, **change}))
         with pytest.raises(DataFormatError, match=text):

@@ -175,6 +175,21 @@ class TestFiles:
         with pytest.raises(DataNotFoundError, match=r"There is no file .*gone.toml. Give"):
             read_options(tmp_path / "gone.toml", ["limit"])
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "model_options = {trust_remote_code = true}",
+            'model-option = ["trust_remote_code=true"]',
+            '[models]\ntitle = "trust_remote_code"',
+        ],
+    )
+    def test_no_file_runs_the_code_of_a_model(self, tmp_path, text):
+        (path := tmp_path / "sweep.toml").write_text(text)
+        with pytest.raises(ConfigError, match="asks for trust_remote_code, and a file of options"):
+            read_options(path, ["model_options", "model_option", "models"])
+        write_options(path, {"model_option": ["trust_remote_code=true", "revision=a"]})
+        assert read_options(path, ["model_option"]) == {"model_option": ["revision=a"]}
+
     def test_what_is_written_is_read_again(self, tmp_path):
         options = {
             "limit": 3,

@@ -16,12 +16,15 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 
+_CODE = "trust_remote_code"
+
+
 def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
     """Reads a TOML file of options; `max-passes` and `max_passes` are the same key.
 
     Raises:
         DataNotFoundError: There is no such file.
-        ConfigError: It is not TOML, or has a key twice.
+        ConfigError: It is not TOML, has a key twice, or asks to run the code of a model.
         UnknownNameError: It has another key than `keys` (with underscores).
     """
     path = Path(path)
@@ -34,6 +37,11 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
             f"{path} cannot be read as TOML: {error}. Write lines such as limit = 32 and "
             'methods = ["pgb-ct", "top-k"].'
         ) from error
+    if _CODE in str(entries):
+        raise ConfigError(
+            f"{path} asks for {_CODE}, and a file of options runs no code. Take it out. If you "
+            f"trust the model, say --model-option {_CODE}=true on the command line, or so in Python."
+        )
     allowed = sorted(keys)
     options: dict[str, Any] = {}
     for key, value in entries.items():
@@ -47,18 +55,19 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
-    """Writes options as TOML; those that are None or empty lists are left out.
+    """Writes options as TOML, but for None, empty lists, and leave to run the code of a model.
 
     Raises:
         OSError: The file cannot be written.
     """
     import tomli_w
 
-    content = {name: _plain(value) for name, value in options.items() if value not in (None, [])}
+    plain = {name: _plain(value) for name, value in options.items()}
+    content = {name: value for name, value in plain.items() if value not in (None, [])}
     write_beside(Path(path), tomli_w.dumps(content).encode())
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(each) for each in value if _CODE not in str(each)]
     return str(value) if isinstance(value, Path) else value

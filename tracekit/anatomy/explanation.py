@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.set_game import SetGame
@@ -411,10 +412,10 @@ class Explanation:
             rows = list(rows)[:_NAMED]
             named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
             lines.append(f"Backups (p < .05, Holm): {', '.join(named) if named else 'none'}.")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __repr__(self) -> str:
-        return (
+        return printable(
             f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
             f"effect {self.effect.mean().item():.4g})"
         )

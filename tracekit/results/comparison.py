@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit._util.markup import printable
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.results.display import COLUMNS, card, table
-from tracekit.results.latex_table import Table
+from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable
@@ -119,14 +119,15 @@ class Comparison(Sequence[TraceResult]):
             f"{low:.3g} to {high:.3g}"
             for low, high in zip(frame["low"], frame["high"], strict=True)
         ]
+        frame["result"] = frame["result"].map(printable)
         columns = ["result", "selected", "effect", "95 % spread", "share", "held_out", "passes"]
         frame = frame[columns].dropna(axis="columns", how="all")
         return frame.astype({"passes": int}).rename(columns={"held_out": "held out"})
 
     def _caption(self) -> str:
         first = self.results[0]
-        return (
-            f"{first.axis_label[0].upper()}{first.axis_label[1:]} on {first.dataset}, "
+        return latex_text(
+            f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {first.dataset}, "
             f"{first.model}: {first.registry.describe()}. Spread is over resamples of the "
             f"{len(first.per_example)} examples that sets were selected on; share is of the "
             "effect of all components."

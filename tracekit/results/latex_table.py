@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import write_beside, write_csv
+from tracekit._util.markup import printable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +90,20 @@ class Table:
         write_csv(self.frame, paths[0])
         write_beside(paths[1], self.latex().encode())
         return paths
+
+
+_ESCAPES = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\u2212": "$-$",
+}
+
+
+def latex_text(text: str) -> str:
+    """A text in which LaTeX takes nothing for a command."""
+    return printable(text).translate(str.maketrans(_ESCAPES))
 
 
 def _printed(values: Any) -> list[str]:

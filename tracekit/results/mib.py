@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,9 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
             )
     for name in nodes:
         node = re.fullmatch(r"(?:a(\d+)\.h(\d+)|m(\d+))", name)
-        layer, head = (0, 0) if node is None else (int(node[1] or node[3]), int(node[2] or 0))
+        # Ten digits are too many anyway, and Python reads no number of thousands.
+        texts = (None, None) if node is None else (node[1] or node[3], node[2])
+        layer, head = (int((text or "0")[:10]) for text in texts)
         if layer >= sizes["n_layers"] or head >= sizes["n_heads"]:
             raise DataFormatError(
                 f"{path} has the node {name}, and the traced model has {sizes['n_layers']} layers "
@@ -123,14 +124,20 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
     scores = []
     for component in registry:
         node = nodes.get(_node(component))
-        score = node.get("score") if isinstance(node, dict) else None
-        if isinstance(score, bool) or not isinstance(score, (int, float)) or not isfinite(score):
+        score = _score(node.get("score")) if isinstance(node, dict) else None
+        if score is None:
             raise DataFormatError(
                 f"{path} has no score of {_node(component)} ({component}). Score every node, or "
                 "trace only those that have one."
             )
-        scores.append(float(score))
+        scores.append(score)
     return torch.tensor(scores)
+
+
+def _score(value: Any) -> float | None:
+    """A number that float32 holds; None for anything else."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= torch.finfo(torch.float32).max else None
 
 
 def check_registry(registry: ComponentRegistry) -> None:

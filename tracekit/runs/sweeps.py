@@ -97,7 +97,8 @@ class Runs(Sequence[Run]):
 
     def _repr_html_(self) -> str:
         """Table of the runs in a notebook."""
-        return self.to_frame().drop(columns="folder", errors="ignore").to_html(escape=True)
+        frame = self.to_frame().drop(columns="folder", errors="ignore")
+        return printable(frame.to_html(escape=True))
 
 
 def load_runs(folder: str | Path) -> Runs:

@@ -134,24 +134,48 @@ class Checkpoint:
             raise unreadable from error
         if metadata.get("sha256") != tensors_digest(tensors):
             raise unreadable
-        proof = self._proof()
-        # Another machine may round differently; another model or metric differs by far more.
-        is_same = metadata.get("key") == self._key and torch.allclose(
-            tensors["proof"], proof, rtol=1e-3, atol=1e-4
+        try:
+            # Another machine may round differently; another model or metric differs by far more.
+            proof = self._proof()
+            if metadata.get("key") != self._key or not torch.allclose(
+                tensors["proof"], proof, rtol=1e-3, atol=1e-4
+            ):
+                raise ResultFormatError(
+                    f"The checkpoint {self._path} is of another search, model or data set. "
+                    "Name another file, or delete it to start afresh."
+                )
+            return self._measured(tensors)
+        except (KeyError, ValueError, RuntimeError, TypeError) as error:
+            raise unreadable from error
+
+    def differs(self) -> ResultFormatError:
+        """The error for effects that are not those of the model."""
+        return ResultFormatError(
+            f"The checkpoint {self._path} holds other effects than the model has. Delete it to "
+            "start afresh."
         )
-        if not is_same:
-            raise ResultFormatError(
-                f"The checkpoint {self._path} is of another search, model or data set. "
-                "Name another file, or delete it to start afresh."
-            )
-        changes = zip(tensors["gains"], tensors["gradients"], strict=True)
-        predictions = [FirstOrderPrediction(*each) for each in changes]
-        shares, gradients = tensors["soft_shares"].tolist(), tensors["soft_gradients"]
+
+    def _measured(self, tensors: Mapping[str, Tensor]) -> Measured:
+        """The measurements in the tensors of a file.
+
+        Raises:
+            KeyError, ValueError, RuntimeError, TypeError: They are of another form.
+        """
+        n, n_examples = self._engine.n_components, self._engine.n_examples
+        measured, predicted = _sets("measured", tensors, n), _sets("predicted", tensors, n)
+        shares = tensors["soft_shares"].tolist()
+        effects = _rows(tensors["effects"], len(measured), n_examples)
+        gains, gradients = (
+            _rows(tensors[name], len(predicted), n) for name in ("gains", "gradients")
+        )
         of_set, of_gradient = (Cost(*each) for each in tensors["prices"].tolist())
+        predictions = map(FirstOrderPrediction, gains, gradients)
         return Measured(
-            effects=dict(zip(_sets("measured", tensors), tensors["effects"], strict=True)),
-            predictions=dict(zip(_sets("predicted", tensors), predictions, strict=True)),
-            soft_gradients=dict(zip(shares, gradients, strict=True)),
+            effects=dict(zip(measured, effects, strict=True)),
+            predictions=dict(zip(predicted, predictions, strict=True)),
+            soft_gradients=dict(
+                zip(shares, _rows(tensors["soft_gradients"], len(shares), n), strict=True)
+            ),
             prices={SET: of_set, GRADIENT: of_gradient},
         )
 
@@ -200,9 +224,21 @@ def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
     }
 
 
-def _sets(name: str, tensors: Mapping[str, Tensor]) -> list[ComponentSet]:
-    sizes = tensors[f"{name}.sizes"].tolist()
-    return [tuple(part.tolist()) for part in tensors[f"{name}.members"].split(sizes)]
+def _sets(name: str, tensors: Mapping[str, Tensor], n_components: int) -> list[ComponentSet]:
+    members, sizes = tensors[f"{name}.members"], tensors[f"{name}.sizes"].tolist()
+    sets = [tuple(part.tolist()) for part in members.split(sizes)]
+    for each in sets:
+        if list(each) != sorted(set(each)) or (
+            each and not 0 <= each[0] <= each[-1] < n_components
+        ):
+            raise ValueError(f"{each} is no set of components.")
+    return sets
+
+
+def _rows(values: Tensor, count: int, width: int) -> Sequence[Tensor]:
+    if count and (values.shape != (count, width) or values.dtype != torch.float32):
+        raise ValueError(f"The shape is {tuple(values.shape)}.")
+    return values.unbind() if count else ()
 
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:

@@ -70,10 +70,26 @@ class Measurements:
         self._kept = Measured()
         if checkpoint is not None and checkpoint.exists:
             self._kept = engine.ranks.decide(checkpoint.load)
+        self._from_file = set(self._kept.effects)
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a set that was measured."""
         return self._kept.effects[members]
+
+    def confirm(self, sets: Iterable[ComponentSet]) -> None:
+        """Measures those sets again that the checkpoint saved, as results hold their effects.
+
+        Raises:
+            ResultFormatError: The checkpoint holds other effects than the model has.
+        """
+        held = [members for members in sets if members in self._from_file]
+        if not held or self._checkpoint is None:
+            return
+        for members, row in zip(held, self.engine.set_effects(held, "checkpoint"), strict=True):
+            if not torch.allclose(row, self._kept.effects[members], rtol=1e-3, atol=1e-4):
+                raise self._checkpoint.differs()
+        price = self._kept.prices[SET]
+        self.saved -= Cost(len(held) * price.forward, len(held) * price.backward)
 
     def take_over(self, effects: Mapping[ComponentSet, Effects]) -> None:
         """Adds sets that were measured elsewhere."""

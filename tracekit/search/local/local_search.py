@@ -137,6 +137,8 @@ class LocalSearch:
                 state.stopped = "interrupted"
             finally:
                 measurements.save()
+            best_sets = state.best_sets
+            measurements.confirm(best_sets.best(size) for size in best_sets.improving)
         if not state.best_sets.sizes:
             if state.stopped == "interrupted":
                 raise KeyboardInterrupt
