@@ -40,7 +40,7 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
     if _CODE in str(entries):
         raise ConfigError(
             f"{path} asks for {_CODE}, and a file of options runs no code. Take it out. If you "
-            f"trust the model, say --model-option {_CODE}=true on the command line, or so in Python."
+            f"trust the model, say --model-option {_CODE}=true in the command, or so in Python."
         )
     allowed = sorted(keys)
     options: dict[str, Any] = {}

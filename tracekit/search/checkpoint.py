@@ -134,19 +134,19 @@ class Checkpoint:
             raise unreadable from error
         if metadata.get("sha256") != tensors_digest(tensors):
             raise unreadable
-        try:
-            # Another machine may round differently; another model or metric differs by far more.
-            proof = self._proof()
-            if metadata.get("key") != self._key or not torch.allclose(
-                tensors["proof"], proof, rtol=1e-3, atol=1e-4
-            ):
-                raise ResultFormatError(
-                    f"The checkpoint {self._path} is of another search, model or data set. "
-                    "Name another file, or delete it to start afresh."
-                )
-            return self._measured(tensors)
-        except (KeyError, ValueError, RuntimeError, TypeError) as error:
-            raise unreadable from error
+        if metadata.get("key") == self._key:
+            try:
+                # Another machine may round differently; another model or metric differs by more.
+                is_same = torch.allclose(tensors["proof"], self._proof(), rtol=1e-3, atol=1e-4)
+                measured = self._measured(tensors)
+            except (KeyError, ValueError, RuntimeError, TypeError) as error:
+                raise unreadable from error
+            if is_same:
+                return measured
+        raise ResultFormatError(
+            f"The checkpoint {self._path} is of another search, model or data set. "
+            "Name another file, or delete it to start afresh."
+        )
 
     def differs(self) -> ResultFormatError:
         """The error for effects that are not those of the model."""
