@@ -271,7 +271,7 @@ def test_sources_and_directions(command, tmp_path):
     rest = ("--method", "top-k", "--budget", 2, "--quiet", "--output")
     code, _, err = command(*base, "--source", "mean", *rest, tmp_path / "mean")
     assert code == 0, err
-    assert tk.TraceResult.load(tmp_path / "mean" / "top-k-2").source == "mean"
+    assert tk.TraceResult.load(tmp_path / "mean" / "top-k-2").setup.source == "mean"
     code, _, err = command(*base, "--direction", "denoising", *rest, tmp_path / "back")
     assert code == 0, err
     result = tk.TraceResult.load(tmp_path / "back" / "top-k-2")

@@ -167,7 +167,7 @@ def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
     assert {result.run.objective for result in front} == {"log-odds"}
     assert front.statistics
     loaded = tk.ParetoFront.load(front.save(tmp_path / "front"))
-    assert loaded[0].objective == "log-odds"
+    assert loaded[0].run.objective == "log-odds"
     assert loaded[0].title == "local search (log-odds)"
     with pytest.raises(tk.errors.ResultFormatError):
         tracer.pareto(**options)

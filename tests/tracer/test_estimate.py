@@ -192,7 +192,7 @@ class TestPassesOfExplanations:
 class TestTime:
     def test_is_that_of_the_run_within_reason(self, tracer):
         estimate = tracer.estimate("exhaustive", budget=2)
-        seconds = tracer.run("exhaustive", budget=2).seconds
+        seconds = tracer.run("exhaustive", budget=2).run.seconds
         assert seconds / 10 < estimate.seconds < 10 * seconds
 
     def test_is_bounded_by_a_limit(self, tracer):

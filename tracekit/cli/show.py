@@ -41,9 +41,12 @@ def show(
 
 def _print_details(result: TraceResult, all_components: bool) -> None:
     """Prints the setup of a run and its selected components."""
+    from tracekit.results.tables import facts_of_model
+
     table = Table(show_header=False, box=None)
     options = {name: value for name, value in result.config.items() if value is not None}
     for name, value in (
+        ("model", facts_of_model(result)),
         ("data", f"{result.dataset}, {len(result.per_example)} examples"),
         ("metric", f"{result.setup.metric}, {result.setup.continuation_mean} mean"),
         ("positions", result.setup.positions),

@@ -22,7 +22,7 @@ from tracekit.results.comparison import Comparison, compare
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import check_comparable
+from tracekit.results.tables import check_comparable, facts_of_model
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
@@ -151,7 +151,7 @@ def _setting(result: TraceResult) -> pd.DataFrame:
 
     setup = result.setup
     rows = [
-        ("model", result.model),
+        ("model", facts_of_model(result)),
         ("data", f"{result.dataset}, {len(result.per_example)} examples"),
         ("fingerprint of the data", result.dataset_fingerprint),
         ("components", result.registry.describe()),

@@ -66,6 +66,20 @@ class RunFacts:
     """Versions of Python and of the packages that numbers depend on."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Which model it was, beside its name."""
+
+    weights_digest: str
+    """Digest of the weights (`tracekit.models.weights_digest`)."""
+    revision: str | None
+    """Commit of the hub's repository, if it is from there."""
+    foreign_hooks: tuple[str, ...]
+    """Hook points and modules with hooks that somebody had left on the model."""
+    sizes: Mapping[str, int | bool]
+    """Layers, heads and width, for files of the MIB benchmark."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TraceResult:
     """One set of components, how it was found, and its effect."""
@@ -119,8 +133,10 @@ class TraceResult:
     model: str
     dataset: str
     dataset_fingerprint: str
-    model_sizes: Mapping[str, int | bool] = field(default_factory=dict)
-    """Layers, heads and width of the model, for files of the MIB benchmark."""
+    model_facts: ModelFacts
+    """Weights and sizes of the model."""
+    noise_floor: float = 0.0
+    """Effect that rounding alone can make; 0 in float32."""
     tracer: Any = field(default=None, repr=False, metadata=NOT_SAVED)
     """A weak reference to the tracer that made it, in this process; not saved."""
 
@@ -330,7 +346,7 @@ class TraceResult:
         """
         check_registry(self.registry)
         scores = self.ranked_by
-        write_mib(Path(path), self.registry, scores, self.binary_mask, self.model_sizes)
+        write_mib(Path(path), self.registry, scores, self.binary_mask, self.model_facts.sizes)
         return Path(path)
 
     def heatmap(self, *, color: Color = "selected") -> go.Figure:

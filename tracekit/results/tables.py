@@ -51,6 +51,16 @@ def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     return {name: [result.extra_effects[name] for result in results] for name in names}
 
 
+def facts_of_model(result: TraceResult) -> str:
+    """Name, revision and weights of the model of a result, and what may blur its numbers."""
+    facts = result.model_facts
+    parts = [result.model, f"weights {facts.weights_digest[:12]}"]
+    parts += [f"revision {facts.revision[:12]}"] if facts.revision else []
+    parts += [f"hooks left at {', '.join(facts.foreign_hooks[:3])}"] if facts.foreign_hooks else []
+    parts += [f"noise floor {result.noise_floor:.2g}"] if result.noise_floor else []
+    return "; ".join(parts)
+
+
 def check_comparable(results: Sequence[TraceResult]) -> None:
     """Refuses results that answer different questions.
 
@@ -59,6 +69,7 @@ def check_comparable(results: Sequence[TraceResult]) -> None:
     """
     for name, values in (
         ("models", [result.model for result in results]),
+        ("weights", [result.model_facts.weights_digest[:12] for result in results]),
         ("data sets", [result.dataset for result in results]),
         ("sources", [result.setup.source for result in results]),
         ("directions", [result.setup.direction for result in results]),

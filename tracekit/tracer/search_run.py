@@ -29,7 +29,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.setup import Setup
 from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects, Metric
-from tracekit.models import model_name
+from tracekit.models import foreign_hooks, model_name, revision_of, weights_digest
 from tracekit.results.mib import model_sizes
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import (
@@ -38,7 +38,7 @@ from tracekit.results.pareto_statistics import (
     passes_from_all,
     sizes_of_statistics,
 )
-from tracekit.results.result import RunFacts, TraceResult
+from tracekit.results.result import ModelFacts, RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
@@ -102,12 +102,25 @@ class RunContext:
     """The question: model, data set, components, metric."""
     setup: Setup
     """The setup, with metric and source by their names."""
+    noise_floor: float
+    """Effect that rounding alone can make."""
     extra_metrics: tuple[Metric, ...]
     """Further metrics."""
     held_out: Engine | None
     """The same question on examples that no search sees."""
     tracer: Any
     """A weak reference to the tracer, for results."""
+
+    @cached_property
+    def model_facts(self) -> ModelFacts:
+        """Which model it is."""
+        model = self.engine.model
+        return ModelFacts(
+            weights_digest=weights_digest(model),
+            revision=revision_of(model),
+            foreign_hooks=tuple(foreign_hooks(model)),
+            sizes=model_sizes(model.cfg),
+        )
 
     def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Usage]:
         """Searches an engine on an unchanged model, and says what that took."""
@@ -180,7 +193,8 @@ class RunContext:
             model=model_name(engine.model),
             dataset=engine.pairs.name,
             dataset_fingerprint=engine.pairs.fingerprint,
-            model_sizes=model_sizes(engine.model.cfg),
+            model_facts=self.model_facts,
+            noise_floor=self.noise_floor,
             tracer=self.tracer,
         )
 

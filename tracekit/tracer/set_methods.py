@@ -120,6 +120,7 @@ class SetMethods:
         return RunContext(
             engine=self.engine,
             setup=self.setup,
+            noise_floor=self.noise_floor,
             extra_metrics=self.extra_metrics,
             held_out=self._held_out,
             tracer=weakref.ref(self),
