@@ -56,18 +56,19 @@ def test_a_report_says_what_was_found(tracer, runs, tmp_path):
     text = body(path)
     curve, greedy, front, grid = runs
     for result in [*curve, greedy, *front]:
-        assert f"<td>{result.effect:.4g}</td>" in text
-        assert f"<td>{', '.join(result.labels)}</td>" in text
+        assert f">{result.effect:.4g}</td>" in text
+        assert f">{', '.join(result.labels)}</td>" in text
     low, high = greedy.spread
-    assert f"<td>{low:.3g} to {high:.3g}</td>" in text
-    assert f"<td>{greedy.held_out_effect:.4g}</td>" in text
+    assert f">{low:.3g} to {high:.3g}</td>" in text
+    assert f">{greedy.held_out_effect:.4g}</td>" in text
     assert tracer.pairs.fingerprint in text
     assert "16 head-outputs in layers 0-1" in text
     assert "arithmetic mean of token probabilities" in text
     # Every example, with its prompt.
     for number, pair in enumerate(tracer.pairs):
-        assert f"<td>{number}</td><td>{pair.texts['prompt']}</td>" in text
-        assert f"<td>{front[-1].per_example[number].item():.4g}</td>" in text
+        cells = f'>{number}</td><td style="text-align:right">{pair.texts["prompt"]}</td>'
+        assert cells in text
+        assert f">{front[-1].per_example[number].item():.4g}</td>" in text
     # Curve, panel, front and its heatmap, grid.
     assert text.count("Plotly.newPlot(") == 5
     assert grid.labels[0] in text
@@ -174,7 +175,7 @@ def test_the_command_reads_all_that_was_saved(command, runs, tmp_path):  # noqa:
     assert code_ == 0, err
     assert page.resolve().as_uri() in out
     text = body(page)
-    rows = re.findall(r"<tr><td>[^<]*</td><td>\d+</td><td>\d+</td>", text)
+    rows = re.findall(r"<tr><td[^>]*>[^<]*</td><td[^>]*>\d+</td><td[^>]*>\d+</td>", text)
     assert len(rows) == 2 + 1 + len(front)
     assert text.count("Plotly.newPlot(") == 5
     (block,) = code(text)
@@ -208,11 +209,11 @@ def test_reports_say_why_a_set_acts_together(tracer, runs, tmp_path):
     for line in str(why).splitlines():
         assert line in text
     row = why.table.iloc[0]
-    assert f"<td>{row['last']:.4g} ({row['last_low']:.3g} to {row['last_high']:.3g})</td>" in text
-    assert f"<td>{row['verdict']}</td>" in text
+    assert f">{row['last']:.4g} ({row['last_low']:.3g} to {row['last_high']:.3g})</td>" in text
+    assert f">{row['verdict']}</td>" in text
     row = side.table.iloc[1]
     low, high = row["selectivity_low"], row["selectivity_high"]
-    assert f"<td>{row['selectivity']:.4g} ({low:.3g} to {high:.3g})</td>" in text
+    assert f">{row['selectivity']:.4g} ({low:.3g} to {high:.3g})</td>" in text
     assert text.count("Plotly.newPlot(") == 2 + 3 + 1
     assert body(tk.report(why, tmp_path / "alone.html")).count("Plotly.newPlot(") == 3
 

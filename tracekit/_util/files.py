@@ -34,8 +34,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write_beside(path: Path, content: bytes) -> None:
     """Writes a file beside its place and moves it there, so that it is never half written.
 
-    Raises:
-        OSError: The folder cannot be written to, or the disk is full. An old file stays as it was.
+    If that fails, an old file stays as it was.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -58,10 +57,7 @@ def write_beside(path: Path, content: bytes) -> None:
 
 @contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside a path, to be moved there; removed at the end if it was not.
-
-    The folder of the path is made if it is missing.
-    """
+    """A new folder beside a path, to be moved there; removed at the end if it was not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent)
     draft = Path(tempfile.mkdtemp(f"-{os.getpid()}", _draft_prefix(path), path.parent))
@@ -74,10 +70,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def marker(folder: Path) -> Iterator[Path]:
-    """A hidden empty file in a folder, for the length of the block.
-
-    It is removed like a draft where its process was killed.
-    """
+    """A hidden empty file in a folder for the length of the block, removed as drafts are."""
     prefix = _draft_prefix(folder / "marker")
     handle, path = tempfile.mkstemp(f"-{os.getpid()}", prefix, folder)
     os.close(handle)
@@ -129,12 +122,9 @@ def _is_running(process: int) -> bool:
 def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     """Within the block, no other process and no other thread holds the lock of a path.
 
-    The lock is a hidden file beside the path, removed at the end; it ends with the process that
-    holds it. On a file system without locks there is none. `wait` is whether to wait for a lock
-    that is held; a number: at most so many seconds.
-
-    Raises:
-        BlockingIOError: It is held, and is not waited for any longer.
+    The lock is a hidden file beside the path and ends with its process; some file systems have
+    none. `wait` is whether to wait for a lock that is held, or for how many seconds; then
+    `BlockingIOError` is raised.
     """
     from filelock import FileLock, Timeout
 
@@ -180,10 +170,7 @@ def _umask() -> int:
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Writes a table as CSV; texts that a spreadsheet would run as formulas get a quote in front.
-
-    Names come from files, and `=HYPERLINK(...)` may be one.
-    """
+    """Writes a table as CSV; a quote keeps spreadsheets from running texts as formulas."""
     texts = frame.select_dtypes(include=["object", "string", "category"]).columns
     safe = frame.assign(**{str(column): frame[column].map(_without_formula) for column in texts})
     write_beside(path, safe.to_csv(index=False, lineterminator="\n").encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from html import escape
 from typing import Any
 
@@ -34,30 +34,23 @@ def script_json(value: Any) -> str:
 
 
 def html_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
+    columns: Iterable[object],
+    rows: Iterable[Iterable[object]],
     *,
     bold: Collection[tuple[int, int]] = (),
 ) -> str:
     """A table of escaped cells; `bold` has the row and column of cells in bold."""
-    body = []
-    for number, row in enumerate(rows):
-        cells = [
-            _cell("b" if (number, column) in bold else "", html_text(value), column)
-            for column, value in enumerate(row)
-        ]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(
-        f'<th style="text-align:{_side(column)}">{html_text(name)}</th>'
-        for column, name in enumerate(columns)
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    body = [
+        _row("td", row, [column for at, column in bold if at == number])
+        for number, row in enumerate(rows)
+    ]
+    return f"<table><thead>{_row('th', columns)}</thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _cell(tag: str, text: str, column: int) -> str:
-    inner = f"<{tag}>{text}</{tag}>" if tag else text
-    return f'<td style="text-align:{_side(column)}">{inner}</td>'
-
-
-def _side(column: int) -> str:
-    return "right" if column else "left"
+def _row(tag: str, values: Iterable[object], bold: Collection[int] = ()) -> str:
+    cells = []
+    for column, value in enumerate(values):
+        style = f"text-align:{'right' if column else 'left'}"
+        style += ";font-weight:bold" if column in bold else ""
+        cells.append(f'<{tag} style="{style}">{html_text(value)}</{tag}>')
+    return f"<tr>{''.join(cells)}</tr>"

@@ -50,11 +50,7 @@ def whole_numbers(values: object) -> tuple[int, ...] | None:
 
 
 def check_seed(seed: object) -> None:
-    """Refuses a seed that random generators would not take, or would round.
-
-    Raises:
-        ConfigError: It is no whole number from 0 to 2^63 - 1.
-    """
+    """Refuses a seed that random generators would not take, or would round."""
     if not is_whole(seed) or not 0 <= seed < 2**63:
         raise ConfigError(f"The seed is {shortened(seed)}. Give a whole number from 0 to 2^63 - 1.")
 
@@ -143,9 +139,6 @@ def convert(name: str, value: Any, hint: Any) -> Any:
 
     On a command line it is a text such as `"0.001"`, `"12"`, `"false"`, `"none"` where None is
     allowed, or `"5,1"` for a tuple.
-
-    Raises:
-        ConfigError: It is of another type.
     """
     if isinstance(value, Number):
         value = getattr(value, "item", lambda: value)()  # Numbers of NumPy have it.

@@ -32,11 +32,7 @@ class WorkerProcesses(Executor):
     def __init__(
         self, processes: int, *, start: Callable[..., None], arguments: tuple[Any, ...] = ()
     ) -> None:
-        """Starts no process yet.
-
-        In every worker, `start`, a function of a module, is called once with `arguments` before
-        anything else.
-        """
+        """Starts no process yet; every worker first calls `start`, a function of a module, once."""
         # Forked processes cannot use CUDA.
         context = multiprocessing.get_context("spawn")
         self._end, self._lifeline = context.Pipe(duplex=False)
@@ -47,10 +43,7 @@ class WorkerProcesses(Executor):
         )
 
     def submit(self, function: Callable[..., _R], /, *arguments: Any, **options: Any) -> Future[_R]:
-        """Calls a function of a module in one of the workers.
-
-        Where a worker is killed, this future and all others fail with `BrokenProcessPool`.
-        """
+        """Calls a function of a module in a worker; `BrokenProcessPool` if any worker is killed."""
         # A worker may be started here.
         with _held_back(_STOPPING):
             return self._pool.submit(function, *arguments, **options)

@@ -48,11 +48,8 @@ class Progress:
     ) -> None:
         """Starts at nothing.
 
-        Args:
-            bar: Shows it; None shows nothing.
-            passes: Passes over the data that the run takes, at most; None: unknown.
-            n_examples: Examples of the data.
-            on_note: Is told what each step reached.
+        `bar` shows it, if there is one. `passes` over the data are the most that the run takes, if
+        known. `on_note` is told what each step reached.
         """
         self._on_note = on_note
         self._bar, self._passes, self._n_examples = bar, passes, n_examples
@@ -96,12 +93,8 @@ def run(
 ) -> Iterator[Progress]:
     """Opens the bar of a run; within another run, that one's.
 
-    Args:
-        label: Stands before the bar.
-        passes: Passes over the data at most; None: unknown, and then no end is shown.
-        n_examples: Examples of the data.
-        shown: Whether to show it at all.
-        on_note: Is told what each step reached, shown or not.
+    `passes` over the data are the most that it takes; unknown, no end is shown. `on_note` is told
+    what each step reached, shown or not.
     """
     outer = _CURRENT.get()
     if outer is not None:

@@ -72,9 +72,7 @@ class Ranks:
     def add(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Sums tensors over all ranks, in one reduction; every rank gets the same.
 
-        Raises:
-            WorkerError: Another rank has ended.
-            KeyboardInterrupt: Ctrl-C reached any rank.
+        Ctrl-C in any rank raises `KeyboardInterrupt` in all.
         """
         if self.count == 1:
             return parts

@@ -31,9 +31,7 @@ def usable_cores(
 ) -> int:
     """Cores that this process may use, by its affinity and by a container's quota; at least 1.
 
-    Args:
-        cgroup: Where control groups are mounted.
-        own: The file that names the groups of this process.
+    `cgroup` is where control groups are mounted, `own` names those of this process.
     """
     return max(1, min(_affinity(), *_quotas(cgroup, own)))
 
@@ -82,8 +80,7 @@ def allowed_threads() -> int:
 def threads_for(width: int | None = None) -> Iterator[None]:
     """Within the block, this thread runs torch on as many threads as a model needs.
 
-    Args:
-        width: Width of the model's residual stream; None: not known.
+    `width` is that of the model's residual stream, if known.
     """
     before = torch.get_num_threads()
     if _is_set():

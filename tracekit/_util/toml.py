@@ -20,12 +20,9 @@ _CODE = "trust_remote_code"
 
 
 def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Reads a TOML file of options; `max-passes` and `max_passes` are the same key.
+    """Reads a TOML file of options, named as in `keys`; `max-passes` is `max_passes`.
 
-    Raises:
-        DataNotFoundError: There is no such file.
-        ConfigError: It is not TOML, has a key twice, or asks to run the code of a model.
-        UnknownNameError: It has another key than `keys` (with underscores).
+    A file that asks to run the code of a model is refused.
     """
     path = Path(path)
     if not path.is_file():
@@ -55,11 +52,7 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
-    """Writes options as TOML, but for None, empty lists, and leave to run the code of a model.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Writes options as TOML, but for None, empty lists, and leave to run the code of a model."""
     import tomli_w
 
     plain = {name: _plain(value) for name, value in options.items()}

@@ -90,7 +90,7 @@ class _Findings:
             first = curve[0]
             cells = [f"{r.effect:.3f} ({100 * r.share_of_full_effect:.0f} %)" for r in curve]
             passes = f"{first.cost.forward_equivalents:.0f}"
-            rows.append([first.method_title, *cells, passes, f"{first.seconds:.0f} s"])
+            rows.append([first.title, *cells, passes, f"{first.run.seconds:.0f} s"])
         return rows
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tracekit._util.files import write_beside
-from tracekit._util.markup import html_text
+from tracekit._util.markup import html_table, html_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,10 +28,8 @@ p { margin: 0 0 10px; max-width: 80ch; }
 .lead { font-size: 20px; line-height: 1.4; }
 .figures { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
 table { border-collapse: collapse; margin: 4px 0 10px; }
-th, td { padding: 4px 12px; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th, td { padding: 4px 12px; border-bottom: 1px solid #ddd; white-space: nowrap; }
 td:last-child { white-space: normal; }
-td.best { font-weight: bold; }
 .note { color: #444; font-size: 14px; }
 pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto; }
 """
@@ -49,7 +47,7 @@ class Section:
     """Side by side, where there is room."""
     table: pd.DataFrame | None = None
     """The texts of its cells are shown as they are."""
-    best: Sequence[tuple[int, int]] = ()
+    best: Collection[tuple[int, int]] = ()
     """Row and column of the cells of the table that are bold."""
     note: str = ""
     """In small type, below the table and the figures."""
@@ -85,7 +83,8 @@ def _section(section: Section, number: int) -> str:
         parts.append(f'<p class="lead">{html_text(section.lead)}</p>')
     parts += [f"<p>{html_text(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.table is not None:
-        parts.append(_table(section.table, set(section.best)))
+        rows = section.table.itertuples(index=False)
+        parts.append(html_table(section.table.columns, rows, bold=section.best))
     if section.figures:
         drawn = [
             figure.to_html(
@@ -102,15 +101,3 @@ def _section(section: Section, number: int) -> str:
     if section.code:
         parts.append(f"<pre>{html_text(section.code)}</pre>")
     return f"<section>{''.join(parts)}</section>"
-
-
-def _table(frame: pd.DataFrame, best: set[tuple[int, int]]) -> str:
-    head = "".join(f"<th>{html_text(column)}</th>" for column in frame.columns)
-    rows = []
-    for row, values in enumerate(frame.itertuples(index=False)):
-        cells = [
-            f"<td{' class=best' if (row, column) in best else ''}>{html_text(value)}</td>"
-            for column, value in enumerate(values)
-        ]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

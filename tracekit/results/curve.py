@@ -107,22 +107,15 @@ class CurveRuns:
     """Digest of each, by the name of its folder."""
 
     def check_consistent(self) -> None:
-        """Refuses a list that is empty or names a folder elsewhere.
-
-        Raises:
-            ValueError: It does.
-        """
+        """Raises a `ValueError` for a list that is empty or names a folder elsewhere."""
         if not self.runs or not all(map(_is_run_name, self.runs)):
             raise ValueError(f"the runs are {shortened(list(self.runs))}, and not folders of runs")
 
 
 def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
-    """Writes a run folder for each of several results, and a list of them.
+    """Writes a run folder for each result and a list of them, whose digest is returned.
 
     Runs that an earlier list in the folder names, and this one does not, are removed.
-
-    Returns:
-        The digest of the list.
     """
     earlier = _listed(folder)
     digests: dict[str, str] = {}
@@ -139,15 +132,7 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
 
 
 def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
-    """Reads what `save_runs` wrote.
-
-    Args:
-        folder: The folder.
-        digest: What `save_runs` returned, where it is known.
-
-    Raises:
-        ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-    """
+    """Reads what `save_runs` wrote; `digest` is what it returned, where that is known."""
     runs = load(CurveRuns, folder / CURVE, digest).runs
     return tuple(load_run(folder / name, run) for name, run in runs.items())
 

@@ -21,16 +21,9 @@ def effect_curve(
 ) -> go.Figure:
     """Effect against number of components: a line per method, and one at the full effect.
 
-    Every line starts at no component and no effect, unless the axis is logarithmic.
-
-    Args:
-        results: Of one or several methods on the same data, components and metric.
-        log_y: Whether the effect is logarithmic; effects that are not positive are then missing.
-        spreads: Whether every result shows how far its effect moves when the examples are resampled
-            (95 %).
-
-    Raises:
-        ComparisonError: The results are of different data, models, components or metrics.
+    Every line starts at no component and no effect, unless the axis is logarithmic; effects that
+    are not positive are then missing. `spreads` shows how far every effect moves when the examples
+    are resampled (95 %).
     """
     check_comparable(results)
     frame = curve_data(results)
@@ -82,13 +75,7 @@ def _of_results(
 
 
 def pareto_curve(frame: pd.DataFrame, first: TraceResult, largest: int) -> go.Figure:
-    """Effect of the best sets against their size; see `ParetoFront.curve`.
-
-    Args:
-        frame: As from `ParetoFront.to_frame`.
-        first: Any result of the front.
-        largest: Largest budget asked for.
-    """
+    """Effect of the best sets against their size; see `ParetoFront.curve`, of which `frame` is."""
     lines = []
     for name, column, style in (
         ("best set", "effect", STYLES["local-search"]),

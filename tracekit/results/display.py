@@ -39,12 +39,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def tracer_html(facts: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:
-    """A tracer: what it traces, and the last dozen of its results.
-
-    Args:
-        facts: Names and values.
-        rows: The method and the cells of each result.
-    """
+    """A tracer: facts of what it traces by name, and the cells of its last dozen results."""
     shown = rows[-MOST_ROWS:]
     results = html_table(["method", *COLUMNS], shown) if rows else line("No results yet: run().")
     n_earlier = len(rows) - len(shown)

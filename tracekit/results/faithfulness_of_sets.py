@@ -21,18 +21,7 @@ from tracekit.results.pareto_front import ParetoFront
 
 
 def faithfulness_of(engine: Engine, given: Any, ranking: Ranking | None = None) -> Faithfulness:
-    """Faithfulness of sets in every form in which they are given; see `Tracer.faithfulness`.
-
-    Args:
-        engine: The data set.
-        given: A result, a list of components or a mask; a curve or a front; or, with `ranking`, a
-            score for each component.
-        ranking: How the components are ranked by their scores.
-
-    Raises:
-        ConfigError: Another ranking.
-        MaskError, ComponentError: About the set, or soft masks.
-    """
+    """Faithfulness of sets in every form in which they are given; see `Tracer.faithfulness`."""
     registry, n = engine.registry, engine.n_components
     if ranking is not None:
         if ranking not in get_args(Ranking):
@@ -54,12 +43,7 @@ def faithfulness_of(engine: Engine, given: Any, ranking: Ranking | None = None) 
 
 
 def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
-    """Components with the highest scores, at each of the shares of MIB.
-
-    Args:
-        scores: One per component.
-        how: Whether by the scores or by their absolute values.
-    """
+    """Components with the highest scores or absolute scores, at each of the shares of MIB."""
     order = ranked(scores if how == "signed" else scores.abs())
     n = len(order)
     return [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
@@ -73,14 +57,9 @@ def measure_faithfulness(
     how: str = "sets",
     method: str = "",
 ) -> Faithfulness:
-    """Measures sets and their complements.
+    """Measures sets of flat indices and their complements.
 
-    Args:
-        engine: The data set.
-        sets: Sets of flat indices.
-        shares: What each was made for.
-        how: How they were made.
-        method: What found them.
+    `shares` says what each was made for, `how` they were made, `method` what found them.
     """
     everything = range(engine.n_components)
     complements = [tuple(i for i in everything if i not in set(members)) for members in sets]

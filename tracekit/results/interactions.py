@@ -224,11 +224,7 @@ class InteractionGrid:
         return load(cls, Path(path), inline=True)
 
     def check_consistent(self) -> None:
-        """Refuses a grid whose parts do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for a grid whose parts do not belong together."""
         n, pairs = len(self.labels), len(self.index_pairs)
         if len(self.singles) != n or len(self.components) not in (0, n):
             raise ValueError(f"there are {len(self.singles)} effects of components of {n} labels")
@@ -304,12 +300,8 @@ def _kind_of_pair(
 ) -> PairKind:
     """A word for a pair.
 
-    Args:
-        signs: Of its significant interactions, in noising and in denoising; 0 if not significant.
-        singles: Effects of either component in noising.
-        together: That of both.
-        first: Interval of the first single effect.
-        second: Interval of the second one.
+    `signs` are of its significant interactions in noising and in denoising, 0 if not significant.
+    The effects are those in noising: of either component with its interval, and of both together.
     """
     if 0 in signs:
         return "one-sided" if any(signs) else "none"

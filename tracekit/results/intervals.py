@@ -54,33 +54,19 @@ def row_intervals(
     *,
     weights: Float[Tensor, " example"] | None = None,
     clusters: Int[Tensor, " example"] | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
 ) -> Float[Tensor, "row 2"]:
-    """The intervals of `effect_interval` for many rows at once, from the same resamples.
-
-    Args:
-        per_example: Effects, times the weights of their examples if these have weights.
-        weights: These weights; None if all examples count alike.
-        clusters: Which distinct example each is; None if all are distinct.
-        confidence: How often such an interval is to hold the true mean.
-        seed: Of the resamples.
-
-    Returns:
-        Low and high end of each.
-    """
+    """Low and high end of the `effect_interval` of each row, from the same resamples."""
     bases = torch.ones(per_example.shape[1]) if weights is None else weights
     values, bases = by_cluster(per_example, clusters), by_cluster(bases, clusters)
     n = len(bases)
     centres, spreads = _ratio_and_error(values, bases.expand_as(values))
     residuals = values - centres[:, None] * bases
     # How often each resample has each example; sums over it are then products.
-    picks = torch.cat(list(_resamples(n, seed)))
+    picks = torch.cat(list(_resamples(n, seed=0)))
     counts = torch.zeros(len(picks), n, dtype=torch.float64)
     counts = counts.scatter_add(1, picks, torch.ones_like(picks, dtype=torch.float64)).T
     base_sums, base_squares = bases @ counts, bases.square() @ counts
-    tail = (1 - confidence) / 2
-    ends = torch.tensor([1 - tail, tail], dtype=torch.float64)
+    ends = torch.tensor([0.975, 0.025], dtype=torch.float64)
     parts = []
     rows_at_once = max(1, _AT_ONCE // len(picks))
     for first in range(0, len(values), rows_at_once):
@@ -116,14 +102,8 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Studentised bootstrap interval of a ratio of two means over the same examples.
 
-    Every resample is divided by its own sum, so that a constant ratio has an interval of no width.
-
-    Args:
-        numerators: Values, times the weights of their examples if these have weights.
-        denominators: The same of what they are divided by.
-        clusters: Which distinct example each is; None if all are distinct.
-        confidence: How often such an interval is to hold the true ratio.
-        seed: Of the resamples.
+    Values are times the weights of their examples if these have weights. Every resample is divided
+    by its own sum, so that a constant ratio has an interval of no width.
     """
     values, bases = by_cluster(numerators, clusters), by_cluster(denominators, clusters)
     centre, error = _ratio_and_error(values, bases)
@@ -162,11 +142,7 @@ def by_cluster(
 
 
 def check_clusters(clusters: Int[Tensor, " example"] | None) -> None:
-    """Refuses numbers that are none of as many examples.
-
-    Raises:
-        ValueError: One is below 0, or as large as their count.
-    """
+    """Raises a `ValueError` for numbers that are none of as many examples."""
     if clusters is not None and not 0 <= clusters.min() <= clusters.max() < len(clusters):
         raise ValueError("The clusters are no numbers of examples.")
 

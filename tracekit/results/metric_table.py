@@ -23,16 +23,9 @@ def metric_table(
 ) -> pd.DataFrame:
     """A pandas DataFrame with a column per metric, from two passes over the data.
 
-    Args:
-        engine: The data set.
-        mask: One entry per component.
-        metrics: The metrics, in the direction of the engine.
-        per_example: Whether rows are examples; else they are `effect`, `low` and `high` (95 %
-            interval), `full_effect` (all components together) and `share` of it.
-
-    Raises:
-        MissingContinuationError: A metric needs a y that an example lacks.
-        NonFiniteMetricError: Names the examples.
+    Its rows are examples or, of all of them, `effect`, `low` and `high` (95 % interval),
+    `full_effect` (all components together) and `share` of it. Metrics are in the direction of the
+    engine.
     """
     import pandas as pd
 
@@ -57,13 +50,7 @@ def effect_table(engines: Mapping[str, Engine], mask: Tensor) -> pd.DataFrame:
 
 
 def effect_row(effects: Tensor, full_effects: Tensor, pairs: PromptPairs) -> dict[str, float]:
-    """Entries of a set in a table: `effect`, `low`, `high`, `full_effect`, `share`.
-
-    Args:
-        effects: One per example.
-        full_effects: Those of all components together.
-        pairs: The examples.
-    """
+    """Entries of a set in a table: `effect`, `low`, `high`, `full_effect`, `share`."""
     low, high = effect_interval(effects, weights=pairs.weights, clusters=pairs.clusters)
     effect, full = effects.mean().item(), full_effects.mean().item()
     share = effect / full if full else float("nan")

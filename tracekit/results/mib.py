@@ -41,19 +41,9 @@ def write_mib(
     selected: BinaryMask,
     sizes: Mapping[str, int | bool],
 ) -> None:
-    """Writes importances.
+    """Writes importances; `sizes` are as from `model_sizes`.
 
     Nodes that are not under study have no score and stay in the circuit.
-
-    Args:
-        path: The file.
-        registry: What the entries stand for.
-        scores: Importance of each component.
-        selected: Which are in the circuit.
-        sizes: As from `model_sizes`.
-
-    Raises:
-        DataFormatError: Components that have no counterpart there.
     """
     check_registry(registry)
     if not sizes:
@@ -77,19 +67,7 @@ def write_mib(
 
 
 def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | bool]) -> Mask:
-    """Reads importances.
-
-    Args:
-        path: The file.
-        registry: What the entries are to stand for.
-        sizes: Of the model that is traced, as from `model_sizes`.
-
-    Returns:
-        Importance of each component.
-
-    Raises:
-        DataFormatError: The file is none, is of another model, or lacks the score of a component.
-    """
+    """Reads the importance of each component; `sizes` are those of the model that is traced."""
     check_registry(registry)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -141,11 +119,7 @@ def _score(value: Any) -> float | None:
 
 
 def check_registry(registry: ComponentRegistry) -> None:
-    """Refuses components that have no counterpart.
-
-    Raises:
-        DataFormatError: They have none.
-    """
+    """Refuses components that have no counterpart."""
     for kind in registry.kinds:
         if kind not in _NODES:
             raise DataFormatError(

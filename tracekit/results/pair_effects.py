@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import Component, ComponentRegistry, ComponentSet
@@ -32,17 +32,9 @@ def chosen_for_pairs(
     layers: Sequence[int] | None = None,
     most: int | None = None,
 ) -> list[int]:
-    """Flat indices of the components whose pairs are asked for.
+    """Flat indices of the components whose pairs are asked for, of `layers` only if given.
 
-    Args:
-        registry: The components under study.
-        components: Those asked for; None: all that are not patched besides.
-        given: Flat indices of what is patched besides.
-        layers: Only those in these layers.
-        most: How many there may be; None: any number.
-
-    Raises:
-        ComponentError: One is named twice or patched besides, or there are too few or too many.
+    By default all that are not `given`, which is patched besides. `most` is how many there may be.
     """
     if components is not None and len(set(components)) < len(components):
         raise ComponentError(
@@ -77,19 +69,10 @@ def measure_pairs(
     title: str = "",
     given: ComponentSet = (),
 ) -> InteractionGrid:
-    """Measures every component and every pair of components.
+    """Measures every component and every pair of components, in the order wanted on the axes.
 
-    Effects on single examples are held in float32 while intervals and p values are computed from
-    them, and no longer.
-
-    Args:
-        engine: The engine.
-        components: Flat indices, in the order wanted on the axes.
-        title: What the figure says above the grid.
-        given: Flat indices of what is patched besides, in every set.
-
-    Raises:
-        ComponentError: So many sets and examples that their effects would take over 2 GiB.
+    `given` is patched besides, in every set. Effects on single examples are held in float32 while
+    intervals and p values are computed from them, and no longer.
     """
     order = list(components)
     n = len(order)
@@ -125,39 +108,21 @@ def measure_pairs(
 
 
 def added_effects(
-    engine: Engine,
-    sets: Sequence[ComponentSet],
-    given: ComponentSet,
-    label: str,
-    *,
-    examples: Int[Tensor, " example"] | None = None,
+    engine: Engine, sets: Sequence[ComponentSet], given: ComponentSet, label: str
 ) -> tuple[Float[Tensor, "set example"], float]:
     """Effects that sets add to a patched set on every example, and that set's mean effect.
 
-    Args:
-        engine: The data set.
-        sets: The sets, which share nothing with what is patched besides.
-        given: What is patched besides.
-        label: Names the progress bar.
-        examples: The examples; all by default.
+    The sets share nothing with `given`, which is patched besides.
     """
     if not given:
-        return engine.set_effects(sets, label, examples=examples), 0.0
+        return engine.set_effects(sets, label), 0.0
     joined = [given, *(tuple(sorted((*given, *members))) for members in sets)]
-    effects = engine.set_effects(joined, label, examples=examples)
+    effects = engine.set_effects(joined, label)
     return effects[1:] - effects[0], effects[0].mean().item()
 
 
 def check_size(n_sets: int, n_examples: int) -> None:
-    """Refuses so many sets that their effects on all examples would take over 2 GiB.
-
-    Args:
-        n_sets: Sets.
-        n_examples: Examples.
-
-    Raises:
-        ComponentError: They are too many.
-    """
+    """Refuses so many sets that their effects on all examples would take over 2 GiB."""
     if n_sets * n_examples > _MOST_EFFECTS:
         raise ComponentError(
             f"{n_sets} sets on {n_examples} examples have {n_sets * n_examples} effects, which are "

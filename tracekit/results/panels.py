@@ -29,13 +29,8 @@ def panels_of(
 ) -> list[SelectionPanel]:
     """A panel per kind; of spans of several components a layer, a panel per span.
 
-    Args:
-        registry: The components.
-        selected: Which are selected.
-        values: What the colour of each says; None: white.
-        texts: What the pointer says of each, below its name.
-        color: Colour of what is selected.
-        title: Above the panels.
+    `values` say the colour of each component, None for white; `texts` stand at the pointer below
+    its name; `color` is that of what is selected.
     """
     panels = []
     hover = [f"{registry.label(i)}: {text}" for i, text in enumerate(texts)]
@@ -90,10 +85,7 @@ def _panel(
 def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None:
     """The colours of values, the same for all results; None if each has a colour of its own.
 
-    Args:
-        color: What colours say.
-        n_components: How many components there are.
-        largest: Largest size of a score.
+    `largest` is the largest size of a score.
     """
     if color == "soft":
         return ColorScale("Blues", 0.0, 1.0, "soft<br>mask")

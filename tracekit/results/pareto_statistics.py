@@ -86,16 +86,10 @@ def measure_statistics(
     fit: CrossFit | None,
     names: Sequence[str],
 ) -> tuple[SizeStatistics, ...]:
-    """Statistics of a front.
+    """Statistics of a front, whose set is given for each size that they are taken at.
 
-    Args:
-        engine: The data set that was searched on.
-        sets: The front's set at each size that statistics are taken at.
-        seed: Draws the controls.
-        maximised: The same data set as the search saw it: its effects are what was maximised.
-        fit: What the searches do on halves of the examples at these sizes; None with too few
-            examples.
-        names: Of these searches.
+    `maximised` is the engine's data as the search saw it. `fit` says what the searches of these
+    names do on halves of the examples; None with too few examples.
     """
     generator = torch.Generator().manual_seed(seed)
     held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs)
@@ -105,12 +99,9 @@ def measure_statistics(
         fields = {**parts[0], **parts[1]}
         controls = _control_effects(engine, members, generator, f"controls of {size}")
         if len(controls):
-            fields = {
-                **fields,
-                "control": controls.mean().item(),
-                "control_low": controls.min().item(),
-                "control_high": controls.max().item(),
-            }
+            fields["control"] = controls.mean().item()
+            fields["control_low"] = controls.min().item()
+            fields["control_high"] = controls.max().item()
         statistics.append(SizeStatistics(size=size, **fields))
     return tuple(statistics)
 
@@ -178,14 +169,8 @@ def control_sets(
 ) -> list[ComponentSet]:
     """Random sets with as many components of every kind in every layer as a set has.
 
-    Args:
-        registry: What flat indices stand for.
-        members: Flat indices of the set.
-        draws: How many sets; each is drawn by itself, so a set may come twice.
-        generator: Draws them.
-
-    Returns:
-        The sets, each ascending; none if there is no other set of this form.
+    Each is ascending and drawn by itself, so that a set may come twice. There are none if no other
+    set has this form.
     """
     sites = [range(site.start, site.stop) for site in registry.sites]
     if not any(0 < sum(i in site for i in members) < len(site) for site in sites):

@@ -23,11 +23,6 @@ def selection_svg(registry: ComponentRegistry, members: Iterable[int], caption: 
     """Which components are in a set, layer by layer, as an SVG image on white.
 
     A layer with more than 64 components is a bar: the share of them that is in the set.
-
-    Args:
-        registry: The components.
-        members: Flat indices of those in the set.
-        caption: Below the picture; any text.
     """
     inside = set(members)
     widths = [_width(grid) + _TICKS + _GAP for grid in registry.grids]

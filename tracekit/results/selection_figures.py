@@ -39,12 +39,7 @@ def comparison_heatmap(
 
 
 def front_heatmap(results: Sequence[TraceResult], largest_budget: int) -> go.Figure:
-    """From which size on each component is in the best sets of a Pareto front.
-
-    Args:
-        results: Of the front, ascending by size.
-        largest_budget: Largest budget asked for.
-    """
+    """From which size on each component is in the best sets of a front, ascending by size."""
     largest, first = results[-1], results[0].n_selected
     members = torch.stack([result.binary_mask for result in results])
     sizes = torch.tensor([result.n_selected for result in results])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,48 +23,33 @@ def without_rounding(
     """Interactions, with 0 where they are too small to be told from rounding.
 
     Effects are float32 numbers. Rounding often has the same sign on all examples, and a test of
-    signs would call a difference of 1e-7 significant.
-
-    Args:
-        interactions: Differences of effects, on each example.
-        scale: Size of the effects that they are differences of.
+    signs would call a difference of 1e-7 significant. `scale` is the size of the effects that they
+    are differences of.
     """
     least = RESOLUTION * scale + _FLOOR * scale.flatten(0, -2).max(0).values
     return torch.where(interactions.abs() > least, interactions, 0.0)
 
 
-def sign_flip_p_values(
-    effects: Float[Tensor, "row example"], *, seed: int = 0
-) -> Float[Tensor, " row"]:
+def sign_flip_p_values(effects: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
     """Two-sided p values of the hypothesis that effects are symmetric around 0, row by row.
 
-    Signs of the examples are flipped at random; the p value is the share of draws whose mean is
-    as far from 0 as the mean measured, which counts as one of them. TransformerLens has such a
-    test from version 4 on.
-
-    Args:
-        effects: Effects on each example, times its weight if examples have weights.
-        seed: Draws the signs, the same for all rows.
+    Effects are times the weights of their examples. Signs of the examples are flipped at random;
+    the p value is the share of draws whose mean is as far from 0 as the mean measured, which counts
+    as one of them. TransformerLens has such a test from version 4 on.
     """
     values = effects.double().cpu()
     n = values.shape[1]
     measured = values.sum(1).abs()
     # Sums in another order may differ in the last digits.
     least = measured - 1e-9 * values.abs().sum(1)
-    generator = torch.Generator().manual_seed(seed)
-    count = max(1, _AT_ONCE // n)
     hits = torch.ones(len(values), dtype=torch.float64)
-    for first in range(0, _DRAWS, count):
-        shape = (min(count, _DRAWS - first), n)
-        signs = torch.randint(2, shape, generator=generator).double() * 2 - 1
+    for signs in _signs(n, max(1, _AT_ONCE // n)):
         hits += (values @ signs.T).abs().ge(least[:, None]).sum(1)
     return hits / (_DRAWS + 1)
 
 
-def max_t_p_values(
-    effects: Float[Tensor, "row example"], *, seed: int = 0
-) -> Float[Tensor, " row"]:
-    """Two-sided p values corrected for any number of rows, from the sign flips themselves.
+def max_t_p_values(effects: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
+    """Two-sided p values of such effects, corrected for any number of rows, from sign flips.
 
     Step-down maxT of Westfall and Young (Resampling-based multiple testing, 1993). Each row is
     divided by its root sum of squares, which no flip changes, so that its sum grows with its t
@@ -72,10 +59,6 @@ def max_t_p_values(
     With m rows, Holm's correction cannot go below m / 10,001, the least p value of 10,000 draws
     times m; this one goes down to 1 / 10,001 whatever m is. Rows that depend on each other cost
     little. With n examples there are 2^n flips, so that no p value lies below 2 / 2^n.
-
-    Args:
-        effects: Effects on each example, times its weight if examples have weights.
-        seed: Draws the signs, the same for all rows.
     """
     values = effects.double().cpu()
     n_rows, n = values.shape
@@ -84,17 +67,21 @@ def max_t_p_values(
     values = torch.where(scale > 0, values / scale, 0.0)
     measured, order = values.sum(1).abs().sort(descending=True)
     values, least = values[order], measured - 1e-9
-    generator = torch.Generator().manual_seed(seed)
-    count = max(1, _AT_ONCE // (n + 2 * n_rows))
     hits = torch.ones(n_rows, dtype=torch.float64)
-    for first in range(0, _DRAWS, count):
-        shape = (min(count, _DRAWS - first), n)
-        signs = torch.randint(2, shape, generator=generator).double() * 2 - 1
+    for signs in _signs(n, max(1, _AT_ONCE // (n + 2 * n_rows))):
         # For each row the largest among itself and all rows below it.
         largest = (values @ signs.T).abs().flip(0).cummax(0).values.flip(0)
         hits += largest.ge(least[:, None]).sum(1)
     p_values = (hits / (_DRAWS + 1)).cummax(0).values
     return torch.empty_like(p_values).scatter(0, order, p_values)
+
+
+def _signs(n_examples: int, at_once: int) -> Iterator[Float[Tensor, "draw example"]]:
+    """Random signs of all draws, in portions; the same for all rows, and in every call."""
+    generator = torch.Generator().manual_seed(0)
+    for first in range(0, _DRAWS, at_once):
+        shape = (min(at_once, _DRAWS - first), n_examples)
+        yield torch.randint(2, shape, generator=generator).double() * 2 - 1
 
 
 def holm(p_values: Float[Tensor, " row"]) -> Float[Tensor, " row"]:

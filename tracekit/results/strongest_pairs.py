@@ -125,11 +125,7 @@ class StrongestPairs:
         return load(cls, Path(path), inline=True)
 
     def check_consistent(self) -> None:
-        """Refuses pairs whose parts do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for pairs whose parts do not belong together."""
         n = len(self.effects)
         if len(self.first) != n or len(self.second) != n or not n <= self.n_measured:
             raise ValueError("the parts are of different numbers of pairs")
@@ -154,21 +150,10 @@ def strongest_pairs(
     seed: int = 0,
     title: str = "",
 ) -> StrongestPairs:
-    """Finds pairs with strong interactions.
+    """Finds as many pairs with strong interactions; see `Tracer.strongest_pairs`.
 
-    Args:
-        engine: The data set.
-        components: Flat indices of the components whose pairs are in question.
-        count: Pairs wanted.
-        given: Flat indices of what is patched besides, in every set.
-        n_looked_at: Components at which a look-ahead is taken.
-        seed: Draws the random signs, and the half of the examples that proposes.
-        title: What the text calls them.
-
-    Raises:
-        ConfigError: A number of pairs or of components that cannot be.
-        NotDifferentiableError: The metric has no gradient.
-        ComponentError: So many sets and examples that their effects would take over 2 GiB.
+    `components` are those in question and `given` those patched besides, as flat indices. The seed
+    draws the random signs, and the half of the examples that proposes.
     """
     for name, value in (("count", count), ("n_looked_at", n_looked_at)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -274,13 +259,7 @@ def _proposals(
 def _measured(
     engine: Engine, proposals: Sequence[_Proposal], given: ComponentSet
 ) -> tuple[Float[Tensor, "pair example"], Float[Tensor, "pair 2 example"]]:
-    """Effects of both components of each pair together, and of each of them.
-
-    Args:
-        engine: The data set.
-        proposals: The pairs.
-        given: Flat indices of what is patched besides.
-    """
+    """Effects of both components of each pair together, and of each of them."""
     members = sorted({member for proposal in proposals for member in proposal.pair})
     sets: list[ComponentSet] = [(member,) for member in members]
     sets += [proposal.pair for proposal in proposals]
@@ -297,13 +276,9 @@ def _ranked(
     looked_at: Sequence[int],
     most: int,
 ) -> list[_Proposal]:
-    """Pairs of a component that was looked at and any other, by predicted interaction.
+    """Pairs of a component that was looked at and any in question, by predicted interaction.
 
-    Args:
-        rows: Predicted interactions with all components of the model.
-        components: Those in question.
-        looked_at: The component of each row.
-        most: Pairs at most.
+    Each row is of one that was looked at: predicted interactions with all components of the model.
     """
     at, predicted = torch.tensor(looked_at), rows.clone()
     # Of two that were looked at there are two predictions: their mean counts, once.

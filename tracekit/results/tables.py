@@ -62,11 +62,7 @@ def facts_of_model(result: TraceResult) -> str:
 
 
 def check_comparable(results: Sequence[TraceResult]) -> None:
-    """Refuses results that answer different questions.
-
-    Raises:
-        ComparisonError: Names what differs.
-    """
+    """Refuses results that answer different questions, and names what differs."""
     for name, values in (
         ("models", [result.model for result in results]),
         ("weights", [result.model_facts.weights_digest[:12] for result in results]),
@@ -81,9 +77,8 @@ def check_comparable(results: Sequence[TraceResult]) -> None:
     ):
         others = [value for value in values if value != values[0]]
         if others:
-            shown = ""
-            if name not in ("examples", "components"):
-                shown = f" ({values[0]} and {others[0]})"
+            is_long = name in ("examples", "components")
+            shown = "" if is_long else f" ({values[0]} and {others[0]})"
             raise ComparisonError(
                 f"The results are of different {name}{shown}, so one figure or table would mix "
                 "numbers that mean different things. Make one for each."
