@@ -14,6 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.anatomy.explanation import explain_set
 from tracekit.anatomy.member_pairs import pair_interactions
+from tracekit.anatomy.replacements import redundant_members
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import (
     _corrected,
@@ -22,7 +23,6 @@ from tracekit.anatomy.shapley import (
     exact_values,
     sampled_values,
 )
-from tracekit.anatomy.stand_ins import redundant_members
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves

@@ -1,7 +1,7 @@
 """Why a set acts together: what each member brings, alone, last, and on average.
 
 `set_game.py` is the value of every subset, `shapley.py` shares the effect of a set out among its
-members, `member_pairs.py` says how pairs of members interact in three contexts, `stand_ins.py`
+members, `member_pairs.py` says how pairs of members interact in three contexts, `replacements.py`
 which members can be left out and which outsiders would replace a member. `explanation.py` puts
 them together: it is what `Tracer.explain` gives. `side_effects.py` says what the set does to other
 data: `Tracer.side_effects`.

@@ -16,15 +16,15 @@ from torch import Tensor
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
+from tracekit.anatomy.replacements import (
+    MeasuredOutsider,
+    Redundancy,
+    measured_outsiders,
+    n_sets_of_outsiders,
+    redundant_members,
+)
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
-from tracekit.anatomy.stand_ins import (
-    Redundancy,
-    StandIn,
-    n_sets_of_stand_ins,
-    redundant_members,
-    stand_ins,
-)
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -72,7 +72,7 @@ class Explanation:
     """Members that can be left out together."""
     tolerance: float
     """Share of the effect that may be lost without them."""
-    outsiders: tuple[StandIn, ...] | None
+    outsiders: tuple[MeasuredOutsider, ...] | None
     """Measured outsiders; None where they were not looked for."""
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
@@ -240,7 +240,7 @@ class Explanation:
 
         if self.outsiders is None:
             return None
-        best: dict[int, StandIn] = {}
+        best: dict[int, MeasuredOutsider] = {}
         for each in sorted(self.outsiders, key=lambda each: each.recovered.mean().item()):
             best[each.player] = each
         rows = []
@@ -284,8 +284,8 @@ class Explanation:
         rising = [row for row in rows if row["rise_low"] > self._least]
         return _sorted(pd.DataFrame(rising, columns=columns), "rise")
 
-    def _named(self, stand_in: StandIn, role: str) -> dict[str, str]:
-        names = self.labels[stand_in.player], self.registry.label(stand_in.outsider)
+    def _named(self, outsider: MeasuredOutsider, role: str) -> dict[str, str]:
+        names = self.labels[outsider.player], self.registry.label(outsider.outsider)
         return dict(zip(("component", role), names, strict=True))
 
     def _fields(self, name: str, values: Effects | None) -> dict[str, float]:
@@ -477,7 +477,7 @@ def explain_set(
         pairs=pair_interactions(game),
         redundancy=redundant_members(game, tolerance=tolerance),
         tolerance=tolerance,
-        outsiders=tuple(stand_ins(engine, members)) if look_outside else None,
+        outsiders=tuple(measured_outsiders(engine, members)) if look_outside else None,
         weights=engine.pairs.weights,
         clusters=engine.pairs.clusters,
         axis_label=engine.metric.axis_label,
@@ -504,7 +504,7 @@ def planned_explanation(
         subsets += n * (n + 1) + (n - 1) * (n - 2) // 2 - 1
     cost = Cost(subsets)
     if look_outside and len(registry) > n:
-        cost += Cost(n_sets_of_stand_ins(n, len(registry)) + n + 1, n + 1)
+        cost += Cost(n_sets_of_outsiders(n, len(registry)) + n + 1, n + 1)
     return Planned(cost=cost, is_exact=is_exact and not look_outside)
 
 

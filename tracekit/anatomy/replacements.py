@@ -51,7 +51,7 @@ def redundant_members(game: SetGame, *, tolerance: float) -> Redundancy:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StandIn:
+class MeasuredOutsider:
     """An outsider beside a member, with measured effects on every example."""
 
     player: int
@@ -78,7 +78,7 @@ class StandIn:
         return (self.joined - self.whole) - self.recovered
 
 
-def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
+def measured_outsiders(engine: Engine, members: ComponentSet) -> list[MeasuredOutsider]:
     """Outsiders that may replace or back up each member, measured beside it.
 
     For every member, the five outsiders that the gradient at the set without it ranks first, and
@@ -98,9 +98,9 @@ def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
     for _, without, outsider in proposals:
         for each in (without, _with(without, outsider), _with(members, outsider)):
             sets.setdefault(each, len(sets))
-    effects = engine.set_effects(list(sets), "stand-ins")
+    effects = engine.set_effects(list(sets), "outsiders")
     return [
-        StandIn(
+        MeasuredOutsider(
             player=player,
             outsider=outsider,
             without=effects[sets[without]],
@@ -112,8 +112,8 @@ def stand_ins(engine: Engine, members: ComponentSet) -> list[StandIn]:
     ]
 
 
-def n_sets_of_stand_ins(n_members: int, n_components: int) -> int:
-    """Sets that `stand_ins` measures at most, after one gradient more than there are members."""
+def n_sets_of_outsiders(n_members: int, n_components: int) -> int:
+    """Sets that `measured_outsiders` measures at most, after one gradient more than there are members."""
     proposed = min(2 * _PROPOSED, n_components - n_members)
     return 1 + n_members * (1 + 2 * proposed) if proposed else 0
 
