@@ -1,4 +1,4 @@
-"""Figures of an explanation and of side effects."""
+"""Figures of an explanation (`why`, an `Explanation`) and of side effects."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from tracekit.anatomy.explanation import Explanation
 
-
-def member_waterfall(why: Explanation) -> go.Figure:
+def member_waterfall(why: Any) -> go.Figure:
     """Shapley values, one bar after the other; see `Explanation.waterfall`."""
     return waterfall(
         _members(why.table),
@@ -41,7 +39,7 @@ def _members(table: pd.DataFrame) -> Members:
     )
 
 
-def member_heatmap(why: Explanation) -> go.Figure:
+def member_heatmap(why: Any) -> go.Figure:
     """Interactions of all pairs in two contexts; see `Explanation.heatmap`."""
     labels, tested, context = why.labels, why.tested_context, why.context_text
     n, rank_of = len(labels), {label: rank for rank, label in enumerate(labels)}
@@ -61,7 +59,7 @@ def member_heatmap(why: Explanation) -> go.Figure:
     return pair_map(drawn, title=data_and_model(why.dataset, why.model), subtitle=subtitle)
 
 
-def member_network(why: Explanation) -> go.Figure:
+def member_network(why: Any) -> go.Figure:
     """Members by layer, joined where they interact; see `Explanation.network`."""
     labels, tested = why.labels, why.tested_context
     joined = [row for row in why.interactions.to_dict("records") if row["significant"]]

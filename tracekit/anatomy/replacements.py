@@ -113,7 +113,7 @@ def measured_outsiders(engine: Engine, members: ComponentSet) -> list[MeasuredOu
 
 
 def n_sets_of_outsiders(n_members: int, n_components: int) -> int:
-    """Sets that `measured_outsiders` measures at most, after one gradient more than there are members."""
+    """Sets that `measured_outsiders` measures at most, after a gradient a member and one."""
     proposed = min(2 * _PROPOSED, n_components - n_members)
     return 1 + n_members * (1 + 2 * proposed) if proposed else 0
 

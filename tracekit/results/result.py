@@ -304,8 +304,8 @@ class TraceResult:
             facts.append(f"held out {self.held_out_effect:.4g} [{_ends(self.held_out_interval)}]")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
         facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
-        if self.stopped:
-            facts.append(f"stopped by {self.stopped}")
+        facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
+        facts += [f"stopped by {self.stopped}"] if self.stopped else []
         return card(
             f"{self.title}: {self.n_selected} of {self.n_components} components",
             line(f"{self.dataset} data, {self.model} model, {setup.metric}, {setup.direction}"),
