@@ -69,14 +69,7 @@ class UnknownNameError(TracekitError, ValueError):
     def __init__(
         self, noun: str, name: object, known_names: Iterable[str], hint: str | None = None
     ) -> None:
-        """Makes the message.
-
-        Args:
-            noun: Kind of thing that is named, such as `metric`.
-            name: As given.
-            known_names: Names that are known.
-            hint: A sentence to say instead of the guess at what was meant.
-        """
+        """Names what is meant by a noun such as `metric`; a hint replaces the guess at it."""
         names = sorted(known_names)
         hint = near_miss(name, names) if hint is None else hint
         text = f"Unknown {noun} {name!r}. {hint}".rstrip()

@@ -552,9 +552,6 @@ def continuation_log_prob(
 
     `valid` says which tokens exist; other entries may hold anything finite, and a continuation
     without any token gets 0.
-
-    Raises:
-        ConfigError: Another mean.
     """
     lengths = valid.sum(-1).clamp(min=1)
     if mean == "geometric":

@@ -438,11 +438,7 @@ _READINGS = {
 
 
 def kind_of(name: str) -> Kind:
-    """A kind by name.
-
-    Raises:
-        UnknownNameError: No kind of that name, or the name has two readings.
-    """
+    """A kind by name."""
     if name in KINDS:
         return KINDS[name]
     if name in _USER_KINDS:

@@ -21,10 +21,6 @@ def mask_of(given: Any, registry: ComponentRegistry) -> Tensor:
     A set is a result, whose selected components are taken; a list of components; or a mask, with an
     entry for each component or with the axes layer and component, where one kind is studied whole
     in every layer.
-
-    Raises:
-        ComponentError: A component that is not among them, or means something else there.
-        MaskError: Something else.
     """
     other = getattr(given, "registry", None)
     # By component: another registry may have as many entries that mean something else.

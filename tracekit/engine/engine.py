@@ -121,8 +121,8 @@ class Engine(DataView):
 
         Args:
             metric: Another metric, with an account of work of its own; None: the same.
-            record: Is called with the binary sets that the engine measures on all examples, and
-                their effects; after Ctrl-C too, with what is done.
+            record: Is called with the binary sets that are measured on all examples, and their
+                effects; after Ctrl-C too, with what is done.
         """
         engine = Engine.__new__(Engine)
         data = self.data if metric is None else self.data.with_metric(metric)

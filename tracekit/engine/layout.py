@@ -96,10 +96,6 @@ class Layout:
         share a row, which then needs an attention mask of its own; if `shared`, examples with equal
         rows share one, and the sources are the same in either case. Beyond `long_rope_limit` tokens
         the model reads positions otherwise.
-
-        Raises:
-            PairsError: An unknown scope, an index outside a prompt, other spans, or an example with
-                x and y on both sides of the limit.
         """
         limit = long_rope_limit or float("inf")
         _check_same_side(pairs, limit)

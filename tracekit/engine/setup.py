@@ -124,12 +124,7 @@ class Setup:
     token probabilities."""
 
     def __post_init__(self) -> None:
-        """Checks what needs neither model nor data.
-
-        Raises:
-            ConfigError: An unknown direction, split or mean, or both spans and positions.
-            ComponentError: A window without layers, or options that contradict a registry.
-        """
+        """Checks what needs neither model nor data."""
         if self.direction not in get_args(Direction):
             raise ConfigError(f"Unknown direction {self.direction!r}. Use noising or denoising.")
         if self.split_by is not None and self.split_by not in get_args(SplitBy):
@@ -187,9 +182,6 @@ class Setup:
         """The setup as a file can hold it: metric and source by their names.
 
         Components are named by their kinds where these are of tracekit, and are else the registry.
-
-        Args:
-            registry: The components on a model.
         """
         kinds, layers = _names_of(self.components), self.layers
         setup = self
@@ -262,13 +254,12 @@ class Setup:
         Args:
             model: The model.
             pairs: The data set; means are taken over it, and its prompts name the spans.
-            config: What changes no result.
+            config: Settings that change no result.
             further: Other pairs that the prompts' positions must suit.
 
         Raises:
             HookPointError: A component cannot be intervened on in this model.
-            SourceError: The source is unknown, or does not suit the data or the components.
-            PairsError: The prompts have no spans, or not all the same ones.
+            SourceError, PairsError: The source or the spans do not suit the data.
         """
         registry = self.components if isinstance(self.components, ComponentRegistry) else None
         if self._splits and self.split_by is None and not pairs.is_split:
@@ -353,10 +344,6 @@ class BoundSetup:
         """The engine of pairs, as a user gives them; the setup's spans and source are applied.
 
         Metric and direction are by default those of the setup.
-
-        Raises:
-            PairsError: Denoising from a source that is no run of the model.
-            SourceError, MissingContinuationError: The pairs do not suit the source or the metric.
         """
         split = self._split(pairs)
         is_on_spans = isinstance(self.setup.source, Noise) and self.setup.source.spans is not None

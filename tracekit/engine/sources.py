@@ -165,9 +165,6 @@ def resolve_source(
 
     `mean` is taken over the prompts of `pairs`; only hook points of `registry` get values. The seed
     draws noise and other examples.
-
-    Raises:
-        SourceError: An unknown source, or one that does not suit the data or the components.
     """
     check_seed(seed)
     kinds = registry.kinds_by_hook

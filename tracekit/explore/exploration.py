@@ -228,13 +228,8 @@ class Exploration:
     def measured_now(self, *, complete: bool = False) -> Measurement:
         """Measurement of the set, which is made if there is none yet.
 
-        Args:
-            complete: Whether to measure it too where only the probabilities of continuations are
-                missing, as they are of results of searches.
-
-        Raises:
-            IdentityCheckError: The model changed.
-            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+        With `complete`, also where only the probabilities of continuations are missing, as they are
+        of results of searches.
         """
         members = self.members
         measurement = self.measurements.get(members)

@@ -68,18 +68,7 @@ class Explorer(anywidget.AnyWidget):
         source: str = "counterfactual",
         front_name: str = "Budget",
     ) -> None:
-        """Measures the first set, so that the first picture waits for nothing.
-
-        Args:
-            exploration: The exploration.
-            to_members: Flat indices of a result, a list of components or a mask.
-            to_result: A result from a set and its effects.
-            source: Where the values come from that are put in.
-            front_name: What the sets to move along are.
-
-        Raises:
-            ComponentError: More components than can be shown.
-        """
+        """Measures the first set; made by `Tracer.explore`."""
         setup = setup_of(exploration, source, front_name)
         exploration.measured_now(complete=True)
         self.exploration = exploration
@@ -193,12 +182,9 @@ class Explorer(anywidget.AnyWidget):
         return self.result().heatmap()
 
     def save(self, path: str | Path) -> Path:
-        """Writes one HTML file with everything measured so far.
+        """Writes one HTML file with everything measured so far; returns its path.
 
         It opens without a network and without a kernel; sets that were not measured say so.
-
-        Returns:
-            The path.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

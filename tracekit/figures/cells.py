@@ -96,13 +96,8 @@ def draw_panels(
 ) -> go.Figure:
     """Panels side by side, with square cells of one size and rows that line up.
 
-    Args:
-        panels: From left to right.
-        scale: Colours of all values; None: white, and the panel's own colour.
-        width: Largest width, in pixels.
-        outlines: Whether selected cells have a dark frame.
-        title: Above the figure.
-        subtitle: Below the title.
+    `scale` gives the colours of all values; without one, cells are white or of the panel's own
+    colour. `width` is the largest, in pixels. `outlines` frames selected cells.
     """
     layers = sorted({layer for panel in panels for layer in panel.layers})
     has_titles = any(panel.title for panel in panels)

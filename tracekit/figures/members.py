@@ -60,14 +60,7 @@ class Edge:
 
 
 def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) -> go.Figure:
-    """Values from 0 to their sum, one bar after the other, with intervals.
-
-    Args:
-        members: From top to bottom.
-        value_title: Title of the horizontal axis.
-        title: Above the figure.
-        subtitle: Below the title.
-    """
+    """Values from 0 to their sum, one bar after the other from top to bottom, with intervals."""
     names, values = list(map(plain, members.names)), list(members.values)
     ends = [sum(values[: rank + 1]) for rank in range(len(values))]
     total = ends[-1]
@@ -120,13 +113,6 @@ def network(
 
     The area of a node is the size of its value, the width of an edge that of its own: orange above
     0, blue below.
-
-    Args:
-        members: The nodes.
-        layers: Layer of each.
-        edges: What joins them.
-        title: Above the figure.
-        subtitle: Below the title.
     """
     rows = [[n for n, at in enumerate(layers) if at == layer] for layer in sorted({*layers})]
     widest = max(map(len, rows))

@@ -40,13 +40,7 @@ class PairMap:
 
 
 def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
-    """Draws a map: red above 0, blue below.
-
-    Args:
-        pairs: What is drawn.
-        title: Above the figure.
-        subtitle: Below the title.
-    """
+    """Draws a map: red above 0, blue below."""
     n, bound = len(pairs.labels), pairs.bound
     largest = max((abs(v) for row in pairs.values for v in row if v is not None), default=0.0)
     figure = go.Figure(

@@ -52,15 +52,9 @@ def size_lines(
 ) -> go.Figure:
     """Lines over the number of components, the last one on top.
 
-    Args:
-        lines: The lines.
-        n_components: How many components there are in all.
-        largest: Number of components at the end of the axis of shares.
-        value_title: Title of the vertical axis.
-        title: Above the figure.
-        subtitle: Below the title.
-        full: Value of all components, at which there is a horizontal line; None: lines at 0 and 1.
-        log_y: Whether values are logarithmic; those that are not positive are then missing.
+    The axis of shares ends at `largest` components. At the value of all components, `full`, there
+    is a horizontal line; without it, at 0 and 1. With `log_y`, values that are not positive are
+    missing.
     """
     figure = go.Figure()
     for line in lines:

@@ -48,15 +48,7 @@ class Strength:
 def strengths(
     rows: Sequence[Strength], *, beside: str, value_title: str, title: str, subtitle: str
 ) -> go.Figure:
-    """Points with intervals, and crosses for random sets.
-
-    Args:
-        rows: From top to bottom.
-        beside: Heading of the texts on the right.
-        value_title: Title of the horizontal axis.
-        title: Above the figure.
-        subtitle: Below the title.
-    """
+    """Points with intervals from top to bottom, crosses for random sets; `beside` heads texts."""
     n, figure = len(rows), go.Figure()
     color, symbol, _ = CONTROL
     controls = [(x, number) for number, row in enumerate(rows) for x in row.controls]

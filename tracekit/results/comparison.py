@@ -35,11 +35,7 @@ class Comparison(Sequence[TraceResult]):
         return self.results[item]
 
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
-        """Which components each of them selects: a panel per result, layer by layer.
-
-        Args:
-            color: As in `TraceResult.heatmap`.
-        """
+        """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
         from tracekit.results.selection_figures import comparison_heatmap
 
         return comparison_heatmap(self.results, self.labels, color=color)
@@ -94,9 +90,7 @@ class Comparison(Sequence[TraceResult]):
     def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
         r"""A LaTeX table (booktabs): the best effect of each size is bold, the second underlined.
 
-        Args:
-            caption: Above the table. None: says data, model and metric.
-            label: For `\ref`.
+        By default the caption says data, model and metric.
         """
         return Table(
             frame=self._printable_frame(),

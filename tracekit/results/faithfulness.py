@@ -67,11 +67,7 @@ class Faithfulness:
 
     @property
     def cmd(self) -> float:
-        """Area between faithfulness and 1 over the share of components (MIB); lower is better.
-
-        Raises:
-            BudgetError: As for `cpr`.
-        """
+        """Area between faithfulness and 1 over the share of components (MIB); lower is better."""
         return self._area(lambda value: abs(1 - value))
 
     def _area(self, height: Callable[[float], float]) -> float:

@@ -206,11 +206,7 @@ class InteractionGrid:
         return pair_map(drawn, title=title, subtitle=subtitle)
 
     def save(self, path: str | Path) -> Path:
-        """Writes all effects and returns the path.
-
-        Args:
-            path: `.json`, which `load` reads, or `.csv`, a row per pair.
-        """
+        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per pair."""
         return save_numbers(self, path)
 
     @classmethod
@@ -218,8 +214,7 @@ class InteractionGrid:
         """Reads the `.json` file that `save` wrote.
 
         Raises:
-            ResultNotFoundError: There is no such file.
-            ResultFormatError: It is damaged, or of another version.
+            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
         """
         return load(cls, Path(path), inline=True)
 
@@ -246,15 +241,15 @@ PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition
 
 
 def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[PairKind]:
-    """How the behaviour depends on each pair of components, from both directions of patching.
+    """A word for each pair of components, from both directions of patching.
 
     An interaction counts if its corrected p value is below 0.05. The rule, in this order:
 
-    - `none`: it counts in neither direction;
-    - `one-sided`: it counts in one direction only. What the pair does depends on the rest: a
+    - `none`: it counts in neither direction, so that nothing was shown;
+    - `one-sided`: it counts in one direction only. The effect of the pair depends on the rest: a
       backup, for instance, is seen in noising only;
-    - `mixed`: it counts in both, with the same sign, so that the relation itself depends on the
-      rest, as of two out of three of which any two are enough;
+    - `mixed`: it counts in both, with the same sign, as of two out of three of which any two are
+      enough;
     - `xor`: it counts with opposite signs, and in noising both effects of single components have
       the same sign and that of the pair is less than half of the smaller one, so that the second
       patch undoes the first;
@@ -263,14 +258,7 @@ def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[Pair
     - `and`: negative in noising and positive in denoising: the behaviour needs both;
     - `or`: positive in noising and negative in denoising: either is enough.
 
-    "None" says that nothing was shown, and not that there is no interaction.
-
-    Args:
-        first: The pairs in one direction.
-        second: The same pairs in the other.
-
-    Returns:
-        A word for each pair, in the order of `InteractionGrid.index_pairs`.
+    Pairs are in the order of `InteractionGrid.index_pairs`.
     """
     noising, denoising = (first, second) if first.direction == "noising" else (second, first)
     singles, pairs = noising.singles.tolist(), noising.pairs.tolist()

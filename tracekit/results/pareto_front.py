@@ -58,10 +58,7 @@ class ParetoFront(Sequence[TraceResult]):
     ) -> ParetoFront:
         """A front that ranks components by the share of budgets whose set holds them.
 
-        Args:
-            results: One for each size, ascending.
-            largest: Largest budget asked for.
-            order: All components, by what ranks those that are in as many sets.
+        Results ascend by size up to the `largest` budget; `order` ranks components that tie.
         """
         n_budgets = torch.zeros(results[0].n_components)
         sizes = [result.n_selected for result in results]

@@ -107,11 +107,7 @@ class StrongestPairs:
         return printable(f"StrongestPairs({text})")
 
     def save(self, path: str | Path) -> Path:
-        """Writes all numbers and returns the path.
-
-        Args:
-            path: `.json`, which `load` reads, or `.csv`, a row per pair.
-        """
+        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per pair."""
         return save_numbers(self, path)
 
     @classmethod
@@ -119,8 +115,7 @@ class StrongestPairs:
         """Reads the `.json` file that `save` wrote.
 
         Raises:
-            ResultNotFoundError: There is no such file.
-            ResultFormatError: It is damaged, or of another version.
+            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
         """
         return load(cls, Path(path), inline=True)
 

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     """The table behind an effect curve: a row per method and number of components.
 
-    Methods that record an effect for each of several sizes (see `TraceResult.records_every_size`)
-    contribute all of them. Where two runs of a method measured the same size, the larger effect
-    counts.
-
-    Args:
-        results: Of one or several methods.
+    Methods whose history holds an effect for each of several sizes contribute all of them. Where
+    two runs of a method measured the same size, the larger effect counts.
 
     Returns:
         A DataFrame with the columns `method`, `n_selected` and `effect`.

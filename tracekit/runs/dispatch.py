@@ -31,27 +31,14 @@ def do_all(
     executor_options: Mapping[str, Any] | None = None,
     on_done: Callable[[Run | Failure], object] = lambda outcome: None,
 ) -> list[Run | Failure]:
-    """Runs jobs, each once, those of a model together.
+    """Runs jobs, each once, those of a model together; equal jobs count once.
 
     A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept. Two
     calls on one store share its runs: each is done by one of them, and the other waits for it.
 
-    Args:
-        jobs: In any order; equal jobs count once.
-        environment: Where models and data are.
-        root: Folder of the store; all workers must share it.
-        processes: Number of parallel workers, each with a model of its own. None: 1, or as many
-            as the executor has.
-        executor: Where the workers are; as in `workers_of`. None: on this machine.
-        executor_options: As `options` of `workers_of`.
-        on_done: Called with the run or failure of each job.
-
-    Returns:
-        The run or failure of each different job, grouped by model.
-
-    Raises:
-        ConfigError, MissingExtraError: As `workers_of`.
-        WorkerError: A worker was killed or is gone, or has another store or other versions.
+    `root` is the folder of the store, which all workers must share; `executor` and its options are
+    as in `workers_of`. By default there is one worker, or as many as the executor has, each with a
+    model of its own. `on_done` is called with each outcome.
     """
     unique = list({job.identity: job for job in jobs}.values())
     models = list(dict.fromkeys(job.model for job in unique))

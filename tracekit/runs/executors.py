@@ -350,13 +350,10 @@ def workers_of(
 ) -> Workers:
     """The workers of an executor, which are to be closed in the end.
 
-    Args:
-        executor: None: processes of this machine. Else an address (`dask://HOST:PORT`,
-            `submitit://slurm`), an executor of `concurrent.futures`, a Dask client, or a submitit
-            executor.
-        jobs: Number of processes, or of tasks at a time. None: what the executor has.
-        options: Parameters of a submitit executor that an address stands for.
-        folder: Shared folder for files of the executor.
+    The executor is None for processes of this machine, an address (`dask://HOST:PORT`,
+    `submitit://slurm`), an executor of `concurrent.futures`, a Dask client, or a submitit executor.
+    `jobs` run at a time, by default as many as it has. `options` are those of a submitit executor
+    that an address stands for, whose files are in the shared folder.
     """
     home = type(executor).__module__.partition(".")[0]
     if options and not (isinstance(executor, str) and executor.startswith(_SUBMITIT)):

@@ -75,8 +75,7 @@ class Grid:
         Raises:
             UnknownNameError: A name, or an option of a method or a data set.
             BudgetError: A budget.
-            ConfigError: Anything else: an empty list, a value of another type, two models of one
-                name.
+            ConfigError: An empty list, a value of another type, two models of one name.
         """
         hints = get_type_hints(type(self))
         for each in fields(self):
@@ -131,7 +130,7 @@ class Grid:
         A hub name is let pass where the hub cannot be reached: the workers may have the model.
 
         Raises:
-            UnknownModelError: No such directory, or the hub has no such model.
+            UnknownModelError: No such directory or model.
         """
         for model in self.sources().values():
             guess = _guess(model.source)

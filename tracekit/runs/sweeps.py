@@ -102,14 +102,12 @@ class Runs(Sequence[Run]):
 
 
 def load_runs(folder: str | Path) -> Runs:
-    """Reads all runs of a sweep or of a reproduction.
+    """Reads all runs of a sweep or of a reproduction, by model, data set, method and seed.
+
+    A folder in the store that cannot be read is left out with a `RecordWarning`.
 
     Args:
         folder: The output folder, or its folder `runs`.
-
-    Returns:
-        The runs, by model, data set, method and seed. A folder in the store that cannot be read is
-        left out with an `RecordWarning`.
 
     Raises:
         ResultNotFoundError: The folder holds no store of runs.

@@ -237,13 +237,9 @@ def cross_fit(
 ) -> CrossFit:
     """Selects on each half of the examples and measures on the other.
 
-    Args:
-        engine: The data set, with at least `FEWEST_EXAMPLES` examples.
-        searches: The search methods.
-        sizes: Largest numbers of components, ascending.
-        seed: Draws the halves; the seed of the searches.
-        searched: The target of the searches, where that is another one (see `targets.py`).
-        on_all: Effects of the sets that the searches select on all examples; needed to choose.
+    There are at least `FEWEST_EXAMPLES` examples; `sizes` ascend, and the seed draws the halves.
+    `searched` is the target of the searches, where that is another one (see `targets.py`). `on_all`
+    are the effects of the sets that the searches select on all examples, needed to choose.
     """
     n = engine.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()

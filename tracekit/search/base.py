@@ -92,11 +92,7 @@ class Goal:
         return replace(self, budgets=tuple(sorted({*self.budgets, *smaller})))
 
     def require(self, method: str) -> None:
-        """Refuses a goal without budget or target.
-
-        Raises:
-            BudgetError: Neither was given.
-        """
+        """Refuses a goal without budget or target."""
         if not self.budgets and self.target is None:
             raise BudgetError(
                 f"The method {method!r} needs to know how many components to select. "
@@ -130,13 +126,7 @@ class Selection:
 
     @classmethod
     def measured(cls, engine: Target, indices: Sequence[int], **fields: Any) -> Selection:
-        """Measures a set of flat indices.
-
-        Args:
-            engine: Measures.
-            indices: The set.
-            **fields: The other fields.
-        """
+        """Measures a set of flat indices; `fields` are the other fields."""
         mask = from_indices(indices, engine.n_components)
         return cls(mask=mask, effects=engine.effects(mask), **fields)
 

@@ -100,7 +100,7 @@ class PlantedModel:
     """Those that add to the answer by themselves, in the order of their weights."""
 
     def tracer(self, **options: Any) -> Tracer:
-        """A tracer of the layers that hold the components, by logit difference.
+        """A tracer by logit difference of the layers that hold the components.
 
         Args:
             **options: Of `Tracer`, such as `direction="denoising"`.

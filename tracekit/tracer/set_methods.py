@@ -196,7 +196,6 @@ class SetMethods:
 
         Raises:
             PairsError: The source is no run of the model that denoising could start from.
-            MaskError, ComponentError: About the set.
         """
         checks.check_unchanged(self.engine)
         engines = {"noising": self.engine, "denoising": self._opposite}

@@ -425,13 +425,9 @@ class Tracer(SetMethods):
     # ---- drawing --------------------------------------------------------------------------
 
     def heatmap(self, result: TraceResult | None = None, *, color: Color = "selected") -> go.Figure:
-        """Per-layer selection heatmap of a result.
+        """Per-layer selection heatmap of a result; `color` as in `TraceResult.heatmap`.
 
-        Args:
-            result: The result. None: the last one of `run`, or after `pareto` the largest set of
-                its front.
-            color: What the colour of a cell says: `selected`, `soft`, `score`, `rank` or `none`
-                (see `TraceResult.heatmap`).
+        By default of the last result of `run`, or after `pareto` of the largest set of its front.
 
         Raises:
             NoResultError: Nothing was run yet.

@@ -155,9 +155,6 @@ class WandB:
         Args:
             project: Name of the project.
             **options: Further arguments of `wandb.init`, e.g. `mode="offline"`, `dir` or `name`.
-
-        Raises:
-            MissingExtraError: wandb is not installed.
         """
         try:
             self._wandb = import_module("wandb")

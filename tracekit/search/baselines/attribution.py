@@ -36,12 +36,7 @@ class Attribution:
         return planned_prefixes(n_components, goal, Cost(1, 1), is_exact=True)
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Ranks once and measures the best at each budget.
-
-        Raises:
-            NotDifferentiableError: The metric has no gradient, or one that vanishes here.
-            NonFiniteMetricError: The gradient is not finite.
-        """
+        """Ranks once and measures the best at each budget."""
         goal.require(self.name)
         if engine.metric.is_flat_at_clean:
             raise NotDifferentiableError(
@@ -71,12 +66,7 @@ class MaskIG:
         return planned_prefixes(n_components, goal, Cost(points, points), is_exact=True)
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Ranks once and measures the best at each budget.
-
-        Raises:
-            NotDifferentiableError: The metric has no gradient.
-            NonFiniteMetricError: A gradient is not finite.
-        """
+        """Ranks once and measures the best at each budget."""
         goal.require(self.name)
         return best_prefixes(engine, goal, _mean_gradient(engine, self.steps, self.name))
 

@@ -55,12 +55,7 @@ class ShrunkenTopK:
         return planned_prefixes(n_components, goal, cost, is_exact=True)
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Ranks all components, then measures the union of the best at each budget.
-
-        Raises:
-            NotDifferentiableError: Gradients are taken, and the metric has none.
-            NonFiniteMetricError: A gradient is not finite.
-        """
+        """Ranks all components, then measures the union of the best at each budget."""
         goal.require(self.name)
         if self._takes_gradients(engine.n_components):
             scores = shrunken_effects_by_slopes(engine, self._slopes(engine))

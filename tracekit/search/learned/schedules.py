@@ -53,11 +53,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def resolve(schedule: str | Schedule) -> Schedule:
-    """A schedule by name or as given.
-
-    Raises:
-        ConfigError: A name that is not in `SCHEDULES`.
-    """
+    """A schedule by name or as given."""
     if not isinstance(schedule, str):
         return schedule
     if schedule not in SCHEDULES:

@@ -86,12 +86,7 @@ class LocalSearch:
         return Planned(cost=Cost(half, half))
 
     def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Answers the goal from one run.
-
-        Raises:
-            NotDifferentiableError: The metric has no gradient.
-            TargetNotReachedError: No set that was tried reaches the target.
-        """
+        """Answers the goal from one run."""
         goal.require(self.name)
         state = self.run(engine, goal, seed)
         if goal.target is None:
@@ -110,10 +105,8 @@ class LocalSearch:
         Nothing is drawn: `seed` only names the search in its checkpoint.
 
         Raises:
-            NotDifferentiableError: The metric has no gradient.
             NothingFoundError: It ended before any set was measured.
             ResultFormatError: The checkpoint cannot be used, or another search uses it.
-            KeyboardInterrupt: Ctrl-C came before any set was measured.
         """
         require_gradient(engine.metric, self.name)
         n, context = engine.n_components, nullcontext()

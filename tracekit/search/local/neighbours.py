@@ -22,15 +22,11 @@ T = TypeVar("T")
 def promising_neighbours(
     members: ComponentSet, scores: Sequence[Mask], up: int, down: int, effort: int
 ) -> list[Iterable[int]]:
-    """Sets with components added, removed and exchanged.
+    """Sets with components added, removed and exchanged, as each of the scores proposes.
 
-    Args:
-        members: The set.
-        scores: Value of having each component in the set, as each prediction has it.
-        up: The next larger size of interest. If that is one more, several components are tried;
-            else each score fills the set up to it. The set's own size: no additions.
-        down: The next smaller size of interest, likewise.
-        effort: Multiplies the numbers of neighbours with one change.
+    `up` is the next larger size of interest. If that is one more, several components are tried;
+    else each score fills the set up to it, and there are no additions up to its own size. `down` is
+    likewise. `effort` multiplies the numbers of neighbours with one change.
     """
     inside, size = set(members), len(members)
     orders = [ranking(score) for score in scores]
