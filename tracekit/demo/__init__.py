@@ -10,7 +10,10 @@ Importing this package loads none of its modules, some of which need PyTorch.
 
 from pathlib import Path
 
-__all__ = ["MODEL_DIR"]
+__all__ = ["DEMO", "MODEL_DIR"]
+
+DEMO = "demo"
+"""Name of the trained model."""
 
 MODEL_DIR: Path = Path(__file__).resolve().parent / "model"
 """Folder of the trained model, in the layout that `from_pretrained` reads."""

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit.engine.packing import PackedSequences
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading, continuation_log_prob
-from tracekit.models.hooked import to_device
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,13 +17,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.forward import noise_hooks
 from tracekit.engine.layout import Layout
 from tracekit.engine.packing import pad_noise
-from tracekit.models.hooked import HookedModel, device_of, dtype_of, frozen, to_device
+from tracekit.models.hooked import HookedModel, device_of, dtype_of, frozen
 
 Storage = Literal["device", "host", "recomputed"]
 """Where the activations are kept: with the model, in host memory, or nowhere."""

@@ -21,13 +21,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.batch import Batch
 from tracekit.engine.precision import Precision, autocast, check_precision, products_in
 from tracekit.engine.prepared import PreparedData
 from tracekit.metrics import Effects
-from tracekit.models.hooked import frozen, to_device
+from tracekit.models.hooked import frozen
 
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit.data.counterfactuals import Ids
-from tracekit.models.hooked import to_device
 
 PASS_OVERHEAD_TOKENS = {"cpu": 64, "cuda": 4096}
 """Cost of one more pass, in tokens: weights are read again, kernels launched again. Measured

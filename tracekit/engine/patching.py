@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind, Site
 from tracekit.components.kinds import FeatureMap
-from tracekit.models.hooked import Hook, to_device
+from tracekit.models.hooked import Hook
 
 _STREAM_PASSES_BY = ".hook_resid_mid"
 """Hook point of the residual stream that a `TransformerBridge` has at the entry of the second norm:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress as _progress
+from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
 from tracekit.engine.batch import Batch
@@ -22,7 +23,6 @@ from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData
-from tracekit.models.hooked import to_device
 
 _T = TypeVar("_T")
 Recorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]

@@ -13,7 +13,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.components import kind_of
 from tracekit.figures.style import (
     BOX,
     SUBTITLE_SIZE,
@@ -45,6 +44,10 @@ class SelectionPanel:
     title: str
     """Above the panel: the method, where several are compared."""
     kind: str
+    noun: str
+    """Noun for one component, as the title of the axis."""
+    has_numbers: bool
+    """Whether components of a layer have numbers; without, a layer has one."""
     layers: tuple[int, ...]
     """Layer of each row."""
     indices: tuple[int, ...]
@@ -314,18 +317,17 @@ def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int
 
 def _x_ticks(panel: SelectionPanel, cell: float) -> tuple[list[int] | None, list[str] | None, str]:
     """Positions and texts of ticks, and the title of the axis."""
-    kind = kind_of(panel.kind)
     if panel.is_share:
         return None, None, f"% of {panel.kind}"
     if panel.span_names:
         step = _step(cell, 14.0)
         shown = range(0, len(panel.span_names), step)
-        return list(shown), [plain(panel.span_names[i]) for i in shown], f"span of {kind.name}"
-    if kind.component_dim is None:
-        return [], [], kind.noun
+        return list(shown), [plain(panel.span_names[i]) for i in shown], f"span of {panel.kind}"
+    if not panel.has_numbers:
+        return [], [], panel.noun
     step = _step(cell, 12.0 + 8.0 * len(str(panel.indices[-1])))
     positions = list(range(0, len(panel.indices), step))
-    return positions, [str(panel.indices[i]) for i in positions], kind.noun
+    return positions, [str(panel.indices[i]) for i in positions], panel.noun
 
 
 def _step(cell: float, wanted: float) -> int:

@@ -145,13 +145,6 @@ def device_of(model: HookedModel) -> torch.device:
     return next(iter(model.parameters())).device
 
 
-def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; from the CPU to CUDA without waiting for the copy."""
-    if value.device.type == "cpu" and device.type == "cuda":
-        return value.pin_memory().to(device, non_blocking=True)
-    return value.to(device)
-
-
 def dtype_of(model: HookedModel) -> torch.dtype:
     """Floating type of the model's first parameter."""
     return next(iter(model.parameters())).dtype

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tracekit._util.threads import threads_for
-from tracekit.demo import MODEL_DIR
+from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import (
     ConfigError,
     HubUnreachableError,
@@ -39,9 +39,6 @@ from tracekit.models.verification import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-DEMO = "demo"
-"""Name of the embedded model."""
 
 _HUB_TIMEOUT = 5.0
 _ADAPTER = "adapter_config.json"

@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tracekit.demo import MODEL_DIR
+from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import ComparisonError
-from tracekit.models.loading import DEMO
 from tracekit.paper.models import PAPER_MODELS, ModelSizes, PaperModel
 from tracekit.runs.jobs import ModelSource
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tracekit.components import ComponentGrid, ComponentRegistry
+from tracekit.components import ComponentGrid, ComponentRegistry, kind_of
 from tracekit.components.masks import BinaryMask
 from tracekit.figures.cells import ColorScale, SelectionPanel
 from tracekit.figures.style import plain
@@ -70,6 +70,8 @@ def _panel(
     return SelectionPanel(
         title=title,
         kind=grid.kind,
+        noun=kind_of(grid.kind).noun,
+        has_numbers=kind_of(grid.kind).component_dim is not None,
         layers=grid.layers,
         indices=() if is_share else grid.indices,
         span_names=() if is_share else grid.span_names,

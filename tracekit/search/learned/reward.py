@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit.components.masks import Mask
 from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.metrics import Effects, Metric
-from tracekit.models.hooked import to_device
 from tracekit.search.targets import Target
 
 Reward = Literal["dataset", "per-example"]

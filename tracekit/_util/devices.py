@@ -1,0 +1,13 @@
+"""Tensors on devices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; from the CPU to CUDA without waiting for the copy."""
+    if value.device.type == "cpu" and device.type == "cuda":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
