@@ -92,11 +92,7 @@ class ContinuationLogProbs:
         return replace(self, **{name: change(value) for name, value in tensors.items()})
 
     def require(self, field: str) -> Tensor:
-        """One of the fields that only some metrics read, e.g. `distribution`.
-
-        Raises:
-            MetricError: This run was not asked for it.
-        """
+        """One of the fields that only some metrics read, e.g. `distribution`."""
         value = getattr(self, field)
         if value is None:
             reading = _READING_OF[field]
@@ -107,22 +103,13 @@ class ContinuationLogProbs:
         return value
 
     def require_y(self) -> Float[Tensor, " example"]:
-        """The log-probability of y, in nats.
-
-        Raises:
-            MissingContinuationError: Some example has no y.
-        """
+        """The log-probability of y, in nats."""
         if self.y is None:
             raise MissingContinuationError(_NO_Y.format(metric="This metric"))
         return self.y
 
     def require_y_set(self) -> Float[Tensor, " example"]:
-        """The log-probability of the tokens that count as y, in nats.
-
-        Raises:
-            MissingContinuationError: Some example has neither a y nor a set for it.
-            MetricError: This run was not asked for token sets.
-        """
+        """The log-probability of the tokens that count as y, in nats."""
         self.require("x_set")
         if self.y_set is None:
             raise MissingContinuationError(_NO_Y.format(metric="This metric"))
@@ -233,8 +220,7 @@ class Metric:
 
         Its first argument is the run that is started from, the counterfactual one. With m the
         metric, the effect is m(restored, counterfactual): how much of the way back from the
-        counterfactual to the clean run one comes. If all of the clean run is restored, it is the
-        effect of the whole counterfactual run against the clean one.
+        counterfactual to the clean run one comes.
         """
         if self.direction == "denoising":
             return self

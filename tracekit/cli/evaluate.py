@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    OUTPUT,
+    OPTIONAL_OUTPUT,
     REQUIRED,
     SEVERAL,
     TRACED,
@@ -33,11 +33,7 @@ _NOT_HERE = ("split", "skip_mismatched", "held_out")
         "A JSON file with one entry in [0, 1] per component, or with a list of such masks, or the "
         f"folder of a run{SEVERAL}",
     ),
-    output=option(
-        *(None, Path | None, OUTPUT, "PATH"),
-        "CSV file for the effect on every example.",
-        *("--output", "-o"),
-    ),
+    output=OPTIONAL_OUTPUT.saying("CSV file for the effect on every example."),
 )
 def evaluate(given: Given) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OUTPUT, REBUILT, Given, option, takes
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, OUTPUT, REBUILT, Given, option, takes
 from tracekit.cli.output import check_folder, console, print_estimates, print_rows, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 
@@ -38,11 +38,7 @@ _TABLES = ("table", "interactions", "replacements", "backups")
         *(0.02, float, HOW, "X"),
         "Share of the effect that may be lost without redundant components.",
     ),
-    output=option(
-        *(None, Path | None, OUTPUT, "PATH"),
-        "Folder for tables (CSV) and figures; made if missing.",
-        *("--output", "-o"),
-    ),
+    output=OPTIONAL_OUTPUT.saying("Folder for tables (CSV) and figures; made if missing."),
     as_json=option(
         *(False, bool, OUTPUT, ""), "Print JSON and nothing else to standard output.", "--json"
     ),

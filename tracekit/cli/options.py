@@ -298,6 +298,7 @@ OPTIONS: Mapping[str, Option] = {
     "quiet": option(False, bool, OUTPUT, "", "No progress bars.", "--quiet"),
 }
 """All of them, by parameter; a test holds those of `Setup` against its fields."""
+OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None, kind=Path | None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
 _CHOSEN = ("data_dir", "data_option", "split", "skip_mismatched", "limit", "held_out")

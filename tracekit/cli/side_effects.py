@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     COUNT,
     HOW,
-    OUTPUT,
+    OPTIONAL_OUTPUT,
     REBUILT,
     REQUIRED,
     SEVERAL,
@@ -41,11 +40,7 @@ from tracekit.errors import ConfigError
         *(None, COUNT, HOW, "N"), "Use only the first N examples of each other data.", min=1
     ),
     draws=option(20, int, HOW, "N", "Random sets to compare with.", min=0),
-    output=option(
-        *(None, Path | None, OUTPUT, "PATH"),
-        "Folder for the table and the figure.",
-        *("--output", "-o"),
-    ),
+    output=OPTIONAL_OUTPUT.saying("Folder for the table and the figure."),
 )
 def side_effects(given: Given, run: Run) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.app import app
-from tracekit.cli.options import COUNT, OPTIONS, OUTPUT, WORKERS, Given, option, takes
+from tracekit.cli.options import COUNT, OPTIONAL_OUTPUT, OPTIONS, WORKERS, Given, takes
 from tracekit.cli.output import Tally, check_folder, console, print_frame, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
@@ -24,11 +24,7 @@ _COLUMNS = ("model", "dataset", "kind", "method", "options", "seed", "budget", "
 @app.command()
 @takes(
     *(*WORKERS, "device", "quiet"),
-    output=option(
-        *(None, Path | None, OUTPUT, "PATH"),
-        "Folder; runs in it are not repeated. Default: the file's.",
-        *("--output", "-o"),
-    ),
+    output=OPTIONAL_OUTPUT.saying("Folder; runs in it are not repeated. Default: the file's."),
     max_batch_size=OPTIONS["max_batch_size"]._replace(default=None, kind=COUNT),
 )
 def sweep(

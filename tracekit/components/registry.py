@@ -246,12 +246,7 @@ class ComponentRegistry(Sequence[Component]):
         )
 
     def check_same(self, components: Iterable[Component], of: ComponentRegistry) -> None:
-        """Refuses components of the registry `of` that mean something else here.
-
-        Raises:
-            ComponentError: One acts in other layers, is of another kind of that name, or is not
-                here.
-        """
+        """Refuses components of the registry `of` that mean something else here or are not here."""
         for component in components:
             site, other = (r.site_of(r.index(component)) for r in (self, of))
             if site.kind != other.kind:

@@ -156,10 +156,8 @@ class Engine(DataView):
 
         Args:
             mask: Shape `component` or `set component`, entries in [0, 1].
-            examples: Numbers of the examples to measure on; all by default.
-
-        Returns:
-            The effects in the order of `examples`, on the CPU.
+            examples: Numbers of the examples to measure on, whose order the effects have; all by
+                default.
 
         Raises:
             MaskError: As in `masks.check`.
@@ -187,10 +185,8 @@ class Engine(DataView):
         Args:
             sets: Sets of flat indices.
             label: Names the progress bar.
-            examples: Numbers of the examples to measure on; all by default.
-
-        Returns:
-            The effects in the order of `examples`, on the CPU.
+            examples: Numbers of the examples to measure on, whose order the effects have; all by
+                default.
 
         Raises:
             NonFiniteMetricError: Names the examples.
@@ -228,12 +224,7 @@ class Engine(DataView):
     ) -> FirstOrderPrediction:
         """Predicts the change from adding or removing each component, from one gradient.
 
-        Args:
-            members: The set.
-            examples: Numbers of the examples to predict on; all by default.
-
-        Returns:
-            The predictions, on the CPU. They may not be finite.
+        The predictions are on the CPU, and may not be finite; by default of all examples.
 
         Raises:
             NotDifferentiableError: The metric has no gradient.

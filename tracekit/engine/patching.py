@@ -57,12 +57,11 @@ class MaskedPatch:
     def hooks(
         self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
     ) -> list[Hook]:
-        """Hooks that apply a mask, or each of a stack of masks.
+        """Hooks that apply a mask, or each of a stack of masks; 1 takes the counterfactual value.
 
-        Args:
-            mask: In [0, 1], 1 takes the counterfactual value. With a stack, the run must have the
-                rows of `positions` once per mask, one mask after the other. With three axes,
-                every row has a mask of its own, whose gradient then tells rows apart.
+        With a stack, the run must have the rows of `positions` once per mask, one mask after the
+        other. With three axes, every row has a mask of its own, whose gradient then tells rows
+        apart.
         """
         by_name: dict[str, list[Site]] = {}
         for site in self.registry.sites:

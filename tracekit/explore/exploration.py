@@ -263,12 +263,8 @@ class Exploration:
     def steps(self) -> Iterator[Event]:
         """Works on the present set, a batch a step; leave it when the set has changed.
 
-        The set is measured first. Then come the predictions for every component, and the
-        components of a small set alone.
-
-        Raises:
-            IdentityCheckError: The model changed.
-            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+        The set is measured first. Then come the predictions for every component, and the components
+        of a small set alone.
         """
         members = self.members
         measurement = self.measurements.get(members)

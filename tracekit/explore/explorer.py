@@ -105,10 +105,7 @@ class Explorer(anywidget.AnyWidget):
         return [registry.label(index) for index in self.exploration.members]
 
     def select(self, members: Any) -> None:
-        """Changes the set; the picture follows.
-
-        Args:
-            members: A list of components, a result, or a mask of zeros and ones.
+        """Changes the set to a list of components, a result, or a mask of zeros and ones.
 
         Raises:
             MaskError, ComponentError: About the set.
@@ -128,11 +125,7 @@ class Explorer(anywidget.AnyWidget):
         self._change(self.exploration.redo)
 
     def pin(self, name: Pin) -> None:
-        """Keeps the set as `A` or `B`, to compare others with.
-
-        Raises:
-            ComponentError: Another name.
-        """
+        """Keeps the set as `A` or `B`, to compare others with."""
         self._change(lambda: self.exploration.pin(name))
 
     @property
@@ -146,12 +139,7 @@ class Explorer(anywidget.AnyWidget):
 
     @property
     def effect(self) -> float:
-        """Mean effect of the set on screen; measured if it was not yet.
-
-        Raises:
-            IdentityCheckError: The model changed since the Tracer was built.
-            NonFiniteMetricError: The metric is NaN or infinite on some examples.
-        """
+        """Mean effect of the set on screen; measured if it was not yet."""
         return self._measured().effect
 
     @property

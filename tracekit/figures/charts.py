@@ -134,13 +134,7 @@ def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
 
 
 def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.Figure:
-    """A square table of Jaccard similarities, in [0, 1], with the numbers in the cells.
-
-    Args:
-        frame: Rows and columns are what is compared.
-        title: Above the figure.
-        subtitle: Below the title.
-    """
+    """A square table of Jaccard similarities, in [0, 1], with the numbers in the cells."""
     labels = list(map(plain, frame.columns))
     figure = go.Figure(
         go.Heatmap(

@@ -46,11 +46,11 @@ def write(
     font: str | None = None,
     title: bool = True,
 ) -> Path:
-    """Writes a figure in the format that the suffix names.
+    """Writes a figure in the format that the suffix names, and returns the path.
 
-    `.html` opens without a network: `plotly.min.js` is written beside it. `.png`, `.svg` and
-    `.pdf` need kaleido and Chrome or Chromium, and have the size of the figure; a PNG has two
-    pixels for each, or 300 for each inch if a width is given.
+    `.html` opens without a network: `plotly.min.js` is written beside it. `.png`, `.svg` and `.pdf`
+    need kaleido and Chrome or Chromium, and have the size of the figure; a PNG has two pixels for
+    each, or 300 for each inch if a width is given.
 
     Args:
         figure: Is left as it is.
@@ -61,9 +61,6 @@ def write(
             None: with a width 8 points, else as on the screen.
         font: Of all texts, e.g. `"Times"`.
         title: Whether to write title and subtitle, which a caption may say instead.
-
-    Returns:
-        The path.
 
     Raises:
         ConfigError: The width or the size of the font is no such measure.
@@ -130,12 +127,6 @@ def for_print(
 
 def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
     """Writes figures, each to its path, as `write` does; a browser is started once for all.
-
-    Args:
-        figures: By path.
-
-    Returns:
-        The paths, in order.
 
     Raises:
         FigureExportError: Kaleido or a browser is missing, or the browser hangs; `.html` files are

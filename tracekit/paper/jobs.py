@@ -33,10 +33,9 @@ class ModelAt(ModelSource):
     def parse(cls, text: str) -> ModelAt:
         """Reads a model from the command line.
 
-        Args:
-            text: `demo`, a hub name, a directory, a name of the paper's tables (which stands for
-                its hub name), or `NAME=DIRECTORY`: a name for tables, and if it is one of the
-                paper's, the claim that the directory holds that model.
+        The text is `demo`, a hub name, a directory, a name of the paper's tables (which stands for
+        its hub name), or `NAME=DIRECTORY`: a name for tables, and if it is one of the paper's, the
+        claim that the directory holds that model.
         """
         by_hub = {model.hub: model for model in PAPER_MODELS.values()}
         name, equals, source = text.partition("=")
@@ -64,9 +63,6 @@ class ModelAt(ModelSource):
 
     def check(self, cfg: Any) -> None:
         """Compares the sizes of the loaded model with those of the one it is claimed to be.
-
-        Args:
-            cfg: Configuration of the loaded model.
 
         Raises:
             ComparisonError: A size differs; the message names it.

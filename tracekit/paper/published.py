@@ -59,12 +59,8 @@ def single_heads(model: str, dataset: str) -> SingleHeads:
 def read_single_heads(path: str | Path) -> SingleHeads:
     """A table from a JSON file with the keys of `single_heads.json`.
 
-    Args:
-        path: The file.
-
     Raises:
-        DataNotFoundError: There is no such file.
-        DataFormatError: A key is missing, or a value cannot be read.
+        DataNotFoundError, DataFormatError: There is no such file, or it is no such table.
     """
     path = Path(path)
     if not path.is_file():

@@ -54,12 +54,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Results of different data, models, components or metrics have parts of their own.
 
     Args:
-        results: Results, curves, fronts, comparisons, interaction grids, explanations and side
-            effects.
-        path: The HTML file; it holds all it needs, and opens without a network.
-
-    Returns:
-        The path.
+        results: Results, curves, fronts, comparisons, grids, explanations and side effects.
+        path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
         NoResultError: There are none.

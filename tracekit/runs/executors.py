@@ -90,34 +90,6 @@ class Workers(ABC):
         """Ends what was started for the jobs; an executor that was given stays open."""
 
 
-class LocalProcesses(Workers):
-    """Processes of this machine, which end with this one."""
-
-    def __init__(self, processes: int) -> None:
-        """Starts no process yet; they share the threads of this process."""
-        threads = max(1, allowed_threads() // processes)
-        self._processes = processes
-        self._pool = WorkerProcesses(processes, start=_start, arguments=(threads,))
-
-    def capacity(self) -> int:
-        """The number of processes."""
-        return self._processes
-
-    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
-        """Starts processes if need be."""
-        return [self._pool.submit(function, *task) for task in tasks]
-
-    def close(self) -> None:
-        """Ends the processes at once."""
-        self._pool.shutdown()
-
-
-def _start(threads: int) -> None:
-    torch.set_num_threads(threads)
-    # Of its own, and not one between processes, which a worker that is ended would leave behind.
-    tqdm.set_lock(RLock())
-
-
 class GivenExecutor(Workers):
     """Any executor of `concurrent.futures`, e.g. a pool of processes."""
 
@@ -144,6 +116,25 @@ class GivenExecutor(Workers):
 
     def close(self) -> None:
         """Leaves the executor open."""
+
+
+class LocalProcesses(GivenExecutor):
+    """Processes of this machine, which end with this one."""
+
+    def __init__(self, processes: int) -> None:
+        """Starts no process yet; they share the threads of this process."""
+        threads = max(1, allowed_threads() // processes)
+        super().__init__(WorkerProcesses(processes, start=_start, arguments=(threads,)), processes)
+
+    def close(self) -> None:
+        """Ends the processes at once."""
+        self._executor.shutdown()
+
+
+def _start(threads: int) -> None:
+    torch.set_num_threads(threads)
+    # Of its own, and not one between processes, which a worker that is ended would leave behind.
+    tqdm.set_lock(RLock())
 
 
 class DaskWorkers(Workers):

@@ -54,13 +54,9 @@ class Runs(Sequence[Run]):
         return self.runs[item]
 
     def select(self, **fields: Any) -> Runs:
-        """The runs whose jobs have these values.
+        """The runs whose jobs have these values of fields of `Job` or of its setup.
 
-        Args:
-            **fields: Fields of `Job` or of its setup, e.g. `model="gpt2", metric="kl"`.
-
-        Raises:
-            AttributeError: Jobs have no such field.
+        E.g. `runs.select(model="gpt2", metric="kl")`.
         """
         return Runs(
             tuple(

@@ -314,15 +314,12 @@ class Tracer(SetMethods):
 
         Runs nothing but one timed probe, of a few sets and, for methods that learn, a gradient.
 
-        ```python
-        print(tracer.estimate(budget=6))
-        print(tracer.estimate("greedy", budgets=[2, 4, 6]).seconds)
-        ```
+        ```python print(tracer.estimate(budget=6)) print(tracer.estimate("greedy", budgets=[2, 4,
+        6]).seconds) ```
 
         Raises:
-            UnknownNameError, ConfigError: About the search, such as one of your own that does not
-                say how many passes it takes.
-            BudgetError: About the budget.
+            ConfigError: The search does not say how many passes it takes, as one of your own.
+            UnknownNameError, BudgetError: As in `run`.
         """
         search = make(method, options)
         goal = Goal.make(
