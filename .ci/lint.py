@@ -19,19 +19,21 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def addresses() -> Iterator[str]:
-    """Every address of the project is that of its metadata."""
-    owner, name = PROJECT["urls"]["Repository"].removeprefix("https://github.com/").split("/")
-    roots = (
-        f"https://github.com/{owner}/{name}",
-        f"https://raw.githubusercontent.com/{owner}/{name}/",
-        f"https://colab.research.google.com/github/{owner}/{name}/",
-        f"https://{owner}.github.io/{name}/",
-    )
+    """Every address of the project is that of its metadata, which may have none."""
+    roots: tuple[str, ...] = ()
+    if repository := PROJECT["urls"].get("Repository"):
+        owner, name = repository.removeprefix("https://github.com/").split("/")
+        roots = (
+            f"https://github.com/{owner}/{name}",
+            f"https://raw.githubusercontent.com/{owner}/{name}/",
+            f"https://colab.research.google.com/github/{owner}/{name}/",
+            f"https://{owner}.github.io/{name}/",
+        )
     pages = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "docs").rglob("*.md")]
     pages += [*ROOT.glob("notebooks/*.ipynb"), *(ROOT / ".github").rglob("*.*")]
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for address in re.findall(r"https://[\w./-]*(?<=/)tracekit(?![\w-])[\w./-]*", text):
+        for address in re.findall(r"https://[\w./-]*(?<=/)tracekit(?:-lm)?(?![\w-])[\w./-]*", text):
             if not address.startswith(roots):
                 yield f"{page.relative_to(ROOT)}: {address} is not an address of the metadata"
 
@@ -54,7 +56,7 @@ def versions() -> Iterator[str]:
     tested = set(re.findall(r"^([\w-]+)==", constraints, re.M))
     extras = PROJECT["optional-dependencies"].values()
     needed = {re.split(r"[\s>=<;\[]", each)[0] for group in extras for each in group}
-    for tool in sorted(needed - tested - {"tracekit", "tomli"}):
+    for tool in sorted(needed - tested - {PROJECT["name"], "tomli"}):
         yield f"constraints.txt: has no version of {tool}"
 
 

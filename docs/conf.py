@@ -20,6 +20,8 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS / "_ext")]
 
+from tracekit import __version__  # noqa: E402
+
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -42,7 +44,7 @@ copy_notebooks(ROOT / "notebooks", DOCS / "notebooks")
 project = "tracekit"
 author = "The tracekit developers"
 copyright = "the tracekit developers"
-release = version = _PROJECT["version"]
+release = version = __version__
 html_title = "tracekit"
 
 extensions = [
@@ -131,12 +133,13 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 templates_path: list[str] = []
-html_theme_options = {
-    "source_repository": _PROJECT["urls"]["Repository"],
-    "source_branch": "main",
-    "source_directory": "docs/",
-    "top_of_page_buttons": [],
-}
+html_theme_options = {"top_of_page_buttons": []}
+if "Repository" in _PROJECT["urls"]:
+    html_theme_options |= {
+        "source_repository": _PROJECT["urls"]["Repository"],
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 

@@ -17,8 +17,9 @@ What most sessions use stands here; everything else in its namespace, such as `t
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from tracekit._util.version import __version__
 
 if TYPE_CHECKING:
     # Type checkers take `X as X` for a public name.
@@ -83,11 +84,6 @@ _MODULES = (
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
-
-try:
-    __version__ = version("tracekit")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "unknown"
 
 
 def __getattr__(name: str) -> Any:

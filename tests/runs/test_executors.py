@@ -158,7 +158,7 @@ class TestAnyExecutor:
             tk.sweep(**grid, executor="submitit://slurm")
         for package, extra in (("distributed", "dask"), ("submitit", "submitit")):
             monkeypatch.setitem(sys.modules, package, None)
-            with pytest.raises(MissingExtraError, match=rf"pip install 'tracekit\[{extra}\]'"):
+            with pytest.raises(MissingExtraError, match=rf"pip install 'tracekit-lm\[{extra}\]'"):
                 tk.sweep(**grid, executor=f"{extra}://local")
 
     @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_a_missing_package_names_its_extra(monkeypatch):
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     monkeypatch.setattr(trackers, "import_module", missing)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit\[wandb\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-lm\[wandb\]'"):
         trackers.WandB()
 
 

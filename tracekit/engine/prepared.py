@@ -14,7 +14,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib.metadata import version
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +23,7 @@ from tracekit._util import progress as _progress
 from tracekit._util.files import digest_of
 from tracekit._util.options import is_whole, shortened
 from tracekit._util.ranks import Ranks
+from tracekit._util.version import __version__
 from tracekit.components import ComponentRegistry
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
@@ -169,7 +169,7 @@ class PreparedData:
         if self.ranks.count == 1:
             return
         self.ranks.require_same(
-            version_of_tracekit=version("tracekit"),
+            version_of_tracekit=__version__,
             data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
             components=digest_of({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,

@@ -179,7 +179,7 @@ def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
         if wrong is not None:
             raise FigureExportError(
                 f"Could not write {', '.join(path.name for path in images)}: {wrong}. "
-                "Install tracekit[figures] and Chrome or Chromium, or write .html."
+                "Install tracekit-lm[figures] and Chrome or Chromium, or write .html."
             )
         for draft, path in paths.items():
             write_beside(path, draft.read_bytes())

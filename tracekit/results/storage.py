@@ -31,6 +31,7 @@ from torch import Tensor
 
 from tracekit._util.files import digest_of, write_beside, write_csv
 from tracekit._util.options import shortened
+from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 
 FORMAT_VERSION = 4
@@ -45,8 +46,8 @@ _T = TypeVar("_T")
 
 def versions() -> dict[str, str]:
     """Versions of the packages that numbers depend on."""
-    by_package = {"python": platform.python_version()}
-    for package in ("tracekit", "torch", "transformer-lens", "transformers"):
+    by_package = {"python": platform.python_version(), "tracekit": __version__}
+    for package in ("torch", "transformer-lens", "transformers"):
         try:
             by_package[package] = version(package)
         except PackageNotFoundError:

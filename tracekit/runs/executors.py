@@ -332,7 +332,7 @@ class SubmititWorkers(Workers):
 def _missing(extra: str, error: ModuleNotFoundError) -> MissingExtraError:
     return MissingExtraError(
         f"This executor needs {error.name}, which is not installed. "
-        f"Run pip install 'tracekit[{extra}]'."
+        f"Run pip install 'tracekit-lm[{extra}]'."
     )
 
 

@@ -50,7 +50,7 @@ def open_explorer(
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"The explorer needs {error.name}, which is not installed. "
-            "Run pip install 'tracekit[explore]'."
+            "Run pip install 'tracekit-lm[explore]'."
         ) from error
     from tracekit.explore.exploration import Exploration, Measurement
 

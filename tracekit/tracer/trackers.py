@@ -161,7 +161,7 @@ class WandB:
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"The tracker needs {error.name}, which is not installed. "
-                "Run pip install 'tracekit[wandb]'."
+                "Run pip install 'tracekit-lm[wandb]'."
             ) from error
         self._options = {"project": project, "reinit": "create_new", **options}
         self._run: Any = None

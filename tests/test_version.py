@@ -1,0 +1,42 @@
+"""The version of the source is the one that every user of it sees."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import tracekit
+from tracekit.results.storage import versions
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_a_checkout_on_the_path_has_its_version_without_metadata():
+    """Isolated from installed distributions: `-S` leaves site-packages out."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tracekit as t; print(t.__version__)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert shown.stdout.strip() == tracekit.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", tracekit.__version__)
+
+
+def test_saved_versions_name_the_package_not_the_distribution():
+    assert versions()["tracekit"] == tracekit.__version__
+    assert "tracekit-lm" not in versions()
+
+
+def test_the_citation_has_the_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {tracekit.__version__}\n" in citation
