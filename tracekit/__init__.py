@@ -19,7 +19,7 @@ What most sessions use stands here; everything else in its namespace, such as `t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tracekit._util.version import __version__
+import tracekit._util.version as _version
 
 if TYPE_CHECKING:
     # Type checkers take `X as X` for a public name.
@@ -83,6 +83,7 @@ _MODULES = (
 )
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
+__version__ = _version.__version__
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
