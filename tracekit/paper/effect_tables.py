@@ -7,6 +7,8 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+import pandas as pd
+
 from tracekit import figures
 from tracekit.errors import UnknownNameError
 from tracekit.paper.experiment import (
@@ -105,8 +107,6 @@ def _wide(frame: Any) -> Table:
                 row[f"{_percent(share)} difference"] = by_share["difference"].get(share)
             row["minutes published"] = part["published_minutes"].iloc[0]
         rows.append(row)
-    import pandas as pd
-
     return Table(
         frame=pd.DataFrame(rows),
         caption="Effect at shares of the components; best in bold, second underlined.",
@@ -173,8 +173,6 @@ def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
 
 def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
     """A DataFrame with a row per pair of methods, and the published similarity beside ours."""
-    import pandas as pd
-
     published = paper_similarity()
     same_case = (published["model"] == job.model) & (published["dataset"] == job.dataset)
     comparable = setting.keeps_paper_data and setting.is_paper_model(job.model)
@@ -200,8 +198,6 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
 
 
 def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
-    import pandas as pd
-
     figures_by_name, rows = _curves(runs), []
     for case, case_runs in _cases(runs).items():
         case_rows = []
@@ -284,8 +280,6 @@ def _plan_single(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 
 def _report_single(setting: Setting, runs: list[Run]) -> Report:
-    import pandas as pd
-
     published = paper_singles().set_index(["model", "dataset"])
     rows = []
     for case_runs in _cases(runs).values():

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pandas as pd
+
 from tracekit.data.factual_recall import NOISE_STD
 from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
@@ -216,8 +218,6 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
     The runs are searches, with and without held-out examples. Beside their effects stand those of a
     table of the paper: `heads`, `neurons` or `facts`.
     """
-    import pandas as pd
-
     held_out_runs = {
         (run.job.model, run.job.dataset, run.job.label): run
         for run in runs

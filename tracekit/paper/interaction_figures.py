@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from tracekit import figures
 from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
@@ -62,8 +64,6 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 
 def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
-    import pandas as pd
-
     figures_by_name, tables, rows = {}, {}, []
     for run in runs:
         job, grid = run.job, run.grid
@@ -128,8 +128,6 @@ def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 
 def _report_binding(setting: Setting, runs: list[Run]) -> Report:
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     figures_by_name: dict[str, Any] = {}
     sets = []
@@ -212,8 +210,6 @@ def _plan_findings(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 
 def _report_findings(setting: Setting, runs: list[Run]) -> Report:
-    import pandas as pd
-
     rows = []
     for run in on_all_examples(runs):
         scores = run.result.component_scores

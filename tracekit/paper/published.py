@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -80,8 +81,6 @@ def paper_effects() -> Any:
     Columns: `table` (heads, neurons or facts), `dataset`, `model`, `method`, `share`,
     `effect`, `minutes` (on one A6000).
     """
-    import pandas as pd
-
     rows = []
     for entry in _read("paper.json")["tables"]:
         for share, effect in zip(entry["shares"], entry["effects"], strict=True):
@@ -95,8 +94,6 @@ def paper_singles() -> Any:
 
     Columns: `model`, `dataset`, `optimum`, `pgb-ct`.
     """
-    import pandas as pd
-
     return pd.DataFrame(_read("paper.json")["single"])
 
 
@@ -113,8 +110,6 @@ def paper_similarity() -> Any:
 
     Columns: `model`, `dataset`, `share`, `first`, `second` (methods), `jaccard`.
     """
-    import pandas as pd
-
     return pd.DataFrame(_read("paper.json")["similarity"])
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from tracekit.anatomy import Explanation, SideEffects
@@ -26,9 +27,6 @@ from tracekit.results.tables import check_comparable, facts_of_model
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Explanation | SideEffects
 """Results, curves, fronts, comparisons, grids, explanations, side effects."""
@@ -143,8 +141,6 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
 
 
 def _setting(result: TraceResult) -> pd.DataFrame:
-    import pandas as pd
-
     setup = result.setup
     rows = [
         ("model", facts_of_model(result)),
@@ -174,8 +170,6 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
 
 
 def _sets(comparison: Comparison) -> pd.DataFrame:
-    import pandas as pd
-
     rows = []
     for result, label in zip(comparison.results, comparison.labels, strict=True):
         low, high = result.spread
@@ -202,8 +196,6 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
 
 def _examples(comparison: Comparison) -> pd.DataFrame:
     """Effects on single examples, those with the largest first where not all have room."""
-    import pandas as pd
-
     results = comparison.results[-_MOST_COLUMNS:]
     labels = comparison.labels[-_MOST_COLUMNS:]
     order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
