@@ -34,11 +34,7 @@ Ids = tuple[int, ...]
 
 
 def as_ids(value: object, part: str, example: int) -> Ids:
-    """Token ids as a user gives them: a list, tuple, array or tensor of whole numbers.
-
-    Raises:
-        PairsError: It is something else; the message names the part and the example.
-    """
+    """Token ids as a user gives them: a list, tuple, array or tensor of whole numbers."""
     ids = whole_numbers(value)
     # Of a larger number no tensor can be made.
     if ids is None or any(abs(token) >= 2**63 for token in ids):
@@ -97,11 +93,7 @@ class Counterfactual(ABC):
 
     @classmethod
     def from_row(cls, value: Any, example: int) -> Counterfactual:
-        """The counterfactual that `row[row_key]` describes; for those that have a `row_key`.
-
-        Raises:
-            PairsError: It does not; the message names the example.
-        """
+        """The counterfactual that `row[row_key]` describes; for those that have a `row_key`."""
         raise NotImplementedError(f"Rows do not describe a {cls.__name__}.")
 
 
@@ -261,11 +253,7 @@ class ConstantCounterfactual(Counterfactual):
 
 
 def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
-    """The constants that all of some counterfactuals are; None if none is constant.
-
-    Raises:
-        PairsError: Some are constant and others are not, or they are of different constants.
-    """
+    """The constants that all of some counterfactuals are; None if none is constant."""
     constants = [c.constants for c in counterfactuals if isinstance(c, ConstantCounterfactual)]
     if not constants:
         return None
@@ -298,9 +286,6 @@ def counterfactual_from_row(row: Mapping[str, Any], example: int) -> Counterfact
     """The counterfactual that a row of token ids describes.
 
     A row without any key of `COUNTERFACTUALS` gives a `NoCounterfactual`.
-
-    Raises:
-        PairsError: Several of the keys.
     """
     described = [kind for kind in COUNTERFACTUALS if row.get(kind.row_key) is not None]
     if len(described) > 1:

@@ -52,15 +52,7 @@ def shown_pair(
     *,
     has_noise: bool,
 ) -> ShownPair:
-    """An example with its tokens by their texts.
-
-    Args:
-        prompt: Tokens of the prompt.
-        counterfactual: What takes its place.
-        continuations: Tokens of x and y.
-        token_texts: Text of each token; other tokens are shown by their ids.
-        has_noise: Whether there is noise on the embeddings of the prompt.
-    """
+    """An example with its tokens by their texts; tokens without one are shown by their ids."""
 
     def texts_of(ids: Ids) -> tuple[str, ...]:
         return tuple(token_texts.get(token, str(token)) for token in ids)
@@ -103,13 +95,7 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
 
 
 def pairs_html(title: str, examples: Sequence[ShownPair], n_more: int) -> str:
-    """Examples as a table of HTML: every token visible, changed ones bold.
-
-    Args:
-        title: Above the table.
-        examples: The rows.
-        n_more: How many there are besides.
-    """
+    """Examples as a table of HTML: all tokens visible, changed ones bold; `n_more` are left out."""
     rows = []
     for number, shown in enumerate(examples):
         other = shown.counterfactual

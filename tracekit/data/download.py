@@ -45,13 +45,7 @@ class Files:
     """Files that can be downloaded, by name."""
 
     def read(self, data_dir: Path | None, name: str) -> str:
-        """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download.
-
-        Raises:
-            DataNotFoundError: The folder does not hold the file, or it is not in the cache and
-                cannot be downloaded.
-            DataFormatError: The downloaded file has another SHA-256.
-        """
+        """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download."""
         if data_dir is None:
             return self._cached(name).read_text(encoding="utf-8")
         if not (data_dir / name).is_file():

@@ -64,20 +64,11 @@ def load(
     prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Loads facts, in the order of the file.
+    """Loads `n` facts that `seed` draws, or the first ones without a seed; by default all.
 
-    Args:
-        file: The file and its format.
-        model: Its tokenizer encodes the text; its width is the noise's.
-        data_dir: Folder with the file.
-        n: Number of facts. None: all.
-        seed: Draws the facts. None: the first ones.
-        noise_std: Standard deviation of the noise, in the units of the embeddings. None: three
-            times that of the input of the model's first block.
-        noise_seed: Seed of the noise; that of the published code is 42.
-        leading_space: Whether the attributes begin with a space.
-        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `noise_std` is in the units of the embeddings, by default three times that of the input of the
+    model's first block; the noise seed of the published code is 42. With `leading_space` attributes
+    begin with a space. The published Llama scripts prepend BOS.
     """
     if n is not None and n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")

@@ -76,11 +76,7 @@ def load_pairs(
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of a file, and whether they are of token ids; needs no model.
-
-    Raises:
-        DataNotFoundError, DataFormatError: As `load_pairs`.
-    """
+    """Rows of a file, and whether they are of token ids; needs no model."""
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a {' or '.join(SUFFIXES)} file.")
     if path.suffix not in SUFFIXES:

@@ -158,11 +158,7 @@ class PromptPair:
         return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
 
     def shown(self, token_texts: Mapping[int, str]) -> ShownPair:
-        """The example with its tokens by their texts.
-
-        Args:
-            token_texts: Text of each token; other tokens are shown by their ids.
-        """
+        """The example with its tokens by their texts; tokens without one are shown by their ids."""
         return shown_pair(
             self.prompt_ids,
             self.counterfactual,

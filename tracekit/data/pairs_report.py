@@ -148,10 +148,8 @@ def report_on(
 ) -> PairsReport:
     """The report on pairs.
 
-    Args:
-        pairs: The pairs.
-        token_texts: Text of each token; without, fewer shifted examples are found.
-        tokenizer: That of the model; None: special tokens are not looked for.
+    Without `token_texts`, the text of each token, fewer shifted examples are found; without the
+    tokenizer of the model, special tokens are not looked for.
     """
     seen: set[Any] = set()
 
@@ -181,14 +179,10 @@ def report_on(
 
 
 def check_padding(pairs: Iterable[PromptPair], tokenizer: Any) -> None:
-    """Refuses padded rows of token ids.
+    """Refuses rows of token ids that end in padding, or have two tokens that pad at an end.
 
     One end-of-sequence token at the end, or one token that pads at the beginning, may be meant and
     is left to the report.
-
-    Raises:
-        PairsError: A sequence ends in a token that is for padding alone, or has two tokens that pad
-            at an end.
     """
     pad = _pad_of(tokenizer)
     if pad is None:

@@ -148,9 +148,8 @@ class PromptPairs(Sequence[PromptPair]):
     def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
         """Numbers of the pairs in two parts that share no example, ascending.
 
-        Args:
-            order: Numbers of all pairs; the first of them come into the first part.
-            count: How many that part has, or fewer where equal pairs do not fit.
+        The first `count` in `order` come into the first part, or fewer where equal pairs do not
+        fit.
         """
         by_example: dict[int, list[int]] = {}
         for number in order:
@@ -259,11 +258,7 @@ class PromptPairs(Sequence[PromptPair]):
         return None if self.n_distinct == len(self) else self.examples.clone()
 
     def refuse_shared(self, held_out: PromptPairs) -> None:
-        """Refuses held-out pairs that are also among these.
-
-        Raises:
-            PairsError: Some are; the message names three.
-        """
+        """Refuses held-out pairs that are also among these."""
         own = {pair.identity for pair in self}
         both = [f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.identity in own]
         if both:
@@ -313,9 +308,7 @@ class PromptPairs(Sequence[PromptPair]):
 
         Raises:
             ConfigError: Another value of `on_mismatch`.
-            PairsError: A counterfactual of another length than its prompt, under `error`.
-            PairsError: A prompt or continuation without a token.
-            PairsError: A missing or unknown key, several counterfactuals, or no example at all.
+            PairsError: There is no example, or one that cannot be traced; the message names it.
         """
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")

@@ -181,11 +181,9 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
             another number of tokens than the prompt, `"error"` refuses them.
 
     Raises:
-        UnknownNameError: No data set of that name.
-        UnknownNameError: The data set has no such option.
+        UnknownNameError: No data set of that name, or it has no such option.
         ConfigError: An option of another type or out of range.
-        DataNotFoundError: Its files are not in `data_dir`, or cannot be downloaded.
-        DataFormatError: Its files are not of the expected form.
+        DataNotFoundError, DataFormatError: Its files are missing, or of another form.
         PairsError: As in `PromptPairs.from_text`.
     """
     dataset = describe(name)

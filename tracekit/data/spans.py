@@ -26,9 +26,6 @@ def spans_from_text(
     """Token ranges, [first, one past the last], of named parts of example `number`'s prompt.
 
     A token belongs to a span if it holds any character of it other than a space before it.
-
-    Raises:
-        PairsError: A text that does not occur in the prompt, or occurs more than once.
     """
     if not isinstance(texts, Mapping):
         raise PairsError(
@@ -113,11 +110,7 @@ def _n_special(tokenizer: Any, ids: Sequence[int]) -> int:
 
 
 def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:
-    """Spans from token ranges, [first, one past the last], by name.
-
-    Raises:
-        PairsError: A range outside the prompt, spans that overlap, or a name that is implied.
-    """
+    """Spans from token ranges, [first, one past the last], by name."""
     if not isinstance(given, Mapping) or not given:
         raise PairsError(
             f"The spans of example {number} are {shortened(given)}. Give a mapping from name to "

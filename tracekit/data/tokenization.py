@@ -11,11 +11,7 @@ from tracekit.models.tokenizers import adds_bos
 
 
 def tokenizer_of(model: Any) -> Any:
-    """The tokenizer of a model, or the argument itself if it is one.
-
-    Raises:
-        UnsupportedModelError: The model has no tokenizer.
-    """
+    """The tokenizer of a model, or the argument itself if it is one."""
     if callable(getattr(model, "encode", None)):
         return model
     tokenizer = getattr(model, "tokenizer", None)
@@ -119,12 +115,7 @@ def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
 def bos_of(tokenizer: Any, prepend: bool | None) -> list[int]:
     """The token to put first, as a list of one id; an empty one for none.
 
-    Args:
-        tokenizer: The tokenizer.
-        prepend: Whether to put its beginning-of-sequence token first; None: as it does by itself.
-
-    Raises:
-        UnsupportedModelError: The tokenizer has no such token.
+    `prepend` is whether to put its beginning-of-sequence token first; None: as it does by itself.
     """
     if not (adds_bos(tokenizer) if prepend is None else prepend):
         return []
@@ -136,11 +127,7 @@ def bos_of(tokenizer: Any, prepend: bool | None) -> list[int]:
 
 
 def width_of(model: Any) -> int:
-    """Width of a model's embeddings, d_model.
-
-    Raises:
-        UnsupportedModelError: It is unknown, because a tokenizer was given instead of a model.
-    """
+    """Width of a model's embeddings, d_model."""
     width = getattr(getattr(model, "cfg", None), "d_model", None)
     if width is None:
         raise UnsupportedModelError(

@@ -63,16 +63,9 @@ def load(
 ) -> PromptPairs:
     """Makes examples: the same ones for the same seed, others for the test split.
 
-    Args:
-        model: Its tokenizer encodes the text.
-        desideratum: `value`, `operation`, or `both`.
-        weights: Of the two desiderata in their sum.
-        form: `paper` or `code`.
-        split: `train` or `test`; they share no example.
-        n: Examples of each desideratum.
-        seed: Draws them.
-        prepend_bos: As in `PromptPairs.from_text`; the published Llama scripts do.
-        on_mismatch: As in `PromptPairs.from_text`.
+    `desideratum` is `value`, `operation`, or `both`, with the `weights` of the two in their sum.
+    `form` is `paper` or `code`. There are `n` examples of each desideratum. The published Llama
+    scripts prepend BOS.
     """
     for option, value, allowed in (
         ("desideratum", desideratum, ("value", "operation", "both")),

@@ -220,11 +220,7 @@ def _record(activation: Tensor, hook: Any = None, *, into: list[Tensor]) -> Tens
 
 
 def scored_hook(model: HookedModel) -> str:
-    """Last hook point before the unembedding; gathering there spares logits nobody reads.
-
-    Raises:
-        UnsupportedModelError: The model has none of the known ones.
-    """
+    """Last hook point before the unembedding; gathering there spares logits nobody reads."""
     for name in _SCORED_HOOKS:
         if name in model.hook_dict:
             return name
@@ -235,11 +231,7 @@ def scored_hook(model: HookedModel) -> str:
 
 
 def refuse_settings() -> None:
-    """Refuses global settings of torch under which passes give other numbers or no gradient.
-
-    Raises:
-        ConfigError: `torch.inference_mode` is on, or the default dtype is not float32.
-    """
+    """Refuses global settings of torch under which passes give other numbers or no gradient."""
     if torch.is_inference_mode_enabled():
         raise ConfigError(
             "torch.inference_mode() is on, in which nothing has a gradient. Leave it out, or use "
@@ -253,11 +245,7 @@ def refuse_settings() -> None:
 
 
 def refuse_without_weights(model: Any) -> None:
-    """Refuses a model on the meta device, unless its weights are fetched from elsewhere.
-
-    Raises:
-        UnsupportedModelError: It has no weights.
-    """
+    """Refuses a model on the meta device, unless its weights are fetched from elsewhere."""
     is_meta = all(parameter.is_meta for parameter in model.parameters())
     if is_meta and not hasattr(getattr(model, "original_model", model), "hf_device_map"):
         raise UnsupportedModelError(
@@ -273,10 +261,6 @@ def frozen(model: HookedModel) -> Iterator[None]:
     Edits of attention patterns act there too, where TransformerLens would throw them away. The
     user's autocast is off. One thread at a time is within it, and passes of other threads wait:
     hooks act in whatever pass runs, and flags are the model's.
-
-    Raises:
-        ConfigError: As in `refuse_settings`.
-        UnsupportedModelError: As in `refuse_without_weights`.
     """
     refuse_settings()
     refuse_without_weights(model)

@@ -332,17 +332,10 @@ class Checkpoint(NamedTuple):
 def locate(
     name: str, *, revision: str | None = None, files: Sequence[str] | None = None
 ) -> Checkpoint:
-    """Files of a model: a directory, or what the hub has, or else its cache.
+    """Files of a model: a directory, or those that the hub has, or else its cache.
 
-    Args:
-        name: A directory, a hub name, or the embedded model.
-        revision: Branch, tag or commit of the hub's repository; None: its main branch.
-        files: Names of the files to fetch; None: those that the model is loaded from.
-
-    Raises:
-        ConfigError: A revision of a directory.
-        UnknownModelError: No directory with a model, or the hub has none of that name or revision.
-        HubUnreachableError: A hub name, not cached in that revision, and no connection.
+    `revision` is a branch, tag or commit of the hub's repository. By default the files are those
+    that the model is loaded from.
     """
     path = MODEL_DIR if name == DEMO else Path(name).expanduser()
     if not path.is_dir():

@@ -23,9 +23,8 @@ _LOCK = RLock()
 def nothing_installed(name: object) -> Iterator[None]:
     """Within the block, this thread starts no command that installs a package.
 
-    Raises:
-        UnsupportedModelError: At the end, if one was to be started. The library that asks for it
-            may go on without, so the model is refused here and not there.
+    If one was to be started, the end of the block refuses the model: the library that asks for it
+    may go on without.
     """
     original, owner = subprocess.Popen.__init__, get_ident()
     asked_for: list[str] = []

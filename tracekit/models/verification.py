@@ -51,9 +51,6 @@ def verified_loading(name: object, device: torch.device | None) -> Iterator[Load
     """Within the block, loads of this thread are recorded, and refused if weights are missing.
 
     `device` is that of the model; None: where it is loaded to.
-
-    Raises:
-        UnsupportedModelError: Names weights that are missing or have other shapes.
     """
     from transformers import PreTrainedModel
 
@@ -151,11 +148,7 @@ def reference_of(model: Any, name: object) -> Reference | None:
 
 
 def check_same_numbers(model: HookedModel, reference: Reference | None, name: object) -> None:
-    """Refuses a bridge whose logits differ from those of the model that it wraps.
-
-    Raises:
-        UnsupportedModelError: They differ; the message says by how much.
-    """
+    """Refuses a bridge whose logits differ from those of the model that it wraps."""
     if reference is None:
         return
     with torch.no_grad():
