@@ -257,8 +257,8 @@ class ComponentRegistry(Sequence[Component]):
             here, there = site.acts_in, other.acts_in
             if here != there:
                 raise ComponentError(
-                    f"{component} acts in layers {_ranges(there or (component.layer,))} there, and "
-                    f"in layers {_ranges(here or (component.layer,))} here. Use equal layer_window."
+                    f"{component} acts in layers {ranges(there or (component.layer,))} there, and "
+                    f"in layers {ranges(here or (component.layer,))} here. Use equal layer_window."
                 )
 
     def site_of(self, flat: int) -> Site:
@@ -347,7 +347,7 @@ class ComponentRegistry(Sequence[Component]):
         for kind in self.kinds:
             sites = [site for site in self.sites if site.kind.name == kind]
             count = sum(len(site.indices) for site in sites)
-            parts.append(f"{count} {kind} in layers {_ranges([site.layer for site in sites])}")
+            parts.append(f"{count} {kind} in layers {ranges([site.layer for site in sites])}")
         window = max((len(site.acts_in) for site in self.sites), default=1)
         more = ", ..." if len(self.spans) > 4 else ""
         by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
@@ -464,10 +464,10 @@ def _check_features(
         )
     lacking = [layer for layer in in_layers if layer not in kind.feature_layers]
     if (asked is not None and lacking) or layer_window > 1:
-        problem = f"in layers {_ranges(lacking)}" if lacking else "of windows"
+        problem = f"in layers {ranges(lacking)}" if lacking else "of windows"
         raise ComponentError(
             f"The kind {kind.name!r} has no features {problem}. It has those of layers "
-            f"{_ranges(kind.feature_layers)}, one by one."
+            f"{ranges(kind.feature_layers)}, one by one."
         )
     return [layer for layer in in_layers if layer in kind.feature_layers]
 
@@ -509,7 +509,7 @@ def _check_keys(
     if unknown or len(by_layer) < len(indices):
         raise ComponentError(
             f"The layers {sorted(indices)} of the indices are not all among the chosen layers, or "
-            f"name one twice. Use layers {_ranges(in_layers)}."
+            f"name one twice. Use layers {ranges(in_layers)}."
         )
     return by_layer
 
@@ -534,12 +534,12 @@ def _check_indices(
     return picked
 
 
-def _ranges(layers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int], separator: str = ", ") -> str:
     """`[0, 1, 2, 5]` as `0-2, 5`."""
-    parts: list[list[int]] = []
-    for layer in sorted(layers):
-        if parts and layer == parts[-1][-1] + 1:
-            parts[-1].append(layer)
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            parts.append([layer])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+            runs.append([number, number])
+    return separator.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

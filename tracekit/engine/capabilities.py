@@ -39,9 +39,8 @@ class Capabilities:
     def __init__(self, block_skipper: BlockSkipper | None, *, packing: bool | None = None) -> None:
         """Use `Capabilities.probe` or `Capabilities.none`.
 
-        Args:
-            block_skipper: The model's blocks, if passes can begin and end at any of them.
-            packing: Whether rows are packed; None: tested on the model.
+        Passes can begin and end at any block that `block_skipper` holds. Whether rows are packed is
+        by default tested on the model.
         """
         self.block_skipper = block_skipper
         """Runs some of the model's blocks; None: every pass runs all of them."""

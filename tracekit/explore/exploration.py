@@ -23,6 +23,7 @@ from torch import Tensor
 from tracekit._util.options import is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
+from tracekit.components.registry import ranges
 from tracekit.engine import checks
 from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
@@ -392,13 +393,7 @@ class Exploration:
 
 def set_key(members: ComponentSet) -> str:
     """A set as a short text, e.g. `0-3,7`; empty for the empty set."""
-    runs: list[list[int]] = []
-    for index in members:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return ranges(members, separator=",")
 
 
 def members_of_key(key: str) -> ComponentSet:

@@ -20,6 +20,7 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
 from tracekit.results.comparison import Comparison, compare
+from tracekit.results.display import named
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -36,7 +37,7 @@ _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
 _MOST_COLUMNS = 6
 """Results with a column in the table of examples."""
-_MOST_EXAMPLES = 200
+_MOST_EXAMPLES, _MOST_LABELS = 200, 8
 _CHECKED = (
     "A Tracer refuses to run unless, on the model that it was given, every hook point fires once "
     "and in the right shape, an empty mask changes no bit, an edit at every site moves the logits, "
@@ -235,7 +236,7 @@ def _note_on_examples(result: TraceResult) -> str:
 
 def _explanation_section(why: Explanation) -> Section:
     return Section(
-        heading=f"Why they act together: {_short(why.labels)}",
+        heading=f"Why they act together: {named(why.labels, _MOST_LABELS)}",
         paragraphs=str(why).splitlines(),
         figures=[why.waterfall(), why.heatmap(), why.network()],
         table=member_table(why),
@@ -247,7 +248,7 @@ def _explanation_section(why: Explanation) -> Section:
 
 def _side_effects_section(side: SideEffects) -> Section:
     return Section(
-        heading=f"Side effects of {_short(side.labels)}",
+        heading=f"Side effects of {named(side.labels, _MOST_LABELS)}",
         figures=[side.figure()],
         table=side_effects_table(side),
         note="Strength: mean absolute effect, as a share of that of all components. Random sets: "
@@ -256,11 +257,6 @@ def _side_effects_section(side: SideEffects) -> Section:
         "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
         "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
     )
-
-
-def _short(labels: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + more
 
 
 def _grid_section(grids: Sequence[InteractionGrid]) -> Section:

@@ -92,22 +92,14 @@ class ModelSource:
 
     @classmethod
     def parse(cls, text: str) -> ModelSource:
-        """Reads a model from text.
-
-        Args:
-            text: `demo`, a hub name, a directory, or `NAME=` one of these: a name for tables.
-        """
+        """Reads a model from `demo`, a hub name, a directory, or `NAME=` one of these."""
         name, equals, source = text.partition("=")
         if equals:
             return cls(title=name, source=source)
         return cls(title=Path(text).name or text, source=text)
 
     def check(self, cfg: Any) -> None:
-        """Refuses a loaded model that is not the one meant; any model is.
-
-        Args:
-            cfg: Configuration of the loaded model.
-        """
+        """Refuses a loaded model of this configuration that is not the one meant; here any is."""
 
 
 _M = TypeVar("_M", bound=ModelSource)

@@ -8,7 +8,6 @@ moved aside, and the run is done again.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tracekit._util.files import digest_of, draft_folder
+from tracekit._util.files import digest_of, draft_folder, tensors_digest
 from tracekit.errors import TracekitError
 from tracekit.models.loading import HookedModel
 from tracekit.results import storage
@@ -95,16 +94,9 @@ class Run:
 
 def weights_hash(model: HookedModel) -> str:
     """SHA-256 over the configuration, and names, shapes and values of all parameters."""
-    digest = hashlib.sha256(digest_of(_model_config(model)).encode())
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
-    for name in sorted(state):
-        value = state[name]
-        if not isinstance(value, torch.Tensor):
-            continue
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        flat = value.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return digest_of({"config": _model_config(model), "weights": tensors_digest(tensors)})
 
 
 def _model_config(model: Any) -> dict[str, Any]:
