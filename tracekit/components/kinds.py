@@ -195,11 +195,7 @@ class Kind:
             register_kind(self)
 
     def features_in(self, layer: int) -> FeatureMap | None:
-        """Features of a layer; None if components are parts of the activation itself.
-
-        Raises:
-            ComponentError: The kind was loaded, and its features were not.
-        """
+        """Features of a layer; None if components are parts of the activation itself."""
         if not self.feature_layers:
             return None
         if self.features is None:
@@ -217,20 +213,12 @@ class Kind:
 
     @classmethod
     def from_definition(cls, definition: KindSpec) -> Kind:
-        """The kind of a definition, without its features.
-
-        Raises:
-            ComponentError: It defines none.
-        """
+        """The kind of a definition, without its features."""
         tuples = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
         return cls(**{**definition, **tuples})
 
     def width_in(self, shape: Any) -> int:
-        """Number of components of this kind in a layer of a model of these sizes.
-
-        Raises:
-            ComponentError: The model's configuration lacks the number.
-        """
+        """Number of components of this kind in a layer of a model of these sizes."""
         if self.width is None:
             return 1
         if isinstance(self.width, int):

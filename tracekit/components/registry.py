@@ -227,11 +227,7 @@ class ComponentRegistry(Sequence[Component]):
                     yield Component(site.kind.name, site.layer, index, span)
 
     def index(self, value: Component) -> int:  # type: ignore[override]
-        """Flat index of a component.
-
-        Raises:
-            ComponentError: The registry does not contain it.
-        """
+        """Flat index of a component, which must be in the registry."""
         for site in self.sites:
             is_site = site.kind.name == value.kind and site.layer == value.layer
             if is_site and value.span in (site.spans or ("",)):
@@ -373,11 +369,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @classmethod
     def from_spec(cls, spec: Sequence[SiteSpec]) -> ComponentRegistry:
-        """The registry of a `spec()`.
-
-        Raises:
-            ComponentError: Its numbers are of no components, or an own kind is another one here.
-        """
+        """The registry of a `spec()`; refuses numbers of no components, and kinds that differ here."""
         sites: list[Site] = []
         for entry in spec:
             layer, width, listed = entry["layer"], entry["width"], entry["indices"]

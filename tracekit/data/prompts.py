@@ -160,11 +160,7 @@ class PromptPairs(Sequence[PromptPair]):
         return sorted(first), sorted(set(order) - set(first))
 
     def by_span(self) -> PromptPairs:
-        """The pairs with the implied spans `last` and `rest` added to those that have names.
-
-        Raises:
-            PairsError: An example has no spans, or others than the first one.
-        """
+        """The pairs, all with the same spans, with the implied ones `last` and `rest` added."""
         pairs = []
         for number, pair in enumerate(self.pairs):
             if pair.spans is None:

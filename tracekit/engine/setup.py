@@ -206,11 +206,7 @@ class Setup:
 
     @classmethod
     def from_spec(cls, spec: SetupSpec) -> Setup:
-        """The setup of a `spec`.
-
-        Raises:
-            ConfigError, ComponentError: Its values are those of no setup.
-        """
+        """The setup of a `spec`; refuses values that are those of no setup."""
         values: dict[str, Any] = {**spec}
         if isinstance(values.get("components"), list):
             values["components"] = ComponentRegistry.from_spec(values["components"])

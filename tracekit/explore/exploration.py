@@ -190,11 +190,7 @@ class Exploration:
         self._position = min(len(self._history) - 1, self._position + 1)
 
     def pin(self, name: Pin) -> None:
-        """Keeps the set under a name, to compare others with.
-
-        Raises:
-            ComponentError: Another name than A or B.
-        """
+        """Keeps the set as `A` or `B`, to compare others with."""
         if name not in get_args(Pin):
             raise ComponentError(f"Unknown pin {shortened(name)}. Use 'A' or 'B'.")
         self.pins[name] = self.members
@@ -360,11 +356,8 @@ class Exploration:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, also from elsewhere: all of it or, if it is none, nothing.
-
-        Raises:
-            ComponentError: Sets, a position, pins or an example that are none.
-        """
+        """Takes over what `state` gave, also from elsewhere; refuses all of it if any part is
+        wrong."""
         try:
             history = [self._checked(members_of_key(key)) for key in state["history"]]
             position, example = state["position"], state.get("example")

@@ -53,11 +53,7 @@ class TraceCurve(Sequence[TraceResult]):
         return card(title, table(["budget", *COLUMNS], rows))
 
     def at(self, n_components: int) -> TraceResult:
-        """The result for a budget of that many components.
-
-        Raises:
-            BudgetError: The curve has no such budget.
-        """
+        """The result for a budget of that many components, which the curve must have."""
         for result in self.results:
             if result.budget == n_components:
                 return result
@@ -91,11 +87,7 @@ class TraceCurve(Sequence[TraceResult]):
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceCurve:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-        """
+        """Reads what `save` wrote; errors as of `TraceResult.load`."""
         return cls(load_runs(Path(folder)))
 
 

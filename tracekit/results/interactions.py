@@ -211,11 +211,7 @@ class InteractionGrid:
 
     @classmethod
     def load(cls, path: str | Path) -> InteractionGrid:
-        """Reads the `.json` file that `save` wrote.
-
-        Raises:
-            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-        """
+        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(path), inline=True)
 
     def check_consistent(self) -> None:

@@ -254,11 +254,7 @@ class ParetoFront(Sequence[TraceResult]):
 
     @classmethod
     def load(cls, folder: str | Path) -> ParetoFront:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-        """
+        """Reads what `save` wrote; errors as of `TraceResult.load`."""
         folder = Path(folder)
         facts = load(FrontFacts, folder / _FRONT)
         results = load_runs(folder, facts.curve_sha256)

@@ -112,11 +112,7 @@ class StrongestPairs:
 
     @classmethod
     def load(cls, path: str | Path) -> StrongestPairs:
-        """Reads the `.json` file that `save` wrote.
-
-        Raises:
-            ResultNotFoundError, ResultFormatError: As in `TraceResult.load`.
-        """
+        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(path), inline=True)
 
     def check_consistent(self) -> None:

@@ -111,11 +111,7 @@ class Grid:
                 raise UnknownOptionError(option, set().union(*options))
 
     def sources(self) -> dict[str, ModelSource]:
-        """The models by their names in tables.
-
-        Raises:
-            ConfigError: Two have the same name, or one is no text.
-        """
+        """The models by their names in tables; refuses two of one name."""
         for entry in self.models:
             if not isinstance(entry, (str, Path)) or not str(entry).strip():
                 raise ConfigError(

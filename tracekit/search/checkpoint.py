@@ -156,11 +156,7 @@ class Checkpoint:
         )
 
     def _measured(self, tensors: Mapping[str, Tensor]) -> Measured:
-        """The measurements in the tensors of a file.
-
-        Raises:
-            KeyError, ValueError, RuntimeError, TypeError: They are of another form.
-        """
+        """The measurements in the tensors of a file; any error where they are of another form."""
         n, n_examples = self._engine.n_components, self._engine.n_examples
         measured, predicted = _sets("measured", tensors, n), _sets("predicted", tensors, n)
         shares = tensors["soft_shares"].tolist()

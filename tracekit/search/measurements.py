@@ -77,11 +77,7 @@ class Measurements:
         return self._kept.effects[members]
 
     def confirm(self, sets: Iterable[ComponentSet]) -> None:
-        """Measures those sets again that the checkpoint saved, as results hold their effects.
-
-        Raises:
-            ResultFormatError: The checkpoint holds other effects than the model has.
-        """
+        """Measures sets again that the checkpoint saved; refuses one that holds other effects."""
         held = [members for members in sets if members in self._from_file]
         if not held or self._checkpoint is None:
             return

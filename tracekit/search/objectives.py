@@ -119,11 +119,7 @@ _BY_NAME: dict[str, Objective | None] = {
 
 
 def resolve_objective(objective: object) -> Objective | None:
-    """An objective by name or as given; None is the mean effect.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
+    """An objective by name or as given; None is the mean effect."""
     if isinstance(objective, Objective):
         return objective
     if not isinstance(objective, str) or objective not in _BY_NAME:
@@ -144,11 +140,7 @@ def describe(objective: Objective | None) -> str:
 
 
 def log_odds_of(metric: Metric) -> Metric:
-    """A metric whose effects are changes of the quantity that another one is a curve over.
-
-    Raises:
-        ConfigError: It is no such curve.
-    """
+    """A metric whose effects are changes of the quantity that another one is a curve over."""
     curve = metric.linearization
     if curve is None:
         raise ConfigError(
