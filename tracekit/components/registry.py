@@ -369,7 +369,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @classmethod
     def from_spec(cls, spec: Sequence[SiteSpec]) -> ComponentRegistry:
-        """The registry of a `spec()`; refuses numbers of no components, and kinds that differ here."""
+        """The registry of a `spec()`; refuses numbers of no components and other kinds."""
         sites: list[Site] = []
         for entry in spec:
             layer, width, listed = entry["layer"], entry["width"], entry["indices"]

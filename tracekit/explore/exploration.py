@@ -356,8 +356,7 @@ class Exploration:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, also from elsewhere; refuses all of it if any part is
-        wrong."""
+        """Takes over what `state` gave, also from elsewhere; refuses all if a part is wrong."""
         try:
             history = [self._checked(members_of_key(key)) for key in state["history"]]
             position, example = state["position"], state.get("example")
