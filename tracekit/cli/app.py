@@ -62,7 +62,7 @@ class _Program(typer.Typer):
         return super().command(name, cls=_Command, **settings)
 
 
-app = _Program(
+app: typer.Typer = _Program(
     name="tracekit",
     help="Which components of a language model act together? Multi-component causal tracing.",
     no_args_is_help=True,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tracekit.search import Constraint
     from tracekit.tracer.tracer import Tracer
 
-_, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
+_first, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
 
 Given = dict[str, Any]
 """Values of the options of a command, by name."""

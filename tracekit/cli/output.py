@@ -36,8 +36,8 @@ class PlainConsole(Console):
         return super().render_str(printable(text), **{**options, **plain})
 
 
-console = PlainConsole()
-error_console = PlainConsole(stderr=True)
+console: PlainConsole = PlainConsole()
+error_console: PlainConsole = PlainConsole(stderr=True)
 
 
 def print_problem(word: str, text: object, style: str) -> None:

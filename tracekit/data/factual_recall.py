@@ -135,7 +135,7 @@ def _known_fact_row(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": prompt, "x": record["attribute"], **span}
 
 
-load_counterfact = partial(
+load_counterfact: partial[PromptPairs] = partial(
     load,
     FactFile(
         files=Files(
@@ -151,7 +151,7 @@ load_counterfact = partial(
 )
 """Loads 200 facts of CounterFact, as the paper does; arguments as in `load`."""
 
-load_known = partial(
+load_known: partial[PromptPairs] = partial(
     load,
     FactFile(
         files=Files(

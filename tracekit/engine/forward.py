@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
@@ -34,7 +35,7 @@ class ForwardPass:
         self, model: HookedModel, capabilities: Capabilities, mean: ContinuationMean
     ) -> None:
         """Runs nothing yet."""
-        self.device = device_of(model)
+        self.device: torch.device = device_of(model)
         self._model = model
         self._dtype = dtype_of(model)
         self._scored_hook = scored_hook(model)

@@ -29,7 +29,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
-from tracekit.errors import PairsError
+from tracekit.errors import ConfigError, PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -316,7 +316,9 @@ def _position_mask(
         return positions < prompt_lengths[:, None]
     if scope == "all":
         return positions < lengths[:, None]
-    indices = (-1,) if isinstance(scope, str) else scope
+    indices = (-1,) if scope == "last" else scope
+    if isinstance(indices, str):
+        raise ConfigError(f"Nothing says which positions {indices!r} are.")
     mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
     for index in indices:
         # Negative ones count from the end of the prompt, not of the row.

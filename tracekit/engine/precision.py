@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
+from typing_extensions import assert_never
 
 from tracekit.errors import ConfigError
 
@@ -45,4 +46,8 @@ def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
 
 def autocast(precision: Precision, device: torch.device) -> Any:
     """Context for a forward pass: matrix products in bfloat16 if `precision` says so."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    if precision == "bfloat16":
+        return torch.autocast(device.type, torch.bfloat16)
+    if precision in ("float32", "tf32"):
+        return nullcontext()
+    assert_never(precision)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, assert_never
 
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened
@@ -304,6 +304,8 @@ class Setup:
             return lambda pairs: pairs
         if self.split_by == "span":
             return lambda pairs: pairs.by_span()
+        if self.split_by != "position":
+            assert_never(self.split_by)
         decode = getattr(getattr(model, "tokenizer", None), "decode", None)
         token_text = None if decode is None else lambda token: str(decode([token]))
         prompts = [pair.prompt_ids for pairs in given for pair in pairs]
@@ -350,8 +352,11 @@ class BoundSetup:
             else self._with_source(split)
         )
         resolved = self.metric if metric is None else resolve_metric(metric)
-        if (direction or self.setup.direction) == "denoising":
+        started = direction or self.setup.direction
+        if started == "denoising":
             prepared, resolved = prepared.reversed(), resolved.denoising()
+        elif started != "noising":
+            assert_never(started)
         return Engine(self.model, prepared, self.registry, resolved, self.config)
 
     def metrics(self, given: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:

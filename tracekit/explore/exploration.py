@@ -132,8 +132,8 @@ class Exploration:
             ComponentError: A set that is none of this engine's components.
         """
         self.engine = engine
-        self.n_components = engine.n_components
-        self.front = tuple(self._checked(each) for each in front)
+        self.n_components: int = engine.n_components
+        self.front: tuple[ComponentSet, ...] = tuple(self._checked(each) for each in front)
         """Sets of ascending size to move along."""
         self.measurements: dict[ComponentSet, Measurement] = {m.members: m for m in measured}
         """Every measurement, by its set."""

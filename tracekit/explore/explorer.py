@@ -46,7 +46,17 @@ _PAUSE = 0.001
 """Seconds between two batches, in which the kernel takes in what was clicked."""
 
 
-class Explorer(anywidget.AnyWidget):
+if TYPE_CHECKING:
+    # The packages of widgets have no types; `traitlets` has.
+    class _Widget(traitlets.HasTraits):
+        def on_msg(self, callback: Callable[..., Any]) -> None: ...
+        def send(self, content: Any, buffers: Any = None) -> None: ...
+        def _repr_mimebundle_(self, **kwargs: Any) -> Any: ...
+else:
+    _Widget = anywidget.AnyWidget
+
+
+class Explorer(_Widget):
     """A view of a set of components that is changed by clicking, and whose effect follows.
 
     As the last line of a cell it shows itself. `components`, `effect` and `per_example` are those
@@ -54,10 +64,10 @@ class Explorer(anywidget.AnyWidget):
     """
 
     _esm = SCRIPT
-    setup = traitlets.Dict().tag(sync=True)
-    table = traitlets.Dict().tag(sync=True)
-    view_state = traitlets.Dict().tag(sync=True)
-    page = traitlets.List().tag(sync=True)
+    setup: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
+    table: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
+    view_state: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
+    page: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
     def __init__(
         self,

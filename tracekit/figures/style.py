@@ -20,9 +20,13 @@ WIDE = 648
 HEIGHT = 400
 """Pixels, where the content asks for no other height."""
 
-FONT = {"family": "Arial, Helvetica, sans-serif", "size": 15, "color": "black"}
+FONT: dict[str, Any] = {
+    "family": "Arial, Helvetica, sans-serif",
+    "size": 15,
+    "color": "black",
+}
 GRID = "#d9d9d9"
-BOX = {
+BOX: dict[str, Any] = {
     "showline": True,
     "mirror": True,
     "linecolor": "black",
@@ -43,7 +47,7 @@ CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
 OTHER_SETS = ("#000000", "triangle-down-open")
 """Colour and marker of sets beside the best ones."""
-STYLES = {
+STYLES: dict[str, tuple[str, str, str]] = {
     "random": CONTROL,
     "pgb-ct": ("#D55E00", "circle", "solid"),
     "pgb-ct+local": ("#D55E00", "hexagon", "solid"),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tracekit.components import ComponentGrid, ComponentRegistry, kind_of
 from tracekit.components.masks import BinaryMask
+from tracekit.errors import ConfigError
 from tracekit.figures.cells import ColorScale, SelectionPanel
 from tracekit.figures.style import plain
 
@@ -93,4 +94,8 @@ def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None
         return ColorScale("Blues", 0.0, 1.0, "soft<br>mask")
     if color == "rank":
         return ColorScale("Blues_r", 1.0, 1.1 * n_components, "rank")
-    return ColorScale("RdBu_r", -largest, largest, "score") if color == "score" else None
+    if color == "score":
+        return ColorScale("RdBu_r", -largest, largest, "score")
+    if color in ("selected", "none"):
+        return None
+    raise ConfigError(f"Nothing says how {color!r} is coloured.")

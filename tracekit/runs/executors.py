@@ -97,7 +97,8 @@ class GivenExecutor(Workers):
         """Takes an executor, which stays open; by default for as many tasks as it has workers."""
         workers = getattr(executor, "_max_workers", None)
         self._capacity = at_most or (workers if isinstance(workers, int) else 1)
-        self._executor, self.at_most = executor, at_most
+        self._executor = executor
+        self.at_most: int | None = at_most
 
     def capacity(self) -> int:
         """The number of tasks at a time."""
@@ -142,7 +143,8 @@ class DaskWorkers(Workers):
 
     def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
         """Takes a `distributed.Client`, which is closed in the end if it is owned."""
-        self._client, self.at_most, self._owned = client, at_most, owned
+        self._client, self._owned = client, owned
+        self.at_most: int | None = at_most
         self._executor = client.get_executor(pure=False)
         self._seen = time.monotonic()
 
@@ -247,7 +249,8 @@ class SubmititWorkers(Workers):
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
         """Takes a `submitit.AutoExecutor`, or one of its kind."""
-        self._executor, self.at_most = executor, at_most
+        self._executor = executor
+        self.at_most: int | None = at_most
         self._submitted: dict[Future[WorkerReport], Any] = {}
         self._open = True
         self._poller = Thread(target=self._poll, daemon=True)

@@ -59,9 +59,9 @@ class Measurements:
         are more passes in proportion. The checkpoint is written every minute, and by `save`.
         """
         self.engine = engine
-        self.spent = Cost()
+        self.spent: Cost = Cost()
         """Passes so far, those that the checkpoint saved included."""
-        self.saved = Cost()
+        self.saved: Cost = Cost()
         """Passes that the checkpoint saved."""
         self._passes, self._seconds, self._is_for_mean = passes, seconds, is_for_mean
         self._asked: set[tuple[str, ComponentSet | float]] = set()

@@ -38,6 +38,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import DataView, Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight, predict_changes
 from tracekit.engine.precision import Precision
+from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
@@ -126,7 +127,7 @@ class ScoredTarget(DataView):
 
         scored = engine.sharing(metric=_named(engine.metric, name), record=record_scores)
         self._given, self._engine, self._objective = engine, scored, objective
-        self.data = scored.data
+        self.data: PreparedData = scored.data
 
     def with_pairs(self, pairs: PromptPairs) -> ScoredTarget:
         """The same objective on other pairs."""
@@ -229,7 +230,7 @@ class ConstrainedTarget(DataView):
         is_smooth = metric.differentiable and measures.metric.differentiable
         self._metric = replace(metric, differentiable=is_smooth)
         self._inner, self._measures, self._constraint = target, measures, constraint
-        self.data = target.data
+        self.data: PreparedData = target.data
         self._record = record
         self._scale = target.full_effects.mean().abs().item() or 1.0
         self._before, self._steps = self._work(), count()

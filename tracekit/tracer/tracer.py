@@ -114,7 +114,7 @@ class Tracer(SetMethods):
                 "A setup was given along with a metric or options, which it has. Leave them out, "
                 "or use dataclasses.replace(setup, ...)."
             )
-        self.model = model if isinstance(model, HookedModel) else load_model(model)
+        self.model: HookedModel = model if isinstance(model, HookedModel) else load_model(model)
         config = EngineConfig(
             max_batch_size=max_batch_size,
             max_memory=max_memory,
@@ -125,10 +125,10 @@ class Tracer(SetMethods):
             pairs.refuse_shared(held_out)
         further = [] if held_out is None else [held_out]
         self._bound = components.bind(self.model, pairs, config, further=further)
-        self.setup = self._bound.named
+        self.setup: Setup = self._bound.named
         self._given = pairs
-        self.engine = self._bound.engine(pairs)
-        self.extra_metrics = self._bound.metrics(extra_metrics)
+        self.engine: Engine = self._bound.engine(pairs)
+        self.extra_metrics: tuple[Metric, ...] = self._bound.metrics(extra_metrics)
         for each in self.extra_metrics:
             check_continuations(self.engine.pairs, each)
         checks.check_engine(self.engine)
@@ -138,7 +138,7 @@ class Tracer(SetMethods):
             title = "Held-out pairs: "
             diagnostics.warn_of_pairs(held_out, self.engine, self.source, title=title)
         self._last: Sequence[TraceResult] = ()
-        self.results = []
+        self.results: list[TraceResult] = []
 
     def __repr__(self) -> str:
         return printable(

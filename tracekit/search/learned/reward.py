@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import assert_never
 
 from tracekit._util.devices import to_device
 from tracekit.components.masks import Mask
@@ -58,6 +59,8 @@ def make_objective(name: ObjectiveName, engine: Target) -> Objective:
             scale=torch.ones_like,
             value=lambda effects: _reward(effects, has_pole).nanmean(),
         )
+    if name != "dataset":
+        assert_never(name)
     # The mean over a few weighted examples may be below -1.
     has_pole = has_pole or engine.pairs.weights is not None
     return Objective(
