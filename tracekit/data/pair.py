@@ -218,8 +218,8 @@ def _check_sets(ids: Mapping[str, Any], number: int) -> None:
 
 def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     """The pair that a row of token ids describes; errors as in `PromptPairs.from_ids`."""
-    known = id_keys() | TEXT_KEYS
-    check_keys(row, number, ("prompt_ids", "x_ids"), known, optional="y_ids", is_strict=False)
+    allowed = id_keys() | TEXT_KEYS
+    check_keys(row, number, ("prompt_ids", "x_ids"), allowed, optional="y_ids", is_strict=False)
     ids: dict[str, Any] = {
         key: as_ids(row[key], key.removesuffix("_ids"), number)
         for key in ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")

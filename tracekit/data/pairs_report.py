@@ -166,13 +166,13 @@ def report_on(
         "token-counts": _has_other_count,
         **({} if tokenizer is None else _special_tests(tokenizer)),
     }
-    found = {
+    numbers = {
         kind: [n for n, pair in enumerate(pairs) if test(pair)] for kind, test in tests.items()
     }
     return PairsReport(
         tuple(
             Finding(kind, tuple(at), tuple(_shown(pairs[n], kind) for n in at[:_SHOWN]), len(pairs))
-            for kind, at in found.items()
+            for kind, at in numbers.items()
             if at
         )
     )

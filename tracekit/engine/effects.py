@@ -141,7 +141,7 @@ def noise_floor(data: PreparedData) -> float:
         torch.manual_seed(0)
         for batch in data.batches:
             alone = data.layout.batches(1, device=data.device, examples=batch.examples.cpu())
-            runs = [(0, one, 1, []) for one in alone]
+            runs = [(0, single, 1, []) for single in alone]
             for way, some, copies, hooks in (*runs, (1, batch, 2, []), (2, batch, 1, drawn)):
                 run = data.forward_pass.log_probs(
                     some.repeat(copies), hooks, reads=data.metric.reads

@@ -417,9 +417,9 @@ def _files_to_load(names: Sequence[str]) -> list[str]:
     small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
     chosen = [name for name in names if name.endswith(small)]
     for weights in (r"[^/.]*\.safetensors", r"pytorch_model[^/.]*\.bin"):
-        found = [name for name in names if re.fullmatch(weights, name)]
-        if found:
-            return chosen + found
+        in_format = [name for name in names if re.fullmatch(weights, name)]
+        if in_format:
+            return chosen + in_format
     return chosen
 
 

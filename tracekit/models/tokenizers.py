@@ -14,9 +14,9 @@ _OWN = "_tracekit_adds_bos"
 
 def adds_bos(tokenizer: Any) -> bool:
     """Whether a tokenizer begins a text with its beginning-of-sequence token by itself."""
-    known = getattr(tokenizer, _OWN, None)
-    if known is not None:
-        return known
+    noted = getattr(tokenizer, _OWN, None)
+    if noted is not None:
+        return noted
     # Where it puts none even as TransformerLens loads it, it puts none by itself.
     if not _begins_with_bos(tokenizer):
         return False
@@ -27,8 +27,8 @@ def adds_bos(tokenizer: Any) -> bool:
 def remember_own(tokenizer: Any, given: Any) -> None:
     """Notes on a tokenizer of TransformerLens what the given one does by itself."""
     if tokenizer is not None:
-        known = getattr(given, _OWN, None)
-        adds = _begins_with_bos(given) if known is None else known
+        noted = getattr(given, _OWN, None)
+        adds = _begins_with_bos(given) if noted is None else noted
         object.__setattr__(tokenizer, _OWN, adds)
 
 
