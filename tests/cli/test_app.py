@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,23 @@ def test_help_is_light():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_output_that_nobody_reads_ends_the_command_without_a_traceback():
+    """As in `tracekit show run | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tracekit", "--version"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_over_long_path_is_shortened_in_its_error(command):
+    code, _, errors = command("show", "x" * 5000)
+    assert code == 1
+    assert "x" in errors
+    assert "x" * 79 not in errors
 
 
 COMMANDS = {command.name: command for command in typer.main.get_command(cli.app).commands.values()}

@@ -83,6 +83,12 @@ def test_unknown_names(model, pairs):
         tk.Tracer(model, pairs, components="layers")
 
 
+def test_interactions_of_a_result_are_those_of_its_components(tracer):
+    result = tracer.run("top-k", budget=3)
+    grid, listed = tracer.interactions(result), tracer.interactions(result.components)
+    assert grid.to_frame().equals(listed.to_frame())
+
+
 def test_interactions(tracer):
     grid = tracer.interactions(layers=[0, -1])
     assert grid.labels == tuple(tracer.registry.label(i) for i in [*range(4), *range(8, 12)])

@@ -18,6 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from tracekit.errors import ConfigError
 
+_LONGEST_NAME = 255
+"""Bytes of one part of a path that common file systems take."""
 _LARGEST = 1e12
 """Far beyond any useful option; its square is still a number of float32."""
 _NUMBERS = (int, float, bool, type(None), ...)
@@ -77,6 +79,11 @@ def as_path(name: str, value: Any) -> Path:
     """A path given as a `Path` or as text; `name` is that of the argument."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} is {value!r}, which is no path. Give a text or a Path.")
+    if any(len(part) > _LONGEST_NAME for part in map(os.fsencode, Path(value).parts)):
+        raise ConfigError(
+            f"{name} is {shortened(str(value))}, which has a name of more than {_LONGEST_NAME} "
+            "bytes. Give a shorter one."
+        )
     return Path(value)
 
 

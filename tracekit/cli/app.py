@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from tracekit._util.options import shortened
 from tracekit.cli.output import console, error_console, print_problem
 from tracekit.errors import TracekitError
 
@@ -70,6 +71,7 @@ app: typer.Typer = _Program(
     rich_markup_mode="markdown",
 )
 
+_BROKEN_PIPE = 141
 _INTERRUPTED = 130
 """Exit code after Ctrl-C; releases of typer return it or raise."""
 
@@ -77,13 +79,15 @@ _INTERRUPTED = 130
 def main() -> None:
     """Runs the command line.
 
-    Errors of tracekit are printed as one sentence, with exit code 1; wrong usage ends with 2, and
-    Ctrl-C with 130. SIGTERM ends the process, once checkpoints are written and workers are gone.
+    Errors of tracekit are printed as one sentence, with exit code 1; wrong usage ends with 2,
+    Ctrl-C with 130, and output that nobody reads with 141.
+    SIGTERM ends the process, once checkpoints are written and workers are gone.
     """
     _quieten_libraries()
     try:
         with _stopping_in_order():
             code = app(standalone_mode=False)
+            sys.stdout.flush()
         if code == _INTERRUPTED:
             _leave_interrupted()
         if isinstance(code, int) and code:
@@ -91,9 +95,13 @@ def main() -> None:
     except TracekitError as error:
         print_problem("Error", error, "bold red")
         sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head` does. The rest goes nowhere, also at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(_BROKEN_PIPE)
     except OSError as error:
         # A full or read-only disk: what was written before is kept.
-        named = f" ({error.filename})" if error.filename else ""
+        named = f" ({shortened(error.filename)})" if error.filename else ""
         print_problem("Error", f"{error.strerror or error}{named}.", "bold red")
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -34,6 +34,10 @@ class PlainConsole(Console):
         """A text without markup or emoji codes, and with control characters shown as �."""
         plain = {"markup": False, "emoji": False}
         return super().render_str(printable(text), **{**options, **plain})
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Leaves it to the program, which ends."""
+        raise BrokenPipeError
 
 
 console: PlainConsole = PlainConsole()

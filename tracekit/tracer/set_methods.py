@@ -355,7 +355,7 @@ class SetMethods:
 
     def interactions(
         self,
-        components: Sequence[Component] | None = None,
+        components: Sequence[Component] | TraceResult | None = None,
         *,
         layers: Sequence[int] | None = None,
         given: Any = None,
@@ -367,7 +367,7 @@ class SetMethods:
         all pairs.
 
         Args:
-            components: The components; all by default.
+            components: The components, or a result that selected them; all by default.
             layers: Only those in these layers.
             given: What is patched besides, in every set: a result, a list of components or a mask
                 of zeros and ones. Then l is what a set adds to it.
@@ -382,6 +382,8 @@ class SetMethods:
         """
         checks.check_unchanged(self.engine)
         context = members_of(given, self.registry, or_none=True)
+        if components is not None and not isinstance(components, Sequence):
+            components = [self.registry[i] for i in members_of(components, self.registry)]
         if layers is not None:
             n_layers = self.model.cfg.n_layers
             layers = [layer + n_layers if layer < 0 else layer for layer in layers]
