@@ -339,7 +339,7 @@ class TestNoise:
             expected[:1], expected[3:] = 0, 0
             torch.testing.assert_close(there.counterfactual.noise, expected)
         assert part.full_effect != whole.full_effect
-        assert part.run("top-k", budget=1).source == "noise on subject times 6"
+        assert part.run("top-k", budget=1).setup.source == "noise on subject times 6"
 
     @pytest.mark.parametrize("by", ["span", "position", None])
     def test_it_is_on_spans_whatever_is_told_apart(self, model, by):

@@ -80,10 +80,14 @@ def weights_digest(model: HookedModel) -> str:
     """Digest of all weights: equal for equal weights in one dtype, on any device.
 
     Shapes, a sample, and the sum of the bits of every parameter, in their order: one change of one
-    number changes it. It costs about as long as reading the weights once.
+    number changes it. It costs about as long as reading the weights once. Empty if weights lie on
+    a disk, where nothing reads them as a whole.
     """
+    parameters = list(model.parameters())
+    if any(parameter.is_meta for parameter in parameters):
+        return ""
     with torch.no_grad():
-        return digest_of({str(n): _fingerprint(each) for n, each in enumerate(model.parameters())})
+        return digest_of({str(n): _fingerprint(each) for n, each in enumerate(parameters)})
 
 
 def _fingerprint(parameter: Tensor) -> list[Any]:

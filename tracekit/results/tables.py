@@ -50,7 +50,7 @@ def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
 def facts_of_model(result: TraceResult) -> str:
     """Name, revision and weights of the model of a result, and what may blur its numbers."""
     facts = result.model_facts
-    parts = [result.model, f"weights {facts.weights_digest[:12]}"]
+    parts = [result.model, f"weights {facts.weights_digest[:12] or 'not read'}"]
     parts += [f"revision {facts.revision[:12]}"] if facts.revision else []
     parts += [f"hooks left at {', '.join(facts.foreign_hooks[:3])}"] if facts.foreign_hooks else []
     parts += [f"noise floor {result.noise_floor:.2g}"] if result.noise_floor else []

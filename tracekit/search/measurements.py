@@ -78,9 +78,9 @@ class Measurements:
 
     def confirm(self, sets: Iterable[ComponentSet]) -> None:
         """Measures sets again that the checkpoint saved; refuses one that holds other effects."""
-        held = [members for members in sets if members in self._from_file]
-        if not held or self._checkpoint is None:
+        if self._checkpoint is None or not self._from_file:
             return
+        held = [members for members in sets if members in self._from_file]
         for members, row in zip(held, self.engine.set_effects(held, "checkpoint"), strict=True):
             if not torch.allclose(row, self._kept.effects[members], rtol=1e-3, atol=1e-4):
                 raise self._checkpoint.differs()

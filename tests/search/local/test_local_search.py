@@ -13,6 +13,7 @@ from tests import tiny
 from tracekit.engine.engine import Engine
 from tracekit.errors import (
     ConfigError,
+    DataWarning,
     NonFiniteMetricError,
     NotDifferentiableError,
     NothingFoundError,
@@ -221,6 +222,7 @@ def test_metrics_without_a_finite_gradient_are_refused(model):
         tk.Tracer(model, data, metric="accuracy").pareto()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Six examples of a random model say little about others, and that is said.
+        # Six random examples say little about others, and that is said.
         warnings.simplefilter("ignore", UnreliableResultWarning)
+        warnings.simplefilter("ignore", DataWarning)
         tk.Tracer(model, data).pareto(max_budget=2)
