@@ -272,7 +272,8 @@ def frozen(model: HookedModel) -> Iterator[None]:
     width = int(model.cfg.d_model) if device == "cpu" else None
     with (
         lock_of(model),
-        torch.autocast(device, enabled=False),
+        # On the meta device there is none.
+        torch.autocast("cpu" if device == "meta" else device, enabled=False),
         threads_for(width),
         patterns_in_place(model),
     ):
