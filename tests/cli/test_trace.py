@@ -120,7 +120,7 @@ def test_given_lambdas_need_no_budget(command, tmp_path):
     assert code == 0, err
     (folder,) = [path.parent for path in tmp_path.glob("*/result.json")]
     document = json.loads((folder / "result.json").read_text())
-    assert document["config"]["lambda1"] == 0.001
+    assert document["run"]["config"]["lambda1"] == 0.001
     assert len(document["history"]) == 2
 
 
@@ -133,7 +133,7 @@ def test_own_pairs_held_out(command, tmp_path, demo_model):
     path.write_text("\n".join([",".join(columns), *lines]))
     code, out, err = command(
         *("trace", "--dataset", path, "--held-out", 0.2, "--method", "top-k", "--budget", 2),
-        *("--method", "mask-ig", "--option", "mask-ig:steps=3", "--data-option", "seed=3"),
+        *("--method", "mask-ig", "--option", "mask-ig:steps=3"),
         *("--output", tmp_path / "run", "--quiet"),
     )
     assert code == 0, err
