@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
+import runpy
 import shlex
 import textwrap
 from collections.abc import Iterator
@@ -202,13 +202,9 @@ def _trouble() -> str:
 
 def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
     """As `docs/images/make.py` reads the page: a block, then its picture."""
-    spec = importlib.util.spec_from_file_location("make", ROOT / "docs/images/make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
+    make = runpy.run_path(str(ROOT / "docs/images/make.py"))
     text = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
-    blocks = list(make._BLOCK.finditer(text))
+    blocks = list(make["_BLOCK"].finditer(text))
     drawn = [block["file"] for block in blocks if block["file"]]
     assert text.count("](images/") == len(drawn) == len(set(drawn)) > 5
     assert len(blocks) == text.count("```python")
@@ -218,15 +214,10 @@ def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
     # Speed and the explorer have pictures of their own commands.
     assert set(named) - set(drawn) == {"scaling.png", "explorer.png"}
     assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == set(named)
-    assert make.run_block("a = 2\na + 1", {}) == 3
-    assert make.run_block("a = 2", {}) is None
+    assert make["run_block"]("a = 2\na + 1", {}) == 3
+    assert make["run_block"]("a = 2", {}) is None
 
 
 def test_schemas_are_those_of_the_classes():
-    spec = importlib.util.spec_from_file_location("schemas", ROOT / "docs/schemas/make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    for path, text in make.texts().items():
+    for path, text in runpy.run_path(str(ROOT / "docs/schemas/make.py"))["texts"]().items():
         assert path.read_text(encoding="utf-8") == text, "Run python docs/schemas/make.py."

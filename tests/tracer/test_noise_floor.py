@@ -9,6 +9,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine import effects
+from tracekit.engine.forward import ForwardPass
 from tracekit.errors import ModelWarning, UnreliableResultWarning
 
 
@@ -40,6 +42,23 @@ def test_noise_floor_draws_the_rounding_where_batch_shapes_agree():
     before = torch.get_rng_state()
     assert 1e-4 < tracer.noise_floor < 1
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_noise_floor_runs_few_of_many_rows_alone(monkeypatch):
+    model = tk.load_model("demo", dtype="bfloat16")
+    tracer = tk.Tracer(model, tk.load_dataset("demo-bias", model)[:20], max_batch_size=8)
+    every, n_alone = tracer.noise_floor, []
+    log_probs = ForwardPass.log_probs
+
+    def counted(self, batch, *rest, **options):
+        n_alone.append(len(batch.examples) == 1)
+        return log_probs(self, batch, *rest, **options)
+
+    monkeypatch.setattr(ForwardPass, "log_probs", counted)
+    monkeypatch.setattr(effects, "_MOST_ALONE", 10)
+    few = effects.noise_floor(tracer.engine.data)
+    assert sum(n_alone) == 10
+    assert few == pytest.approx(every, rel=0.5)
 
 
 @pytest.mark.parametrize(("floor", "is_warned"), [(0.0, False), (1e9, True)])

@@ -36,6 +36,10 @@ class BatchEffects(NamedTuple):
     """Log-probability of its y."""
 
 
+_MOST_ALONE = 64
+"""Rows that run alone for a noise floor."""
+
+
 def mask_effects(
     data: PreparedData, mask: Any, examples: Int[Tensor, " some"] | None = None
 ) -> Float[Tensor, "*set some"]:
@@ -130,17 +134,20 @@ def noise_floor(data: PreparedData) -> float:
     In a lower precision, scores depend on the rows that run beside a row, and on last bits. So the
     clean run is repeated with a row alone, with a batch twice over, and with embeddings of which
     the last bit is drawn, and its effect against the clean run is taken: the mean, or two standard
-    errors of it, whichever is larger. All sets share the rounding of one clean run, so differences
-    between sets are surer than this.
+    errors of the mean over all examples, whichever is larger. Rows run alone in passes of their
+    own, so of those there are 64 at most. All sets share the rounding of one clean run, so
+    differences between sets are surer than this.
     """
     if is_exact(data.model):
         return 0.0
     drawn = [(residual_hook(0), _with_last_bit_drawn)]
-    moments = torch.zeros(3, 3, dtype=torch.float64)
+    moments, n_alone = torch.zeros(3, 3, dtype=torch.float64), 0
     with data.measuring(), torch.random.fork_rng():
         torch.manual_seed(0)
         for batch in data.batches:
-            alone = data.layout.batches(1, device=data.device, examples=batch.examples.cpu())
+            rows = batch.examples.cpu()[: _MOST_ALONE - n_alone]
+            alone = data.layout.batches(1, device=data.device, examples=rows) if len(rows) else []
+            n_alone += len(rows)
             runs = [(0, single, 1, []) for single in alone]
             for way, some, copies, hooks in (*runs, (1, batch, 2, []), (2, batch, 1, drawn)):
                 run = data.forward_pass.log_probs(
@@ -151,7 +158,8 @@ def noise_floor(data: PreparedData) -> float:
                 moments[way] += torch.stack([each.sum() for each in powers])
     (moments,) = data.ranks.add(moments)
     n, total, squares = moments.T
-    return torch.maximum((total / n).abs(), 2 * squares.sqrt() / n).max().item()
+    errors = (squares / n / data.n_examples).sqrt()
+    return torch.maximum((total / n).abs(), 2 * errors).max().item()
 
 
 def _with_last_bit_drawn(activation: Tensor, hook: Any = None) -> Tensor:
