@@ -38,7 +38,7 @@ def tracer_for(model, name, components=None, limit=None):
     [
         ("pgb-ct", {"trials": 4}),
         pytest.param("pgb-ct", {}, marks=pytest.mark.soak),
-        ("pgb-ct+local", {}),
+        pytest.param("pgb-ct+local", {}, marks=pytest.mark.soak),
     ],
     ids=["four trials", "eight trials", "refined"],
 )
@@ -58,7 +58,7 @@ def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, meth
         pytest.param("demo-professions", 0.995, marks=pytest.mark.soak),
         pytest.param("demo-binding", 0.995, marks=pytest.mark.soak),
         # One of its four budgets falls short; docs/search-quality.md says so.
-        pytest.param("demo-facts", 0.97, marks=pytest.mark.slow),
+        pytest.param("demo-facts", 0.97, marks=pytest.mark.soak),
     ],
 )
 def test_a_path_is_as_good_as_greedy_for_less(demo_model, name, bar):

@@ -426,7 +426,7 @@ def test_a_killed_dask_worker_costs_its_running_job_which_is_done_elsewhere(grid
     assert len(list((folder / "runs").iterdir())) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_dask_scheduler_costs_nothing_that_was_finished(grid, cluster, tmp_path):
     folder, kept = grid["output"], {}
 
@@ -503,7 +503,7 @@ def test_a_requeued_job_goes_on_from_the_store(grid):
     assert logs.count("Requeued job") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_submitted_job_that_is_killed_costs_its_run(grid):
     folder = grid["output"]
 

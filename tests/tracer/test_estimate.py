@@ -139,7 +139,7 @@ class TestPasses:
 class TestPassesOfExplanations:
     """`Tracer.estimate_explain`."""
 
-    @pytest.mark.parametrize("size", [2, 3, 5, pytest.param(12, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("size", [2, 3, 5, pytest.param(12, marks=pytest.mark.soak)])
     def test_are_exact_for_up_to_twelve_members(self, tracer, size):
         members, options = list(tracer.registry)[:size], {"look_outside": False}
         estimate = tracer.estimate_explain(members, **options)

@@ -294,7 +294,7 @@ REPRODUCE = (
         pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, False, -signal.SIGTERM, marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, True, -signal.SIGTERM, marks=pytest.mark.soak),
-        (signal.SIGKILL, False, -signal.SIGKILL),
+        pytest.param(signal.SIGKILL, False, -signal.SIGKILL, marks=pytest.mark.soak),
     ],
 )
 def test_reproduce_leaves_no_process_and_keeps_what_is_finished(tmp_path, stop, group, status):

@@ -146,6 +146,7 @@ class TestSharing:
                 found, expected = torch.tensor(answer[name]), torch.tensor(alone[name])
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-6)
 
+    @pytest.mark.soak
     def test_ranks_give_the_same_results_again(self, tmp_path):
         once = answers_of("front", 2, tmp_path)
         assert answers_of("front", 2, tmp_path) == once
