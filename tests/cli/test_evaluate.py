@@ -21,6 +21,10 @@ def test_masks_are_evaluated(command, tmp_path, demo_model):
     )
     assert code == 0, err
     assert f"{result.effect:.6g}" in out
+    labels = ",".join(result.labels)
+    code, by_label, err = command("evaluate", "--limit", 6, "--mask", labels)
+    assert code == 0, err
+    assert f"{result.effect:.6g}" in by_label
     frame = pd.read_csv(tmp_path / "effects.csv")
     assert frame["mask"].tolist() == ["run"] * 6 + ["soft.json"] * 6
     assert frame["effect"][:6].tolist() == pytest.approx(result.per_example.tolist(), rel=1e-5)

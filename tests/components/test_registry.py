@@ -114,5 +114,22 @@ def test_unknown_component_and_index():
         ComponentError, match=r"L3H3 \(attention-patterns\) is not among the 12 components"
     ):
         registry.index(Component("attention-patterns", 3, 3))
+    with pytest.raises(ComponentError, match=r"'L0H12' is not .* Did you mean 'L0H..?'\? It cont"):
+        registry.index("L0H12")
+    with pytest.raises(ComponentError, match=r"'l0h3' is not .* Did you mean 'L0H3'\?"):
+        registry.index("l0h3")
     with pytest.raises(IndexError, match="Component 12 of 12. Use 0 to 11."):
         registry[12]
+
+
+def test_components_are_found_by_label_and_by_place():
+    registry = ComponentRegistry.build(GPT2, "head-outputs+mlp-blocks", spans=("a", "b"))
+    for flat in (0, 5, len(registry) - 1):
+        assert registry[registry.label(flat)] == registry[flat]
+    with pytest.raises(ComponentError, match="'L0H3@a', 'L0H3@b'"):
+        registry.index((0, 3))
+    alike = ComponentRegistry.build(GPT2, "head-outputs+attention-patterns")
+    with pytest.raises(ComponentError, match=r"'L1H2' names 2 .*'L1H2 \(head-outputs\)'"):
+        alike.index("L1H2")
+    assert alike["L1H2 (attention-patterns)"] == Component("attention-patterns", 1, 2)
+    assert ComponentRegistry.build(GPT2)[(3, 4)] == Component("attention-patterns", 3, 4)

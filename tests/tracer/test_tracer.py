@@ -255,10 +255,45 @@ def test_a_result_that_selects_nothing_has_no_effect(tracer):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("mask", [None, "a", ["1"] * 12, [None] * 12, {}], ids=str)
+@pytest.mark.parametrize("mask", [None, [None] * 12, {}, {1: ["a"]}], ids=str)
 def test_masks_that_are_none_are_refused(tracer, mask):
     with pytest.raises(MaskError, match="The mask is|The mask has shape"):
         tracer.evaluate(mask)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("mask", ["a", ["1"] * 12, ["L1H2", None], [(1, 2), 3], {1: [9]}], ids=str)
+def test_names_of_no_component_are_refused(tracer, mask):
+    with pytest.raises(ComponentError, match="is not among the 12 components of this registry"):
+        tracer.evaluate(mask)
+
+
+def test_every_measurement_takes_the_labels_that_are_printed(tracer):
+    result = tracer.run("top-k", budget=2)
+    first, second = result.labels
+    places = [(c.layer, c.index) for c in result.components]
+    by_layer: dict[int, list[int]] = {}
+    for layer, index in places:
+        by_layer.setdefault(layer, []).append(index)
+    forms = [result.labels, f"{first}, {second}", {second, first}, places, by_layer]
+    assert [tracer.evaluate(form) for form in forms] == [result.effect] * len(forms)
+    assert tracer.evaluate("all") == pytest.approx(tracer.full_effect)
+    one = [first, places[0], result.components[0], {places[0][0]: places[0][1]}]
+    assert len({tracer.evaluate(form) for form in one}) == 1
+    # The order of a list is that of the axes.
+    assert tracer.interactions([second, first]).labels == (second, first)
+    pair = tracer.strongest_pairs(1, components=[second, first])
+    assert {pair.first[0], pair.second[0]} == {first, second}
+    assert tracer.noising_and_denoising(first).effect["noising"] == tracer.evaluate(first)
+    assert tracer.faithfulness([first]).sizes == (1,)
+    assert list(tracer.explain(result.labels).labels) == result.labels
+
+
+def test_numbers_that_could_be_a_mask_too_are_refused(model, pairs):
+    two = tk.Tracer(model, pairs, layers=[0], indices=[0, 1])
+    with pytest.raises(MaskError, match=r"\(0, 1\) may be a mask, or name components by layer"):
+        two.evaluate((0, 1))
+    assert two.evaluate([0, 1]) == two.evaluate("L0H1")
 
 
 def test_components_of_unknown_kinds_are_refused(tracer):

@@ -30,8 +30,8 @@ _NOT_HERE = ("split", "skip_mismatched", "held_out")
     *(name for name in TRACED if name not in _NOT_HERE),
     mask=option(
         *(REQUIRED, list[Path], WHAT, "PATH"),
-        "A JSON file with one entry in [0, 1] per component, or with a list of such masks, or the "
-        f"folder of a run{SEVERAL}",
+        "Labels such as L1H4,L1H7; a JSON file with one entry in [0, 1] per component, or with a "
+        f"list of such masks; or the folder of a run{SEVERAL}",
     ),
     output=OPTIONAL_OUTPUT.saying("CSV file for the effect on every example."),
 )
@@ -40,6 +40,7 @@ def evaluate(given: Given) -> None:
     import pandas as pd
 
     from tracekit._util.files import write_csv
+    from tracekit.components.members import mask_of
     from tracekit.results import effect_interval
 
     output = given["output"]
@@ -52,14 +53,13 @@ def evaluate(given: Given) -> None:
     rows = []
     named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
-        # A result is taken by its components: as many entries of others mean something else.
         effects: Any = tracer.evaluate(entries, per_example=True)
         further = (
             tracer.evaluate(entries, metrics=names, per_example=True)  # type: ignore[arg-type]
             if names
             else pd.DataFrame(index=range(len(effects)))
         )
-        total = sum(entries) if isinstance(entries, list) else entries.n_selected
+        total = mask_of(entries, tracer.registry).sum().item()
         low, high = effect_interval(
             effects, weights=tracer.pairs.weights, clusters=tracer.pairs.clusters
         )

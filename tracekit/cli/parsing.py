@@ -130,14 +130,18 @@ def _typed(text: str) -> Any:
     return value if isinstance(value, (bool, int, float)) else text
 
 
-def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult]]:
-    """Masks from a JSON file, or the result in a run folder, each with a name."""
+def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult | str]]:
+    """Masks from a JSON file, the result in a run folder, or labels, each with a name."""
     if path.is_dir():
         from tracekit.results import TraceResult
 
         return [(path.name, TraceResult.load(path))]
     if not path.is_file():
-        raise DataNotFoundError(f"There is no file {path}. Give a JSON file or a run's folder.")
+        if not path.suffix and len(path.parts) == 1:
+            return [(str(path), str(path))]
+        raise DataNotFoundError(
+            f"There is no file {path}. Give a JSON file, a run's folder, or labels."
+        )
     try:
         document = json.loads(path.read_text())
         stack = document if isinstance(document[0], list) else [document]

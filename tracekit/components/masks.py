@@ -68,7 +68,7 @@ def as_tensor(mask: object, n_components: int) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(
             f"The mask is {shortened(mask)}. Give a tensor, array or list with one number for "
-            f"each of the {n_components} components."
+            f"each of the {n_components} components, or name components by their labels."
         ) from error
 
 

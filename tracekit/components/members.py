@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import shortened
+from tracekit._util.options import is_whole, shortened, whole_numbers
 from tracekit.components import masks
 from tracekit.components.registry import Component, ComponentRegistry, ComponentSet
 from tracekit.errors import MaskError
@@ -18,21 +19,62 @@ from tracekit.errors import MaskError
 def mask_of(given: Any, registry: ComponentRegistry) -> Tensor:
     """The mask of a set, or a mask as it is.
 
-    A set is a result, whose selected components are taken; a list of components; or a mask, with an
-    entry for each component or with the axes layer and component, where one kind is studied whole
-    in every layer.
+    A set is a result, whose selected components are taken; components by name, as in `named_in`;
+    or a mask, with an entry for each component or with the axes layer and component, where one kind
+    is studied whole in every layer.
     """
-    other = getattr(given, "registry", None)
-    # By component: another registry may have as many entries that mean something else.
-    members = given.components if isinstance(other, ComponentRegistry) else given
-    if isinstance(other, ComponentRegistry):
-        registry.check_same(members, other)
-    elif not _is_list_of_components(given):
+    named = named_in(given, registry)
+    if named is None:
         entries = masks.as_tensor(given, len(registry))
         return entries.flatten() if tuple(entries.shape) == registry.grid_shape else entries
-    entries = torch.zeros(len(registry))
-    entries[[registry.index(component) for component in members]] = 1
-    return entries
+    return masks.from_indices(named, len(registry)).float()
+
+
+def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
+    """Flat indices of components that are named, in the order given; None if they are numbers.
+
+    A name is a component, its label, or its layer and index as a tuple. Given are one name, a list
+    or set of them, labels joined by commas, `{layer: [indices]}`, `"all"`, or a result, which
+    names its selected components.
+
+    Raises:
+        ComponentError: A name of no component, or of several.
+        MaskError: Pairs of numbers that could be a mask as well.
+    """
+    other = getattr(given, "registry", None)
+    if isinstance(other, ComponentRegistry):
+        # By component: another registry may have as many entries that mean something else.
+        registry.check_same(given.components, other)
+        return [registry.index(component) for component in given.components]
+    if isinstance(given, str) and given == "all":
+        return list(range(len(registry)))
+    if isinstance(given, str) and "," in given and given not in registry.flat_by_label:
+        given = [label.strip() for label in given.split(",")]
+    if isinstance(given, Mapping):
+        given = [
+            (layer, index)
+            for layer, indices in given.items()
+            for index in ([indices] if is_whole(indices) else whole_numbers(indices) or [indices])
+        ]
+    elif isinstance(given, AbstractSet):
+        given = sorted(given, key=str)
+    is_one = _is_name(given)
+    names = [given] if is_one else given
+    if not isinstance(names, Sequence) or not names or not _is_name(names[0]):
+        return None
+    as_mask = (2,) if is_one else (len(names), 2)
+    if isinstance(names[0], tuple) and as_mask in (registry.grid_shape, (len(registry),)):
+        raise MaskError(
+            f"{shortened(given)} may be a mask, or name components by layer and index. Give the "
+            "mask as a tensor, or components by their labels."
+        )
+    return [registry.index(name) for name in names]
+
+
+def ordered_in(given: Any, registry: ComponentRegistry) -> list[int]:
+    """As `members_of`, in the order in which the components are named."""
+    named = named_in(given, registry)
+    return list(members_of(given, registry)) if named is None else named
 
 
 def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False) -> ComponentSet:
@@ -46,7 +88,7 @@ def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False
     if entries.ndim != 1 or not ((entries == 0) | (entries == 1)).all():
         raise MaskError(
             "Only sets of components can be asked about here. Give a result, a list of "
-            "components, or one mask of zeros and ones."
+            "components or labels, or one mask of zeros and ones."
         )
     return tuple(entries.nonzero()[:, 0].tolist())
 
@@ -73,5 +115,7 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
     return scores
 
 
-def _is_list_of_components(given: Any) -> bool:
-    return isinstance(given, Sequence) and bool(given) and isinstance(given[0], Component)
+def _is_name(given: Any) -> bool:
+    """Whether it names one component: its label, itself, or its layer and index."""
+    is_place = isinstance(given, tuple) and len(given) == 2
+    return isinstance(given, (str, Component)) or (is_place and all(map(is_whole, given)))

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from tracekit._util.markup import printable
 from tracekit._util.options import is_whole, shortened, whole_numbers
 from tracekit.components.kinds import KINDS, Kind, KindSpec, kind_of, register_kind
-from tracekit.errors import ComponentError
+from tracekit.errors import ComponentError, near_miss
 
 ComponentSet = tuple[int, ...]
 """Some components, as ascending flat indices."""
@@ -140,8 +140,9 @@ class ComponentGrid:
 class ComponentRegistry(Sequence[Component]):
     """The components under study, in flat order.
 
-    Build one with `ComponentRegistry.build`. `registry[i]` is the i-th component,
-    `registry.index(component)` its flat index, `registry.sites` the hook points.
+    Build one with `ComponentRegistry.build`. `registry[i]` is the i-th component, as is
+    `registry["L5H3"]` that of a label; `registry.index` gives flat indices, `registry.sites` the
+    hook points.
     """
 
     sites: tuple[Site, ...]
@@ -212,6 +213,8 @@ class ComponentRegistry(Sequence[Component]):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
             return [self[i] for i in range(*item.indices(len(self)))]
+        if isinstance(item, (str, tuple)):
+            item = self.index(item)
         flat = int(item) + len(self) if item < 0 else int(item)
         if not 0 <= flat < len(self):
             raise IndexError(f"Component {item} of {len(self)}. Use 0 to {len(self) - 1}.")
@@ -226,20 +229,56 @@ class ComponentRegistry(Sequence[Component]):
                 for span in site.spans or ("",):
                     yield Component(site.kind.name, site.layer, index, span)
 
-    def index(self, value: Component) -> int:  # type: ignore[override]
-        """Flat index of a component, which must be in the registry."""
-        for site in self.sites:
-            is_site = site.kind.name == value.kind and site.layer == value.layer
-            if is_site and value.span in (site.spans or ("",)):
-                # Of a partial site, the flat index counts the components that are in the registry.
-                rank = bisect_right(site.indices, value.index) - 1
-                if rank >= 0 and site.indices[rank] == value.index:
-                    span = site.spans.index(value.span) if site.spans else 0
-                    return site.start + rank * site.n_spans + span
+    def index(self, value: Component | str | tuple[int, int]) -> int:  # type: ignore[override]
+        """Flat index of a component: itself, its printed label, or its layer and index.
+
+        Raises:
+            ComponentError: It is not in the registry, or several are named so.
+        """
+        if isinstance(value, Component):
+            flats = self._flat_of(value.layer, value.index, value)
+        elif isinstance(value, str):
+            flats = self.flat_by_label.get(value, ())
+        elif isinstance(value, tuple) and len(value) == 2 and all(map(is_whole, value)):
+            flats = self._flat_of(*value)
+        else:
+            flats = ()
+        if len(flats) == 1:
+            return flats[0]
+        if flats:
+            raise ComponentError(
+                f"{value!r} names {len(flats)} components. Give one of their labels: "
+                f"{', '.join(repr(self.label(i)) for i in flats[:6])}."
+            )
+        named = f"{value} ({value.kind})" if isinstance(value, Component) else shortened(value)
+        guess = ""
+        if isinstance(value, (str, Component)):
+            labels = self.flat_by_label
+            guess = near_miss(value, labels) or near_miss(str(value).upper(), labels)
         raise ComponentError(
-            f"{value} ({value.kind}) is not among the {len(self)} components of this registry. "
-            f"It contains {self.describe()}."
+            f"{named} is not among the {len(self)} components of this registry. "
+            f"{guess + ' ' if guess else ''}It contains {self.describe()}."
         )
+
+    def _flat_of(self, layer: int, index: int, component: Component | None = None) -> list[int]:
+        """Flat indices at a layer and index; of the kind and span of a component if given."""
+        flats = []
+        for site in self.sites:
+            # Of a partial site, the flat index counts the components that are in the registry.
+            rank = bisect_right(site.indices, index) - 1
+            if site.layer == layer and rank >= 0 and site.indices[rank] == index:
+                first = site.start + rank * site.n_spans
+                flats += range(first, first + site.n_spans)
+        return flats if component is None else [i for i in flats if self[i] == component]
+
+    @cached_property
+    def flat_by_label(self) -> dict[str, list[int]]:
+        """Flat indices by printed label: several where components of two kinds print alike."""
+        flat: dict[str, list[int]] = {}
+        for number, component in enumerate(self):
+            for label in dict.fromkeys((str(component), self.label(number))):
+                flat.setdefault(label, []).append(number)
+        return flat
 
     def check_same(self, components: Iterable[Component], of: ComponentRegistry) -> None:
         """Refuses components of the registry `of` that mean something else here or are not here."""

@@ -115,7 +115,7 @@ class Explorer(_Widget):
         return [registry.label(index) for index in self.exploration.members]
 
     def select(self, members: Any) -> None:
-        """Changes the set to a list of components, a result, or a mask of zeros and ones.
+        """Changes the set, to one as in `Tracer.explain`.
 
         Raises:
             MaskError, ComponentError: About the set.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
@@ -26,7 +26,7 @@ MOST_IN_GRID = 256
 
 def chosen_for_pairs(
     registry: ComponentRegistry,
-    components: Sequence[Component] | None,
+    components: Sequence[int] | None,
     *,
     given: ComponentSet = (),
     layers: Sequence[int] | None = None,
@@ -41,7 +41,7 @@ def chosen_for_pairs(
             "A component is named twice among those to be paired. Name each one once."
         )
     rest = [i for i in range(len(registry)) if i not in set(given)]
-    paired = rest if components is None else [registry.index(c) for c in components]
+    paired = rest if components is None else list(components)
     both = sorted(set(paired) & set(given))
     if both:
         raise ComponentError(

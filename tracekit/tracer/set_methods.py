@@ -19,8 +19,8 @@ from torch import Tensor
 from tracekit._util.options import check_seed
 from tracekit.anatomy import Explanation, SetGame, SideEffects
 from tracekit.anatomy.runs import engines_of, plan_explanation, run_explanation, run_side_effects
-from tracekit.components import Component, ComponentRegistry
-from tracekit.components.members import mask_of, members_of
+from tracekit.components import ComponentRegistry
+from tracekit.components.members import mask_of, members_of, ordered_in
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.effects import noise_floor
@@ -152,8 +152,9 @@ class SetMethods:
 
         Args:
             mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
-                component, where one kind is studied whole in every layer; or a list of
-                components; or a result, whose selected components are taken.
+                component, where one kind is studied whole in every layer. Or a set: a result,
+                whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
+                and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
             metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
                 pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
                 (95 % interval), `full_effect` (all components) and `share` of it.
@@ -188,7 +189,7 @@ class SetMethods:
         set takes clean values, everything else stays counterfactual.
 
         Args:
-            members: A result, a list of components or a mask, as in `evaluate`.
+            members: A set or a mask, as in `evaluate`.
 
         Returns:
             A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`,
@@ -207,8 +208,8 @@ class SetMethods:
         """How much sets of components do alone, and how much is left without them.
 
         Args:
-            members: A result, a list of components or a mask; a curve or a front, for all of its
-                sets; or, with `ranking`, a score for each component.
+            members: A set or a mask, as in `evaluate`; a curve or a front, for all of its sets; or,
+                with `ranking`, a score for each component.
             ranking: Take the components with the highest scores at each share of the MIB
                 benchmark: by the scores themselves (`signed`) or their absolute values
                 (`absolute`). Of a result, by what its method ranked by.
@@ -238,8 +239,8 @@ class SetMethods:
         ```
 
         Args:
-            members: A result, a list of components or a mask of zeros and ones; for a size of a
-                front, `front.at(size)`.
+            members: A set as in `evaluate`, or a mask of zeros and ones; for a size of a front,
+                `front.at(size)`.
             max_sets: Of more than 12 members, the subsets to measure at most for their values.
             tolerance: Share of the effect that may be lost without redundant members.
             look_outside: Whether to look for outsiders that replace or back up a member. By
@@ -355,7 +356,7 @@ class SetMethods:
 
     def interactions(
         self,
-        components: Sequence[Component] | TraceResult | None = None,
+        components: Any = None,
         *,
         layers: Sequence[int] | None = None,
         given: Any = None,
@@ -367,10 +368,9 @@ class SetMethods:
         all pairs.
 
         Args:
-            components: The components, or a result that selected them; all by default.
+            components: The components, as a set of `evaluate`; all by default.
             layers: Only those in these layers.
-            given: What is patched besides, in every set: a result, a list of components or a mask
-                of zeros and ones. Then l is what a set adds to it.
+            given: A set that is patched besides, in every set. Then l is what a set adds to it.
             both_directions: Whether to measure the pairs by noising and by denoising, which tells
                 AND from OR: the column `kind` of the table. `given` takes the values of each
                 direction.
@@ -382,8 +382,8 @@ class SetMethods:
         """
         checks.check_unchanged(self.engine)
         context = members_of(given, self.registry, or_none=True)
-        if components is not None and not isinstance(components, Sequence):
-            components = [self.registry[i] for i in members_of(components, self.registry)]
+        if components is not None:
+            components = ordered_in(components, self.registry)
         if layers is not None:
             n_layers = self.model.cfg.n_layers
             layers = [layer + n_layers if layer < 0 else layer for layer in layers]
@@ -404,7 +404,7 @@ class SetMethods:
         self,
         count: int = 20,
         *,
-        components: Sequence[Component] | None = None,
+        components: Any = None,
         given: Any = None,
         n_looked_at: int = 64,
         seed: int = 0,
@@ -418,7 +418,7 @@ class SetMethods:
 
         Args:
             count: Pairs wanted.
-            components: The components; all by default.
+            components: The components, as a set of `evaluate`; all by default.
             given: What is patched besides, in every set, as in `interactions`.
             n_looked_at: Components whose interactions with all others are predicted, one by one;
                 the more, the more passes, and the fewer pairs are missed.
@@ -432,6 +432,8 @@ class SetMethods:
         checks.check_unchanged(self.engine)
         require_gradient(self.engine.metric, "strongest_pairs")
         context = members_of(given, self.registry, or_none=True)
+        if components is not None:
+            components = ordered_in(components, self.registry)
         chosen = chosen_for_pairs(self.registry, components, given=context)
         return strongest_pairs(
             self.engine,
@@ -459,8 +461,8 @@ class SetMethods:
         ```
 
         Args:
-            start: The first set: a result, a list of components or a mask. By default the empty
-                set; of a front, its largest set. A front or curve is taken as `front` too.
+            start: The first set, as in `explain`. By default the empty set; of a front, its largest
+                set. A front or curve is taken as `front` too.
             front: Sets to move along with a slider.
 
         Raises:
