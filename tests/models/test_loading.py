@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import tracekit as tk
 from tests import tiny
@@ -350,22 +351,35 @@ def test_adapter_in_memory_is_merged_on_a_copy():
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
 
 
-def test_adapter_in_a_folder_is_merged_with_the_base_that_it_names(tmp_path, monkeypatch):
-    base, folder = tmp_path / "base", tmp_path / "adapter"
-    tiny.hf_model("gpt2").save_pretrained(base)
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+def test_adapter_in_a_folder_needs_peft_and_a_base_model(tmp_path, monkeypatch):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": None}))
+    with pytest.raises(UnknownModelError, match="names no base model. Give the PeftModel in"):
+        load_model(tmp_path)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingExtraError, match="holds an adapter, which the package peft reads"):
-        load_model(folder)
-    peft = SimpleNamespace(
-        PeftModel=SimpleNamespace(from_pretrained=lambda bare, given: Adapted(bare))
-    )
-    monkeypatch.setitem(sys.modules, "peft", peft)
-    model = load_model(folder)
-    expected = Adapted(tiny.hf_model("gpt2")).merge_and_unload()(torch.tensor([[1, 2, 3]])).logits
-    torch.testing.assert_close(logits(model), expected)
-    assert model_name(model) == "adapter"
+        load_model(tmp_path)
+
+
+def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path):
+    import peft
+
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    tiny.hf_model("llama").save_pretrained(base)
+    bare = transformers.AutoModelForCausalLM.from_pretrained(base)
+    plain = logits(load_model(base))
+    adapted = peft.get_peft_model(bare, peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter.data, std=0.5)
+    expected = adapted(torch.tensor([[1, 2, 3]])).logits.detach()
+    adapted.save_pretrained(folder)
+    assert (expected - plain).abs().max() > 0.01
+    for given in (adapted, folder):
+        torch.testing.assert_close(logits(load_model(given)), expected, atol=1e-5, rtol=1e-4)
+    # The adapter in memory stays apart from its base model.
+    assert any("lora_B" in name for name, _ in adapted.named_parameters())
+    with adapted.disable_adapter():
+        torch.testing.assert_close(adapted(torch.tensor([[1, 2, 3]])).logits.detach(), plain)
 
 
 def test_compiled_model_is_traced_as_it_was():

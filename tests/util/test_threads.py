@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,45 +80,12 @@ def test_threads_set_before_the_import_are_the_users(two_threads, monkeypatch):
     assert within(8) == 3
 
 
-GROUPS = {
-    "version 2": ("0::/pod", {"pod/cpu.max": "150000 100000"}, 1),
-    "version 2, of a parent": (
-        "0::/a/b",
-        {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 1"},
-        3,
-    ),
-    "version 2, path of the host": ("0::/host/x", {"cpu.max": "200000 100000"}, 2),
-    "version 1": (
-        "4:cpu,cpuacct:/pod\n3:memory:/pod",
-        {"cpu/pod/cpu.cfs_quota_us": "200000", "cpu/pod/cpu.cfs_period_us": "100000"},
-        2,
-    ),
-    "no quota": ("0::/", {"cpu.max": "max 100000"}, 8),
-    "version 1, no quota": (
-        "4:cpu:/",
-        {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-        8,
-    ),
-    "unreadable": ("0::/", {"cpu.max": "nonsense"}, 8),
-    "below one core": ("0::/", {"cpu.max": "50000 100000"}, 1),
-}
-
-
-@pytest.mark.parametrize(("own", "files", "expected"), GROUPS.values(), ids=GROUPS)
-def test_threads_usable_cores_by_control_group(tmp_path, monkeypatch, own, files, expected):
-    monkeypatch.setattr(threads, "_affinity", lambda: 8)
-    named = tmp_path / "own"
-    named.write_text(own + "\n")
-    for name, text in files.items():
-        file = tmp_path / "groups" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-    assert threads.usable_cores(tmp_path / "groups", named) == expected
-
-
-def test_threads_usable_cores_by_affinity(monkeypatch):
+def test_threads_usable_cores_by_affinity_and_quota(monkeypatch):
     monkeypatch.setattr(threads, "_affinity", lambda: 3)
-    assert threads.usable_cores(Path("/nowhere"), Path("/nowhere")) == 3
+    monkeypatch.setattr(threads, "granted_cores", lambda: 8)
+    assert threads.usable_cores() == 3
+    monkeypatch.setattr(threads, "granted_cores", lambda: 1)
+    assert threads.usable_cores() == 1
 
 
 def test_threads_parked_thread_lets_the_program_end():

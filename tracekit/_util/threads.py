@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from threading import Event, Thread
 
 import torch
+
+from tracekit._util.control_groups import granted_cores
 
 _AT_IMPORT = torch.get_num_threads()
 _SMALL = 384
@@ -26,48 +27,15 @@ _GRAIN = 32_768
 """Elements that torch gives to one thread at least."""
 
 
-def usable_cores(
-    cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> int:
-    """Cores that this process may use, by its affinity and by a container's quota; at least 1.
-
-    `cgroup` is where control groups are mounted, `own` names those of this process.
-    """
-    return max(1, min(_affinity(), *_quotas(cgroup, own)))
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and by a container's quota; at least 1."""
+    return max(1, min(_affinity(), granted_cores()))
 
 
 def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _quotas(cgroup: Path, own: Path) -> list[int]:
-    """Whole cores that each control group above this process grants, of version 1 or 2."""
-    quotas = [sys.maxsize]
-    with suppress(OSError):
-        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
-        for _, controllers, path in groups:
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            root = cgroup / "cpu" if controllers else cgroup
-            inner = root / path.lstrip("/")
-            # In a container its own group is the root, and the path is the host's.
-            for folder in (inner, *inner.parents):
-                if folder == root or root in folder.parents:
-                    quotas += _quota_of(folder)
-    return quotas
-
-
-def _quota_of(group: Path) -> list[int]:
-    with suppress(OSError, ValueError):
-        if (group / "cpu.max").exists():
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-        else:
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            quota, period = (int((group / name).read_text()) for name in names)
-        return [max(1, quota // period)] if quota > 0 else []
-    return []
 
 
 def allowed_threads() -> int:

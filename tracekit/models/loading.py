@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tracekit._util.control_groups import granted_bytes
 from tracekit._util.threads import threads_for
 from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import (
@@ -199,12 +200,12 @@ def _chosen_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device; of the CPU, what the system says that it has."""
+    """Memory that is free on a device; of the CPU, as the system and a container have it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with suppress(OSError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return 1024 * int(lines["MemAvailable"].split()[0])
+        return min(1024 * int(lines["MemAvailable"].split()[0]), granted_bytes())
     return _SMALL_MODEL
 
 
@@ -249,7 +250,12 @@ def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -
             "directory into which the adapter was merged."
         ) from error
     named = json.loads((directory / _ADAPTER).read_text()).get("base_model_name_or_path")
-    base = locate(str(named)).folder
+    if not isinstance(named, str):
+        raise UnknownModelError(
+            f"The adapter {directory} names no base model. Give the PeftModel in memory, or write "
+            f"the base model's folder or name as base_model_name_or_path into its {_ADAPTER}."
+        )
+    base = locate(named).folder
     dtype = options["dtype"] or _chosen_dtype(base, options["device"])
     with _loading_errors(directory), nothing_installed(directory):
         bare = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(options["device"])
