@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened, whole_numbers
 from tracekit._util.warn import warn
+from tracekit.data.chat import in_chat, said, warn_of_spaces, within
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import MOST_ROWS, pairs_html
 from tracekit.data.pair import (
@@ -32,6 +34,7 @@ from tracekit.data.pair import (
 )
 from tracekit.data.pairs_report import PairsReport, report_on
 from tracekit.data.spans import LAST, REST, position_names, spans_from_text, with_implied
+from tracekit.data.templates import Template
 from tracekit.data.tokenization import (
     bos_of,
     encoder,
@@ -44,6 +47,7 @@ from tracekit.errors import ConfigError, DataWarning, PairsError
 
 OnMismatch = Literal["error", "skip"]
 
+_PROMPTS = ("prompt", "counterfactual")
 _MOST_NAMED = 5
 """Examples that an error names at most."""
 
@@ -342,6 +346,7 @@ class PromptPairs(Sequence[PromptPair]):
         name: str = "pairs",
         on_mismatch: OnMismatch = "error",
         prepend_bos: bool | None = None,
+        chat: bool = False,
         warn: bool = True,
     ) -> PromptPairs:
         """Pairs from text.
@@ -363,41 +368,37 @@ class PromptPairs(Sequence[PromptPair]):
             prepend_bos: Start prompts and counterfactuals with the tokenizer's
                 beginning-of-sequence token, where the text does not. None: if the tokenizer does
                 so by itself, before TransformerLens changes that. No other special token is added.
+            chat: Write prompts and counterfactuals by the model's chat template, up to where its
+                answer begins. Each is what the user says, or a list of messages with `role` and
+                `content`; x and y are answers, mostly without a leading space. Spans are looked for
+                in the user's text. The template says whether a beginning-of-sequence token comes
+                first.
             warn: Whether to warn where a prompt and its continuation are encoded otherwise than
                 they stand in one text, e.g. as the continuation lacks its leading space.
 
         Raises:
-            UnsupportedModelError: The model has no tokenizer.
+            UnsupportedModelError: The model has no tokenizer, or no chat template.
             PairsError: As in `from_ids`.
         """
         tokenizer = tokenizer_of(model)
         encode = encoder(tokenizer)
-        bos = bos_of(tokenizer, prepend_bos)
+        # A chat template puts the beginning-of-sequence token where it belongs.
+        bos = bos_of(tokenizer, False if chat and prepend_bos is None else prepend_bos)
         encoded: list[dict[str, Any]] = []
+        texts: list[dict[str, str]] = []
         for number, row in enumerate(_mappings(rows)):
             check_keys(row, number, ("prompt", "x"), TEXT_KEYS | SET_KEYS, optional="y")
-            given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
-            entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
-            _require_text(entry, number)
-            if row.get("weight") is not None:
-                entry["weight"] = row["weight"]
-            for key in sorted(TEXT_KEYS & set(entry)):
-                if key in ("prompt", "counterfactual"):
-                    own = encode("", row[key])
-                    entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
-                else:
-                    entry[f"{key}_ids"] = encode(row["prompt"], row[key])
-            for key, part in (("spans", "prompt"), ("counterfactual_spans", "counterfactual")):
-                if row.get(key) is not None and row.get(part):
-                    ids = entry[f"{part}_ids"]
-                    entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number)
-            for key in sorted(SET_KEYS & set(row)):
-                entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
-            # Empty texts have no ids, which `from_ids` refuses.
-            entry |= {f"{key}_ids": [] for key in set(given) - set(entry)}
-            encoded.append(entry)
+            of_chat = [part for part in _PROMPTS if chat and row.get(part)]
+            written = {part: in_chat(tokenizer, row[part], part, number) for part in of_chat}
+            regions = {part: within(text, row[part]) for part, text in written.items()}
+            texts.append({part: said(row[part]) for part in of_chat})
+            row = {**row, **written}
+            encoded.append(_encoded(row, number, tokenizer, encode, bos, regions))
         if warn:
             warn_of_boundaries(tokenizer, encoded)
+        if warn and chat:
+            warn_of_spaces(encoded)
+        encoded = [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
             draws = noise.draw(lengths, width_of(model))
@@ -405,6 +406,134 @@ class PromptPairs(Sequence[PromptPair]):
                 entry["noise"] = noise_tensor
         pairs = cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)
         return replace(pairs, token_texts=token_texts(tokenizer, _ids_of(pairs)))
+
+    @classmethod
+    def from_template(
+        cls,
+        template: str | Sequence[str],
+        model: Any,
+        *,
+        x: str,
+        y: str | None = None,
+        counterfactual: Mapping[str, str] | str | Sequence[str] | None = MappingProxyType({}),
+        values: Mapping[Any, Sequence[Any]],
+        n: int = 100,
+        one_token: bool | Sequence[str] = False,
+        chat: bool = False,
+        prepend_bos: bool | None = None,
+        name: str = "template",
+        seed: int = 0,
+    ) -> PromptPairs:
+        """Pairs from a sentence with named fields.
+
+        ```python
+        pairs = tk.PromptPairs.from_template(
+            "When {A} and {B} went to the {place}, {A} gave a drink to",
+            model,
+            x="{B}",
+            y="{A}",
+            counterfactual={"A": "C"},
+            values={"A": names, "B": names, "place": ["park", "office"]},
+        )
+        ```
+
+        Every field takes each of its values about equally often; the fields of an example have
+        different values. Only counterfactuals of as many tokens are taken, whose fields stand at
+        the same positions. Spans are called as the fields; a field that stands twice has the spans
+        `A1` and `A2`.
+
+        Args:
+            template: The prompt, with fields as `{name}`; several are taken in turn.
+            model: The model to be traced, or a tokenizer.
+            x: The target continuation, with fields. A space is put before a word that follows a
+                letter or a sign such as a comma.
+            y: The foil.
+            counterfactual: Which field has the value of which other; one without values of its own
+                takes another of the field that it replaces. Or a template of its own (several, if
+                there are several prompts). None: none, for sources that need none.
+            values: The values of every field. Fields that belong together have rows of values:
+                `{("country", "capital"): [("France", "Paris"), ...]}`; with `counterfactual=
+                {"country": "country2", "capital": "capital2"}` the foil can be `{capital2}`.
+            n: Pairs wanted. Where there are fewer, that is a warning.
+            one_token: Leave values out that are more than one token, of these fields; True: of
+                those in x and y.
+            chat: As in `from_text`.
+            prepend_bos: As in `from_text`.
+            name: Name of the data set.
+            seed: Draws the values.
+
+        Returns:
+            The pairs; `skipped` has a line for each example that was drawn and dropped.
+
+        Raises:
+            PairsError: About the template or the values; or no example can be made.
+            ConfigError: About `n` or the seed.
+            UnsupportedModelError: As in `from_text`.
+        """
+        if isinstance(counterfactual, Mapping) and not counterfactual:
+            raise PairsError(
+                "The template has no counterfactual. Give counterfactual={'A': 'C'} to put another "
+                "value into the field A, a template of its own, or None for a source that needs "
+                "none (zero, mean, noise, resample)."
+            )
+        prompts = [template] if isinstance(template, str) else list(template)
+        others = [counterfactual] if isinstance(counterfactual, str) else counterfactual
+        if not prompts or (isinstance(others, Sequence) and len(others) != len(prompts)):
+            n_others = len(others) if isinstance(others, Sequence) else 0
+            raise PairsError(
+                f"There are {len(prompts)} templates and {n_others} counterfactuals. Give each "
+                "template one."
+            )
+        drawn = Template(
+            **{"prompts": prompts, "counterfactual": others, "x": x, "y": y},
+            **{"values": values, "one_token": one_token},
+        )
+        options = {"prepend_bos": prepend_bos, "chat": chat}
+        rows, dropped = drawn.draw(n, tokenizer_of(model), seed=seed, **options)
+        reasons = "; ".join(dict.fromkeys(dropped[:_MOST_NAMED]))
+        if not rows:
+            raise PairsError(
+                f"No example can be made of the template: {reasons}. Give other values, or values "
+                "that are as many tokens."
+            )
+        if len(rows) < n:
+            warn(
+                f"The template gives {len(rows)} of {n} examples; {len(dropped)} drawn ones were "
+                f"dropped ({reasons}). Give more values.",
+                DataWarning,
+            )
+        pairs = cls.from_text(rows, model, name=name, **options)
+        return replace(pairs, skipped=tuple(dropped))
+
+
+def _encoded(
+    row: Mapping[str, Any],
+    number: int,
+    tokenizer: Any,
+    encode: Callable[[str, str], list[int]],
+    bos: list[int],
+    regions: Mapping[str, tuple[int, int]],
+) -> dict[str, Any]:
+    """A row of text as one of ids; spans are looked for in the `regions` of the prompts."""
+    given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
+    entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
+    _require_text(entry, number)
+    if row.get("weight") is not None:
+        entry["weight"] = row["weight"]
+    for key in sorted(TEXT_KEYS & set(entry)):
+        if key in _PROMPTS:
+            own = encode("", row[key])
+            entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
+        else:
+            entry[f"{key}_ids"] = encode(row["prompt"], row[key])
+    for key, part in (("spans", "prompt"), ("counterfactual_spans", "counterfactual")):
+        if row.get(key) is not None and row.get(part):
+            ids, region = entry[f"{part}_ids"], regions.get(part)
+            entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, region)
+    for key in sorted(SET_KEYS & set(row)):
+        entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
+    # Empty texts have no ids, which `from_ids` refuses.
+    return entry | {f"{key}_ids": [] for key in set(given) - set(entry)}
 
 
 def _ids_of(pairs: PromptPairs) -> set[int]:

@@ -21,11 +21,17 @@ LAST, REST = "last", "rest"
 
 
 def spans_from_text(
-    tokenizer: Any, prompt: str, ids: Sequence[int], texts: Any, number: int
+    tokenizer: Any,
+    prompt: str,
+    ids: Sequence[int],
+    texts: Any,
+    number: int,
+    within: tuple[int, int] | None = None,
 ) -> dict[str, list[int]]:
     """Token ranges, [first, one past the last], of named parts of example `number`'s prompt.
 
-    A token belongs to a span if it holds any character of it other than a space before it.
+    A token belongs to a span if it holds any character of it other than a space before it. Texts
+    are looked for in the characters `within`, by default in all of the prompt.
     """
     if not isinstance(texts, Mapping):
         raise PairsError(
@@ -33,26 +39,43 @@ def spans_from_text(
             "text, e.g. {'subject': 'Space Needle'}."
         )
     ranges: dict[str, list[int]] = {}
-    edges: list[tuple[int, int]] | None = None
+    places: dict[str, tuple[int, int]] = {}
+    start, end = within or (0, len(prompt))
     for name, text in texts.items():
         if not isinstance(text, str):
             # A range of tokens, which `checked_spans` looks at.
             ranges[name] = text
             continue
-        count = prompt.count(text) if text else 0
+        count = prompt.count(text, start, end) if text else 0
         if count != 1:
             problem = "does not occur" if not count else f"occurs {count} times"
             raise PairsError(
-                f"The span {name!r} of example {number}, {text!r}, {problem} in {prompt!r}. Give "
+                f"The span {name!r} of example {number}, {text!r}, {problem} in "
+                f"{prompt[start:end]!r}. Give "
                 "a text that occurs once, or a range of tokens [first, one past the last]."
             )
-        edges = _edges(tokenizer, prompt, ids, number) if edges is None else edges
-        first = prompt.index(text) + len(text) - len(text.lstrip())
-        stop = prompt.index(text) + len(text)
+        first = prompt.index(text, start)
+        places[name] = (first + len(text) - len(text.lstrip()), first + len(text))
+    if places:
+        ranges |= spans_from_places(tokenizer, prompt, ids, places, number)
+    return {name: ranges[name] for name in texts}
+
+
+def spans_from_places(
+    tokenizer: Any,
+    prompt: str,
+    ids: Sequence[int],
+    places: Mapping[str, tuple[int, int]],
+    number: int,
+) -> dict[str, list[int]]:
+    """Token ranges of parts of a prompt that are given by characters [first, one past the last]."""
+    edges = _edges(tokenizer, prompt, ids, number)
+    ranges = {}
+    for name, (first, stop) in places.items():
         inside = [i for i, (start, end) in enumerate(edges) if start < stop and end > first]
         if not inside:
             raise PairsError(
-                f"The span {name!r} of example {number}, {text!r}, holds no token. "
+                f"The span {name!r} of example {number}, {prompt[first:stop]!r}, holds no token. "
                 "Give its range of tokens [first, one past the last]."
             )
         ranges[name] = [inside[0], inside[-1] + 1]
@@ -61,16 +84,16 @@ def spans_from_text(
 
 def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list[tuple[int, int]]:
     """First character and one past the last of every token of a prompt."""
-    # A beginning-of-sequence token is no part of the text.
-    n_extra = _n_special(tokenizer, ids)
-    own = list(ids[n_extra:])
-    edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
-    if edges is None:
-        raise PairsError(
-            f"The tokenizer does not say which tokens of example {number} ({prompt!r}) stand for "
-            "which text. Give ranges of tokens [first, one past the last] instead of texts."
-        )
-    return [(0, 0)] * n_extra + edges
+    # A beginning-of-sequence token is no part of the text, unless the text has it, as of a chat.
+    for n_extra in (_n_special(tokenizer, ids), 0):
+        own = list(ids[n_extra:])
+        edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
+        if edges is not None:
+            return [(0, 0)] * n_extra + edges
+    raise PairsError(
+        f"The tokenizer does not say which tokens of example {number} ({prompt!r}) stand for "
+        "which text. Give ranges of tokens [first, one past the last] instead of texts."
+    )
 
 
 def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:

@@ -78,7 +78,7 @@ def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tupl
     """Problem at the end of a prompt, and the tokens on both sides; None if there is none."""
     prompt, text, ids = row["prompt"], row[part], list(row[f"{part}_ids"])
     shown = f"{_tokens(tokenizer, row['prompt_ids'][-2:])} + {_tokens(tokenizer, ids)}"
-    if _is_letter(prompt[-1]) and _is_letter(text[0]):
+    if is_letter(prompt[-1]) and is_letter(text[0]):
         return "A continuation begins within a word; give it its leading space", shown
     apart = list(tokenizer.encode(prompt, add_special_tokens=False)) + ids
     together = list(tokenizer.encode(prompt + text, add_special_tokens=False))
@@ -95,7 +95,7 @@ def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tupl
     return None
 
 
-def _is_letter(character: str) -> bool:
+def is_letter(character: str) -> bool:
     """Whether it is a letter of a script that puts spaces between words."""
     return character.lower() != character.upper()
 

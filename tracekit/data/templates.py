@@ -1,0 +1,289 @@
+"""Prompt pairs from a template: sentences with named fields, filled with values.
+
+Every field takes each of its values about equally often, so that no word gives the target x away.
+The counterfactual has other values in some fields, chosen so that it has as many tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from string import Formatter
+from typing import Any, NamedTuple
+
+from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit.data.chat import in_chat, within
+from tracekit.data.spans import spans_from_places
+from tracekit.data.tokenization import bos_of, encoder, is_letter
+from tracekit.errors import ConfigError, PairsError
+
+_TRIES = 200
+"""Examples in a row, or counterfactuals of one, that are drawn in vain before it is given up."""
+_CLOSING = ",.;:!?)"
+"""After these, as after a letter, a word begins with a space."""
+
+
+class _Dropped(Exception):
+    """A drawn example does not serve; `fields` are those whose values never do."""
+
+    def __init__(self, reason: str, fields: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.fields = fields
+
+
+@dataclass
+class _Group:
+    """Fields that are filled together, with their rows of values."""
+
+    names: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    uses: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+    def draw(self, rng: random.Random, taken: Iterable[str], spread: int) -> tuple[str, ...]:
+        """A row of those used least, or up to `spread` more often, without a value of `taken`."""
+        free = [row for row in self.rows if set(taken).isdisjoint(row)]
+        if not free:
+            raise PairsError(
+                f"No value is left for the field {self.names[0]!r}: the fields of an example have "
+                "different values, and those asked for are one token. Give it more values."
+            )
+        weights = {row: (self.uses[row] + spread * rng.random(), rng.random()) for row in free}
+        return min(free, key=weights.__getitem__)
+
+
+class _Filled(NamedTuple):
+    """A filled prompt."""
+
+    said: str
+    text: str
+    """As the model reads it: in a chat with the words of the template of the chat."""
+    ids: list[int]
+    spans: dict[str, list[int]]
+    """Ranges of tokens, by field; a field that stands twice has numbers, e.g. `A1` and `A2`."""
+
+
+@dataclass(kw_only=True)
+class Template:
+    """A template with its values; see `PromptPairs.from_template`."""
+
+    prompts: Sequence[str]
+    counterfactual: Mapping[str, str] | Sequence[str] | None
+    """Other fields by field, or templates of their own."""
+    x: str
+    y: str | None
+    values: Mapping[Any, Sequence[Any]]
+    one_token: bool | Sequence[str]
+
+    def __post_init__(self) -> None:
+        replaced = self.counterfactual if isinstance(self.counterfactual, Mapping) else {}
+        self._groups = [_group(names, rows) for names, rows in self.values.items()]
+        known = {name for group in self._groups for name in group.names}
+        in_prompts = {name for text in self.prompts for name in _fields(text)}
+        for name in replaced:
+            # Of fields that belong together, some may stand in x and y only.
+            if name not in in_prompts | known or in_prompts.isdisjoint(replaced):
+                raise PairsError(
+                    f"The counterfactual replaces {name!r}, which the template does not have. "
+                    f"Its fields: {', '.join(sorted(in_prompts)) or 'none'}."
+                )
+        for group in tuple(self._groups):
+            # A name without values of its own takes those of the field that it replaces.
+            fresh = tuple(replaced.get(name, name) for name in group.names)
+            if any(name not in known for name in fresh):
+                self._groups.append(_Group(fresh, list(group.rows)))
+        known |= {name for group in self._groups for name in group.names}
+        self._others: Sequence[str] | None = None
+        if replaced:
+            self._others = [_renamed(text, replaced) for text in self.prompts]
+        elif not isinstance(self.counterfactual, Mapping):
+            self._others = self.counterfactual
+        texts = (*self.prompts, *(self._others or ()), self.x, self.y or "")
+        lacking = sorted({name for text in texts for name in _fields(text)} - known)
+        if lacking:
+            raise PairsError(
+                f"The field {lacking[0]!r} has no values. Give some for every field, e.g. "
+                f"values={{{lacking[0]!r}: ['...', '...']}}."
+            )
+        of_xy = (*_fields(self.x), *_fields(self.y or ""))
+        asked = of_xy if self.one_token is True else self.one_token or ()
+        self._short: frozenset[str] = frozenset(asked)
+
+    def draw(
+        self, count: int, tokenizer: Any, *, prepend_bos: bool | None, chat: bool, seed: int
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Up to `count` different rows of text, and a line for each that was dropped."""
+        check_seed(seed)
+        if not is_whole(count) or count < 1:
+            raise ConfigError(f"n is {shortened(count)}. It must be at least 1.")
+        read = _reader(tokenizer, prepend_bos, chat)
+        self._encode, rng = encoder(tokenizer), random.Random(seed)
+        rows: list[dict[str, Any]] = []
+        dropped: list[str] = []
+        failures = 0
+        while len(rows) < count and failures < _TRIES:
+            used: list[tuple[_Group, tuple[str, ...]]] = []
+            failures += 1
+            try:
+                row = self._row(len(rows) % len(self.prompts), rng, read, used)
+                if row in rows:
+                    raise _Dropped(f"{row['prompt']!r} repeats an earlier example")
+                rows.append(row)
+                failures = 0
+            except _Dropped as problem:
+                dropped.append(str(problem))
+                for group, values in used:
+                    if not set(problem.fields).isdisjoint(group.names):
+                        group.rows.remove(values)
+            for group, values in used:
+                group.uses[values] += 1
+        return rows, dropped
+
+    def _row(
+        self,
+        turn: int,
+        rng: random.Random,
+        read: Callable[[str, Mapping[str, str]], _Filled],
+        used: list[tuple[_Group, tuple[str, ...]]],
+    ) -> dict[str, Any]:
+        """A row; `used` gets what fills its fields."""
+        own = {name for text in (self.prompts[turn], self.x) for name in _fields(text)}
+        rest = [group for group in self._groups if own.isdisjoint(group.names)]
+        values: dict[str, str] = {}
+        for group in self._groups:
+            if group not in rest:
+                used.append((group, group.draw(rng, values.values(), 0)))
+                values |= zip(group.names, used[-1][1], strict=True)
+        prompt = read(self.prompts[turn], values)
+        self._check(prompt, values)
+        row: dict[str, Any] = {"prompt": prompt.said, "spans": prompt.spans}
+        n_own, other = len(used), None
+        n_choices = prod(len(group.rows) for group in rest) if self._others else 0
+        for spread in range(min(_TRIES, 1 + 3 * n_choices)):
+            del used[n_own:]
+            for group in rest:
+                used.append((group, group.draw(rng, values.values(), spread)))
+                values |= zip(group.names, used[-1][1], strict=True)
+            other = None if self._others is None else read(self._others[turn], values)
+            if other is None or _aligned(prompt, other):
+                break
+            values = {name: text for name, text in values.items() if name in _names(used[:n_own])}
+        else:
+            raise _Dropped(f"{prompt.said!r}: no counterfactual of as many tokens was found")
+        if other is not None:
+            row["counterfactual"] = other.said
+        for part, text in (("x", self.x), ("y", self.y)):
+            if text is not None:
+                row[part] = _after(prompt.text, _fill(text, values)[0])
+                n_tokens = len(self._encode(prompt.text, row[part]))
+                short = [name for name in _fields(text) if name in self._short]
+                if short and n_tokens != 1:
+                    raise _Dropped(f"{part} {row[part]!r} is {n_tokens} tokens", short)
+        return row
+
+    def _check(self, prompt: _Filled, values: Mapping[str, str]) -> None:
+        """Drops an example with a value of several tokens in a field of one."""
+        for span, (first, stop) in prompt.spans.items():
+            name = span if span in values else span.rstrip("0123456789")
+            if name in self._short and stop - first != 1:
+                raise _Dropped(f"{values[name]!r} of {name} is {stop - first} tokens", [name])
+
+
+def _names(used: Sequence[tuple[_Group, tuple[str, ...]]]) -> set[str]:
+    return {name for group, _ in used for name in group.names}
+
+
+def _group(names: Any, rows: Sequence[Any]) -> _Group:
+    """The group of an entry of `values`."""
+    is_several = isinstance(names, tuple)
+    listed = () if isinstance(rows, (str, Mapping)) or not isinstance(rows, Sequence) else rows
+    given = [tuple(row) if is_several and isinstance(row, Sequence) else (row,) for row in listed]
+    names = names if is_several else (names,)
+    is_text = all(isinstance(value, (str, int)) for row in given for value in row)
+    if not given or not is_text or any(len(row) != len(names) for row in given):
+        raise PairsError(
+            f"The values of {', '.join(map(str, names))} are {shortened(rows)}. Give a list of "
+            "texts; for several fields that belong together a list of rows, e.g. "
+            "values={('country', 'capital'): [('France', 'Paris'), ...]}."
+        )
+    return _Group(names, [tuple(map(str, row)) for row in dict.fromkeys(given)])
+
+
+def _parsed(text: str) -> list[tuple[str, str | None]]:
+    """Pieces of a template: text, and the field after it."""
+    try:
+        pieces = list(Formatter().parse(text))
+    except (ValueError, TypeError) as error:
+        raise PairsError(
+            f"The template {shortened(text)} cannot be read: {error}. Write fields as {{name}}, "
+            "and braces of the text twice."
+        ) from error
+    for _, name, spec, conversion in pieces:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            raise PairsError(
+                f"The template {shortened(text)} has the field {name!r}. Write fields as {{name}}."
+            )
+    return [(literal, name) for literal, name, _, _ in pieces]
+
+
+def _fields(text: str) -> list[str]:
+    return [name for _, name in _parsed(text) if name is not None]
+
+
+def _renamed(text: str, replaced: Mapping[str, str]) -> str:
+    """The template with other fields."""
+    made = ""
+    for literal, name in _parsed(text):
+        made += literal.replace("{", "{{").replace("}", "}}")
+        made += "" if name is None else f"{{{replaced.get(name, name)}}}"
+    return made
+
+
+def _fill(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, int, int]]]:
+    """The filled template, and the characters of its fields."""
+    filled, places = "", []
+    for literal, name in _parsed(text):
+        filled += literal
+        if name is not None:
+            places.append((name, len(filled), len(filled) + len(values[name])))
+            filled += values[name]
+    return filled, places
+
+
+def _reader(
+    tokenizer: Any, prepend_bos: bool | None, chat: bool
+) -> Callable[[str, Mapping[str, str]], _Filled]:
+    """A function that fills a template, and encodes it as `PromptPairs.from_text` does."""
+    encode = encoder(tokenizer)
+    bos = bos_of(tokenizer, False if chat and prepend_bos is None else prepend_bos)
+
+    def read(template: str, values: Mapping[str, str]) -> _Filled:
+        said, places = _fill(template, values)
+        text = in_chat(tokenizer, said, "prompt", 0) if chat else said
+        start = within(text, said)[0] if chat else 0
+        ids = encode("", text)
+        ids = ids if ids[:1] == bos else bos + ids
+        counts, seen = Counter([name for name, _, _ in places]), Counter[str]()
+        by_span: dict[str, tuple[int, int]] = {}
+        for name, first, stop in places:
+            seen[name] += 1
+            span = name if counts[name] == 1 else f"{name}{seen[name]}"
+            by_span[span] = (start + first, start + stop)
+        return _Filled(said, text, ids, spans_from_places(tokenizer, text, ids, by_span, 0))
+
+    return read
+
+
+def _aligned(prompt: _Filled, other: _Filled) -> bool:
+    """Whether both have as many tokens, and their fields stand at the same ones."""
+    places = [list(each.spans.values()) for each in (prompt, other)]
+    is_same = len(places[0]) != len(places[1]) or places[0] == places[1]
+    return len(prompt.ids) == len(other.ids) and is_same
+
+
+def _after(prompt: str, text: str) -> str:
+    """A continuation, with a space before it where a word would be joined to the prompt."""
+    is_end = is_letter(prompt[-1:]) or prompt[-1:] in _CLOSING
+    return f" {text}" if is_end and text[:1].isalnum() else text
