@@ -163,7 +163,7 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "dataset": option(
         *("demo-bias", str, WHAT, "NAME"),
-        "A data set (`tracekit datasets` lists them), or a .csv or .jsonl file of pairs.",
+        "A data set (`tracekit datasets` lists them), or a .csv, .json or .jsonl file of pairs.",
     ),
     "data_dir": option(
         *(None, Path | None, DATA, "PATH"),
@@ -174,6 +174,9 @@ OPTIONS: Mapping[str, Option] = {
         f"Option of the data set as name=value, e.g. seed=1{SEVERAL}",
     ),
     "split": option(None, TEXT, DATA, "NAME", "Split of the data set, e.g. test."),
+    "chat": option(
+        *(False, bool, DATA, ""), "Write the prompts of a file by the chat template.", "--chat"
+    ),
     "skip_mismatched": option(
         *(False, bool, DATA, ""),
         "Drop examples whose counterfactual has another length.",
@@ -301,7 +304,7 @@ OPTIONS: Mapping[str, Option] = {
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None, kind=Path | None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
-_CHOSEN = ("data_dir", "data_option", "split", "skip_mismatched", "limit", "held_out")
+_CHOSEN = ("data_dir", "data_option", "split", "chat", "skip_mismatched", "limit", "held_out")
 TRACED = (
     *("model", "dataset", "components", "metric", "extra_metric", "layers", "positions"),
     *("split_by", "layer_window", "source", "direction", "continuation_mean"),
@@ -327,17 +330,19 @@ _AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_me
 # ---- the tracer -----------------------------------------------------------------------------
 
 
-def check_data(*datasets: str | None, data_dir: Path | None = None) -> None:
+def check_data(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
     """Checks files of pairs and the folder with data, before a model is loaded.
 
-    `datasets` are names of data sets, or files of pairs.
+    `datasets` are names of data sets, or files of pairs; of the options of files, `columns` and
+    `format` count.
     """
     from tracekit.data.from_file import SUFFIXES, read_rows
     from tracekit.errors import DataNotFoundError
 
     for dataset in datasets:
         if dataset is not None and dataset.endswith(SUFFIXES):
-            read_rows(Path(dataset))
+            known = {name: options[name] for name in ("columns", "format") if name in options}
+            read_rows(Path(dataset), **known)
     if data_dir is not None and not data_dir.is_dir():
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
@@ -372,11 +377,12 @@ def build_tracer(
     join_ranks()
     dataset, data_dir, seed = given["dataset"], given["data_dir"], given.get("seed", 0)
     layers = parse_layers(given.get("layers"))
-    check_data(dataset, data_dir=data_dir)
-    usual = describe(dataset)
     data_options: dict[str, Any] = parse_options(given["data_option"] or [], [dataset])[dataset]
+    check_data(dataset, data_dir=data_dir, **data_options)
+    usual = describe(dataset)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if given.get("split") is None else {"split": given["split"]}
+    data_options |= {"chat": True} if given.get("chat") else {}
     data_options |= {"on_mismatch": "skip"} if given.get("skip_mismatched") else {}
     device = given["device"]
     if device in (None, "cuda"):

@@ -1,8 +1,9 @@
-"""Prompt pairs from a CSV or JSON Lines file of the user's.
+"""Prompt pairs from files and tables as people have them.
 
 The columns are those of `PromptPairs.from_text`: `prompt`, `counterfactual`, the target
-continuation `x`, the foil `y`, and `weight`. JSON Lines may hold the lists `x_set` and `y_set` and
-the mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`.
+continuation `x`, the foil `y`, and `weight`. JSON may hold the lists `x_set` and `y_set` and the
+mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`. Columns of other
+names are mapped to these; published formats are known by their names (`formats.py`).
 """
 
 from __future__ import annotations
@@ -10,48 +11,83 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tracekit._util.options import shortened
+from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import GaussianNoise
+from tracekit.data.formats import FORMATS
 from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
 from tracekit.data.prompts import OnMismatch, PromptPairs
-from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError, near_miss
+from tracekit.data.tokenization import tokenizer_of
+from tracekit.errors import (
+    ConfigError,
+    DataFormatError,
+    DataNotFoundError,
+    DataWarning,
+    UnknownNameError,
+    near_miss,
+)
 
-SUFFIXES = (".csv", ".jsonl")
+SUFFIXES = (".csv", ".jsonl", ".json")
+_INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
+"""What pandas and spreadsheets call the numbers of rows."""
 
 
 def load_pairs(
-    path: str | Path,
+    data: Any,
     model: Any,
     *,
+    columns: Mapping[str, str | None] | str | None = None,
+    format: str | None = None,
     noise_std: float | None = None,
     seed: int = 0,
     prepend_bos: bool | None = None,
+    chat: bool = False,
+    name: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Loads pairs from a file.
+    """Loads pairs from a file or a table.
 
     Args:
-        path: A `.csv` file with a header, or a `.jsonl` file with an object per line. Empty cells
-            count as missing.
+        data: A `.csv` file with a header, a `.jsonl` file with an object per line, or a `.json`
+            file with a list of objects (or one list by a name); a DataFrame of pandas or polars, a
+            `datasets.Dataset`, or a list of mappings. Empty cells count as missing, and a column of
+            row numbers is left out with a warning.
         model: The model to be traced.
+        columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "corrupted":
+            "counterfactual"}`; None as a value leaves a column out. Or the same as text,
+            `clean:prompt,corrupted:counterfactual,notes:`.
+        format: A published format, one of `tracekit.data.formats.FORMATS`: `auto-circuit`,
+            `eap-ig`, `feature-circuits`, `blimp`, `crows-pairs` or `counterfact`.
         noise_std: Standard deviation of noise that serves as the counterfactual, for text without
             a column `counterfactual`.
         seed: Seed of the noise.
         prepend_bos: As in `PromptPairs.from_text`; for text only.
+        chat: As in `PromptPairs.from_text`; for text only.
+        name: Name of the data set; by default that of the file.
         on_mismatch: As in `PromptPairs.from_text`.
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataFormatError: The suffix is another one, a line cannot be read, or a column is unknown.
-        ConfigError: An option of text for a file of ids, or a seed without noise.
+        DataFormatError: The suffix is another one, a line cannot be read, a column is unknown, or
+            a record is none of the format.
+        UnknownNameError: An unknown format.
+        ConfigError: An option of text for a file of ids, or a seed without noise; `columns` and
+            `format` together.
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
-    path = Path(path)
-    rows, has_ids = read_rows(path)
+    is_file = isinstance(data, (str, Path))
+    source = str(data) if is_file else f"the {type(data).__name__}"
+    rows, has_ids = read_rows(data, columns=columns, format=format)
+    skipped: list[str] = []
+    if format is not None:
+        rows, skipped = _in_format(rows, format, source, model)
     options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
+    options |= {"chat": chat or None}
     # A seed draws noise; nothing else.
     unread = {"seed"} if noise_std is None else set()
     unread |= set(options) if has_ids else set()
@@ -59,24 +95,61 @@ def load_pairs(
         if option in unread and value is not None:
             of = "holds token ids" if has_ids else "is read without noise_std"
             raise ConfigError(
-                f"{option}={shortened(value)} was given, and {path} {of}, so nothing reads it. "
+                f"{option}={shortened(value)} was given, and {source} {of}, so nothing reads it. "
                 "Leave it out."
             )
+    name = name or (Path(data).stem if is_file else "pairs")
     if has_ids:
-        return PromptPairs.from_ids(rows, name=path.stem, on_mismatch=on_mismatch)
+        return PromptPairs.from_ids(rows, name=name, on_mismatch=on_mismatch)
     noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
-    return PromptPairs.from_text(
+    pairs = PromptPairs.from_text(
         rows,
         model,
         noise=noise,
-        name=path.stem,
+        name=name,
         on_mismatch=on_mismatch,
         prepend_bos=prepend_bos,
+        chat=chat,
     )
+    return replace(pairs, skipped=(*skipped, *pairs.skipped)) if skipped else pairs
 
 
-def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of a file, and whether they are of token ids; needs no model."""
+def read_rows(
+    data: Any,
+    *,
+    columns: Mapping[str, str | None] | str | None = None,
+    format: str | None = None,
+) -> tuple[list[dict[str, Any]], bool]:
+    """Rows of a file or table, and whether they are of token ids; needs no model.
+
+    With a format they are its records.
+    """
+    if format is not None and format not in FORMATS:
+        raise UnknownNameError("format", format, FORMATS)
+    if format is not None and columns is not None:
+        raise ConfigError("columns and format were given. A format knows its columns: leave one.")
+    is_file = isinstance(data, (str, Path))
+    path = str(data) if is_file else f"the {type(data).__name__}"
+    rows = _from_file(Path(data)) if is_file else _from_table(data)
+    if format is not None:
+        return rows, False
+    rows = _renamed(rows, columns, path)
+    has_ids = any("prompt_ids" in row for row in rows)
+    allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
+    for number, row in enumerate(rows):
+        unknown = set(row) - allowed
+        if unknown:
+            first = sorted(map(str, unknown))[0]
+            raise DataFormatError(
+                f"Example {number} of {path} has an unknown column {first!r}. "
+                + f"{near_miss(first, allowed)} ".lstrip()
+                + f"Known: {', '.join(sorted(allowed))}. Others are mapped by columns={{{first!r}: "
+                "'prompt'}, or left out by None."
+            )
+    return rows, has_ids
+
+
+def _from_file(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a {' or '.join(SUFFIXES)} file.")
     if path.suffix not in SUFFIXES:
@@ -84,18 +157,87 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
             f"The file {path} ends in {path.suffix!r}. Pairs are read from "
             f"{' and '.join(SUFFIXES)} files."
         )
-    rows = _from_csv(path) if path.suffix == ".csv" else _from_json_lines(path)
-    has_ids = any("prompt_ids" in row for row in rows)
-    allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
-    for number, row in enumerate(rows):
-        unknown = set(row) - allowed
-        if unknown:
+    if path.suffix == ".csv":
+        return _from_csv(path)
+    # Some publish JSON Lines under the name of JSON.
+    return _from_json_lines(path) if path.suffix == ".jsonl" else _from_json(path)
+
+
+def _from_table(data: Any) -> list[dict[str, Any]]:
+    """Rows of a DataFrame, a `datasets.Dataset` or a list of mappings."""
+    if hasattr(data, "to_dicts"):
+        data = data.to_dicts()
+    elif hasattr(data, "columns") and hasattr(data, "to_dict"):
+        data = data.to_dict("records")
+    if hasattr(data, "keys"):
+        raise DataFormatError(
+            f"Pairs cannot be read from a {type(data).__name__} with the parts "
+            f"{', '.join(map(str, data.keys()))}. Give one of them."
+        )
+    try:
+        return [{k: v for k, v in each.items() if not _is_missing(v)} for each in data]
+    except (TypeError, AttributeError) as error:
+        raise DataFormatError(
+            f"Pairs cannot be read from a {type(data).__name__}. Give a file, a DataFrame, a "
+            "datasets.Dataset or a list of mappings."
+        ) from error
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is an empty cell: None, NaN (which is not equal to itself), or no text."""
+    return (
+        value is None
+        or (isinstance(value, str) and not value)
+        or (isinstance(value, float) and value != value)
+    )
+
+
+def _renamed(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None] | str | None, path: str
+) -> list[dict[str, Any]]:
+    """Rows with the names of columns that are used here, without row numbers."""
+    if isinstance(columns, str):
+        parts = [part.partition(":") for part in columns.split(",")]
+        columns = {name: to or None for name, _, to in parts}
+    given = {key for row in rows for key in row}
+    for name in columns or {}:
+        if name not in given:
             raise DataFormatError(
-                f"Example {number} of {path} has an unknown column {sorted(unknown)[0]!r}. "
-                + f"{near_miss(sorted(unknown)[0], allowed)} ".lstrip()
-                + f"Known: {', '.join(sorted(allowed))}."
+                f"columns maps {name!r}, which {path} does not have. Its columns: "
+                f"{', '.join(sorted(map(str, given)))}."
             )
-    return rows, has_ids
+    names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **(columns or {})}
+    index = sorted(given & set(_INDEX_COLUMNS) - set(columns or {}))
+    if index:
+        warn(f"The column {index[0]!r} of {path} numbers its rows, and is left out.", DataWarning)
+    renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
+    return [{key: v for key, v in row.items() if key is not None} for row in renamed]
+
+
+def _in_format(
+    records: Sequence[Mapping[str, Any]], format: str, source: str, model: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows from the records of a format, and a line for each that makes none."""
+    decode = getattr(tokenizer_of(model), "decode", str)
+    rows, skipped = [], []
+    for number, record in enumerate(records):
+        try:
+            row = FORMATS[format](record, lambda token: decode([token]))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if isinstance(error, DataFormatError):
+                raise
+            lacks = (
+                f"lacks {error}" if isinstance(error, KeyError) else f"is of another form: {error}"
+            )
+            raise DataFormatError(
+                f"Record {number} of {source} is none of the format {format!r}: it {lacks}. Leave "
+                "format out, or map columns."
+            ) from error
+        if row is None:
+            skipped.append(f"example {number}: its two sentences share no beginning or ending")
+        else:
+            rows.append(row)
+    return rows, skipped
 
 
 def _read_text(path: Path, encoding: str) -> str:
@@ -130,6 +272,21 @@ def _from_csv(path: Path) -> list[dict[str, Any]]:
                 "Quote cells that hold commas."
             )
     return [{key: value for key, value in row.items() if value != ""} for row in rows]
+
+
+def _from_json(path: Path) -> list[dict[str, Any]]:
+    """The list of a JSON file, or the one that it has by a name."""
+    try:
+        document = json.loads(_read_text(path, "utf-8-sig"))
+    except (ValueError, RecursionError):
+        return _from_json_lines(path)
+    if isinstance(document, Mapping):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        records = [each for each in lists if each and isinstance(each[0], Mapping)]
+        document = records[0] if len(records) == 1 else None
+    if not isinstance(document, list):
+        raise DataFormatError(f"{path} holds no list of objects. Write a JSON list, one per pair.")
+    return _from_table(document)
 
 
 def _from_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def describe(name: str) -> Dataset:
             load=partial(from_file.load_pairs, name),
             components="attention-patterns",
             metric="odds-ratio",
-            options=("noise_std", "seed", "prepend_bos"),
+            options=("columns", "format", "noise_std", "seed", "prepend_bos", "chat"),
             about="pairs in a file",
         )
     raise UnknownNameError(

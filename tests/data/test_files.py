@@ -1,0 +1,189 @@
+"""Files and tables as people have them: other names of columns, published formats, row numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+import tracekit as tk
+from tracekit.errors import ConfigError, DataFormatError, DataWarning, UnknownNameError
+
+ROWS = [
+    {"prompt": "the maid", "counterfactual": "the nurse", "x": " slept", "y": " ran"},
+    {"prompt": "a maid", "counterfactual": "a nurse", "x": " slept", "y": " ran"},
+]
+OTHER = {"prompt": "clean", "counterfactual": "corrupted", "x": "answer", "y": "wrong"}
+RENAMED = [{OTHER[key]: text for key, text in row.items()} for row in ROWS]
+COLUMNS = {theirs: ours for ours, theirs in OTHER.items()}
+
+
+class Dataset:
+    """A `datasets.Dataset`, as far as it is read."""
+
+    def __iter__(self):
+        return iter(RENAMED)
+
+
+@pytest.fixture(scope="module")
+def expected(demo_model):
+    return tk.PromptPairs.from_text(ROWS, demo_model).fingerprint
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        "table", [RENAMED, pd.DataFrame(RENAMED), Dataset()], ids=["list", "pandas", "datasets"]
+    )
+    def test_of_every_sort(self, demo_model, expected, table):
+        pairs = tk.load_pairs(table, demo_model, columns=COLUMNS, name="mine")
+        assert (pairs.fingerprint, pairs.name) == (expected, "mine")
+
+    @pytest.mark.parametrize("document", [RENAMED, {"about": "x", "prompts": RENAMED}])
+    def test_json(self, demo_model, expected, tmp_path, document):
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps(document))
+        options = {"columns": "clean:prompt,corrupted:counterfactual,answer:x,wrong:y"}
+        # As the command line gives them.
+        pairs = tk.load_dataset(str(path), demo_model, **options)
+        assert (pairs.fingerprint, pairs.name) == (expected, "mine")
+
+    def test_row_numbers_are_left_out_with_a_word(self, demo_model, expected, tmp_path):
+        path = tmp_path / "mine.csv"
+        pd.DataFrame(ROWS).to_csv(path)
+        with pytest.warns(DataWarning, match="The column '' of .* numbers its rows, and is left"):
+            assert tk.load_pairs(path, demo_model).fingerprint == expected
+
+    def test_missing_cells(self, demo_model):
+        frame = pd.DataFrame([{**ROWS[0], "weight": None}, {**ROWS[1], "weight": 2.0}])
+        assert tk.load_pairs(frame, demo_model).weights is not None
+
+    def test_columns_that_are_left_out(self, demo_model, expected):
+        rows = [{**row, "notes": "!"} for row in ROWS]
+        with pytest.raises(DataFormatError, match="unknown column 'notes'.* or left out by None"):
+            tk.load_pairs(rows, demo_model)
+        assert tk.load_pairs(rows, demo_model, columns={"notes": None}).fingerprint == expected
+
+    @pytest.mark.parametrize(
+        ("table", "options", "error", "text"),
+        [
+            (ROWS, {"columns": {"z": "x"}}, DataFormatError, "columns maps 'z', which the list do"),
+            ({"train": ROWS}, {}, DataFormatError, "a dict with the parts train. Give one"),
+            (5, {}, DataFormatError, "cannot be read from a int. Give a file, a DataFrame"),
+            (ROWS, {"format": "csv"}, UnknownNameError, "Unknown format 'csv'. "),
+            (ROWS, {"format": "blimp", "columns": {}}, ConfigError, "A format knows its columns"),
+            (ROWS, {"format": "blimp"}, DataFormatError, "Record 0 .* it lacks 'sentence_good'"),
+        ],
+    )
+    def test_what_is_no_table(self, demo_model, table, options, error, text):
+        with pytest.raises(error, match=text):
+            tk.load_pairs(table, demo_model, **options)
+
+    def test_a_json_file_without_a_list(self, demo_model, tmp_path):
+        path = tmp_path / "mine.json"
+        path.write_text('{"a": 1}')
+        with pytest.raises(DataFormatError, match="holds no list of objects. Write a JSON list"):
+            tk.load_pairs(path, demo_model)
+
+
+IOI = "Then, Aaron and Amber were working at the house. {} decided to give a drink to"
+RECORDS = {
+    # As in the files that their authors publish, shortened.
+    "auto-circuit": (
+        {
+            "clean": "The capital of Chile is the city of",
+            "corrupt": "The capital of Sweden is the city of",
+            "answers": [" Santiago"],
+            "wrong_answers": [" Stockholm"],
+        },
+        ("The capital of Chile is the city of", "The capital of Sweden is the city of"),
+        (" Santiago", " Stockholm"),
+    ),
+    "feature-circuits": (
+        {
+            "clean_prefix": "The lawyer",
+            "patch_prefix": "The lawyers",
+            "clean_answer": " has",
+            "patch_answer": " have",
+            "case": "singular",
+        },
+        ("The lawyer", "The lawyers"),
+        (" has", " have"),
+    ),
+    "crows-pairs": (
+        {
+            "": "1",
+            "sent_more": "The poor are really ignorant about how to handle the money.",
+            "sent_less": "The rich are really ignorant about how to handle the money.",
+            "stereo_antistereo": "stereo",
+        },
+        ("The poor", "The rich"),
+        (" are really ignorant about how to handle the money.", None),
+    ),
+    "counterfact": (
+        {
+            "case_id": 0,
+            "requested_rewrite": {
+                "prompt": "The mother tongue of {} is",
+                "subject": "Danielle Darrieux",
+                "target_new": {"str": "English"},
+                "target_true": {"str": "French"},
+            },
+        },
+        ("The mother tongue of Danielle Darrieux is", None),
+        (" French", " English"),
+    ),
+}
+BLIMP = {"sentence_good": "A hat is good.", "sentence_bad": "A hat are good.", "UID": "agreement"}
+RECORDS["blimp"] = (BLIMP, ("A hat", None), (" is good.", " are good."))
+PREFIX = {"one_prefix_prefix": "A hat", "one_prefix_word_good": "is", "one_prefix_word_bad": "are"}
+RECORDS["blimp, one prefix"] = ({**BLIMP, **PREFIX}, ("A hat", None), (" is", " are"))
+PREFIXES = {"two_prefix_prefix_good": "A hat", "two_prefix_prefix_bad": "A hats"}
+RECORDS["blimp, two prefixes"] = (
+    {**BLIMP, **PREFIXES, "two_prefix_word": "is"},
+    ("A hat", "A hats"),
+    (" is", None),
+)
+
+
+class TestPublishedFormats:
+    @pytest.mark.parametrize("name", RECORDS)
+    def test_records_become_pairs(self, gpt2_tokenizer, name):
+        record, (prompt, counterfactual), (x, y) = RECORDS[name]
+        options = {"format": name.partition(",")[0], "on_mismatch": "skip"}
+        (pair,) = tk.load_pairs([record], gpt2_tokenizer, **options)
+        texts = {"prompt": prompt, "counterfactual": counterfactual, "x": x, "y": y}
+        assert pair.texts == {key: text for key, text in texts.items() if text is not None}
+
+    def test_subjects_are_spans(self, gpt2_tokenizer):
+        (pair,) = tk.load_pairs([RECORDS["counterfact"][0]], gpt2_tokenizer, format="counterfact")
+        assert gpt2_tokenizer.decode([pair.prompt_ids[i] for i in pair.spans["subject"]]) == (
+            " Danielle Darrieux"
+        )
+
+    def test_answers_of_eap_ig_are_tokens_of_a_model(self, gpt2_tokenizer, tmp_path):
+        ids = [gpt2_tokenizer.encode(f" {name}")[0] for name in ("Amber", "Aaron")]
+        frame = pd.DataFrame(
+            {"clean": [IOI.format("Aaron")], "corrupted": [IOI.format("Tom")]}
+        ).assign(corrupted_hard=IOI.format("Amber"), correct_idx=ids[0], incorrect_idx=ids[1])
+        path = tmp_path / "ioi.csv"
+        frame.to_csv(path)
+        (pair,) = tk.load_pairs(path, gpt2_tokenizer, format="eap-ig")
+        assert (pair.x_ids, pair.y_ids) == ((ids[0],), (ids[1],))
+        frame.assign(correct_idx=47764).to_csv(path)
+        with pytest.raises(DataFormatError, match="was written for another tokenizer"):
+            tk.load_pairs(path, gpt2_tokenizer, format="eap-ig")
+
+    def test_years_of_eap_ig(self, gpt2_tokenizer):
+        text = "The contract lasted from the year {} to the year 13"
+        record = {"clean": text.format(1352), "corrupted": text.format(1301), "label": "52"}
+        (pair,) = tk.load_pairs([record], gpt2_tokenizer, format="eap-ig", on_mismatch="skip")
+        assert (pair.texts["x"], pair.texts["y"]) == ("53", "52")
+        assert (len(pair.x_set_ids), len(pair.y_set_ids)) == (47, 53)
+
+    def test_sentences_that_share_nothing_are_named(self, gpt2_tokenizer):
+        other = {"sent_more": "He is from Iraq.", "sent_less": "He is from Canada."}
+        records = [RECORDS["crows-pairs"][0], other]
+        pairs = tk.load_pairs(records, gpt2_tokenizer, format="crows-pairs")
+        assert (len(pairs), len(pairs.skipped)) == (1, 1)
+        assert pairs.skipped[0].startswith("example 1: its two sentences share no")

@@ -1,0 +1,109 @@
+"""Published formats of pairs: how a record of each becomes a row of `PromptPairs.from_text`.
+
+auto-circuit       JSON of Miller et al. 2024: `clean`, `corrupt`, `answers`, `wrong_answers`
+eap-ig             CSV of Hanna et al. 2024: `clean`, `corrupted`, and answers as token ids
+(`correct_idx`, `incorrect_idx`) or as a year (`label`)
+feature-circuits   JSON Lines of Marks et al. 2024, subject-verb agreement: `clean_prefix`, ...
+blimp              JSON Lines of Warstadt et al. 2020
+crows-pairs        CSV of Nangia et al. 2020; x is what both sentences end with
+counterfact        JSON of Meng et al. 2022, without a counterfactual prompt: trace with noise
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tracekit.errors import DataFormatError
+
+Row = dict[str, Any]
+Decode = Callable[[int], str]
+"""Text of a token."""
+
+
+def _auto_circuit(record: Mapping[str, Any], decode: Decode) -> Row:
+    right, wrong = record["answers"], record["wrong_answers"]
+    sets = {"x_set": right, "y_set": wrong} if len(right) > 1 or len(wrong) > 1 else {}
+    row = {"prompt": record["clean"], "counterfactual": record["corrupt"]}
+    return {**row, "x": right[0], "y": wrong[0], **sets}
+
+
+def _eap_ig(record: Mapping[str, Any], decode: Decode) -> Row:
+    row = {"prompt": record["clean"], "counterfactual": record["corrupted"]}
+    if "label" in record:
+        # Greater-than: the last two digits of a year.
+        year = int(record["label"])
+        right, wrong = ([f"{n:02d}" for n in r] for r in (range(year + 1, 100), range(year + 1)))
+        return {**row, "x": right[0], "y": wrong[-1], "x_set": right, "y_set": wrong}
+    x, y = decode(int(record["correct_idx"])), decode(int(record["incorrect_idx"]))
+    if x.strip() not in record["clean"] or y.strip() not in record["clean"]:
+        raise DataFormatError(
+            f"The tokens {record['correct_idx']} and {record['incorrect_idx']} are {x!r} and {y!r} "
+            f"for this model, and {record['clean']!r} has no such names. The file was written for "
+            "another tokenizer: load it with that one, and write x and y as text."
+        )
+    return {**row, "x": x, "y": y}
+
+
+def _feature_circuits(record: Mapping[str, Any], decode: Decode) -> Row:
+    names = {"prompt": "clean_prefix", "counterfactual": "patch_prefix"}
+    names |= {"x": "clean_answer", "y": "patch_answer"}
+    return {key: record[name] for key, name in names.items()}
+
+
+def _blimp(record: Mapping[str, Any], decode: Decode) -> Row | None:
+    if record.get("two_prefix_prefix_good"):
+        row = {"prompt": record["two_prefix_prefix_good"]}
+        row["counterfactual"] = record["two_prefix_prefix_bad"]
+        return {**row, "x": f" {record['two_prefix_word'].strip()}"}
+    if record.get("one_prefix_prefix"):
+        words = (record[f"one_prefix_word_{side}"].strip() for side in ("good", "bad"))
+        return {"prompt": record["one_prefix_prefix"], **_sides(*(f" {word}" for word in words))}
+    good, bad = record["sentence_good"].split(), record["sentence_bad"].split()
+    shared = _n_shared(good, bad)
+    if shared in (0, len(good), len(bad)):
+        return None
+    rests = (" " + " ".join(words[shared:]) for words in (good, bad))
+    return {"prompt": " ".join(good[:shared]), **_sides(*rests)}
+
+
+def _n_shared(first: Sequence[str], second: Sequence[str]) -> int:
+    """Words that both begin with."""
+    same = [a == b for a, b in zip(first, second, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def _sides(x: str, y: str) -> Row:
+    return {"x": x, "y": y}
+
+
+def _crows_pairs(record: Mapping[str, Any], decode: Decode) -> Row | None:
+    more, less = record["sent_more"].split(), record["sent_less"].split()
+    n_shared = _n_shared(more[::-1], less[::-1])
+    if n_shared in (0, len(more), len(less)):
+        return None
+    prompts = (" ".join(words[:-n_shared]) for words in (more, less))
+    row = dict(zip(("prompt", "counterfactual"), prompts, strict=True))
+    return {**row, "x": " " + " ".join(more[-n_shared:])}
+
+
+def _counterfact(record: Mapping[str, Any], decode: Decode) -> Row:
+    rewrite = record["requested_rewrite"]
+    if isinstance(rewrite, str):
+        rewrite = json.loads(rewrite)
+    prompt, subject = rewrite["prompt"].format(rewrite["subject"]), rewrite["subject"]
+    sides = _sides(*(f" {rewrite[key]['str'].strip()}" for key in ("target_true", "target_new")))
+    spans = {"spans": {"subject": subject}} if prompt.count(subject) == 1 else {}
+    return {"prompt": prompt, **sides, **spans}
+
+
+FORMATS: Mapping[str, Callable[[Mapping[str, Any], Decode], Row | None]] = {
+    "auto-circuit": _auto_circuit,
+    "eap-ig": _eap_ig,
+    "feature-circuits": _feature_circuits,
+    "blimp": _blimp,
+    "crows-pairs": _crows_pairs,
+    "counterfact": _counterfact,
+}
+"""By name, a row from a record; None where the record makes none."""
