@@ -80,11 +80,11 @@ class Template:
     def __post_init__(self) -> None:
         replaced = self.counterfactual if isinstance(self.counterfactual, Mapping) else {}
         self._groups = [_group(names, rows) for names, rows in self.values.items()]
-        known = {name for group in self._groups for name in group.names}
+        with_values = {name for group in self._groups for name in group.names}
         in_prompts = {name for text in self.prompts for name in _fields(text)}
         for name in replaced:
             # Of fields that belong together, some may stand in x and y only.
-            if name not in in_prompts | known or in_prompts.isdisjoint(replaced):
+            if name not in in_prompts | with_values or in_prompts.isdisjoint(replaced):
                 raise PairsError(
                     f"The counterfactual replaces {name!r}, which the template does not have. "
                     f"Its fields: {', '.join(sorted(in_prompts)) or 'none'}."
@@ -92,16 +92,16 @@ class Template:
         for group in tuple(self._groups):
             # A name without values of its own takes those of the field that it replaces.
             fresh = tuple(replaced.get(name, name) for name in group.names)
-            if any(name not in known for name in fresh):
+            if any(name not in with_values for name in fresh):
                 self._groups.append(_Group(fresh, list(group.rows)))
-        known |= {name for group in self._groups for name in group.names}
+        with_values |= {name for group in self._groups for name in group.names}
         self._others: Sequence[str] | None = None
         if replaced:
             self._others = [_renamed(text, replaced) for text in self.prompts]
         elif not isinstance(self.counterfactual, Mapping):
             self._others = self.counterfactual
         texts = (*self.prompts, *(self._others or ()), self.x, self.y or "")
-        lacking = sorted({name for text in texts for name in _fields(text)} - known)
+        lacking = sorted({name for text in texts for name in _fields(text)} - with_values)
         if lacking:
             raise PairsError(
                 f"The field {lacking[0]!r} has no values. Give some for every field, e.g. "
