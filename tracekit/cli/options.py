@@ -32,6 +32,7 @@ from tracekit.cli.parsing import (
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tracekit.data import PromptPairs
     from tracekit.engine.setup import Setup
     from tracekit.search import Constraint
     from tracekit.tracer.tracer import Tracer
@@ -304,11 +305,11 @@ OPTIONS: Mapping[str, Option] = {
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None, kind=Path | None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
-_CHOSEN = ("data_dir", "data_option", "split", "chat", "skip_mismatched", "limit", "held_out")
+CHOSEN = ("data_dir", "data_option", "split", "chat", "skip_mismatched", "limit", "held_out")
 TRACED = (
     *("model", "dataset", "components", "metric", "extra_metric", "layers", "positions"),
     *("split_by", "layer_window", "source", "direction", "continuation_mean"),
-    *(*_CHOSEN, *_LOADED),
+    *(*CHOSEN, *_LOADED),
 )
 """Options of every command that traces: data, model and setup."""
 SEARCHED = (
@@ -319,7 +320,7 @@ SEARCHED = (
     "constraint_dataset",
 )
 """Further options of a command that searches."""
-REBUILT = (*_CHOSEN, "split_by", *_LOADED)
+REBUILT = (*CHOSEN, "split_by", *_LOADED)
 """Options of a command on a saved run, beside its model and data set."""
 WORKERS = ("jobs", "part", "executor", "executor_option")
 """Options of a command that runs jobs."""
@@ -361,25 +362,18 @@ def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | N
     return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["constraint_at_most"])
 
 
-def build_tracer(
-    given: Mapping[str, Any], *, setup: Setup | None = None, quiet: bool = False
-) -> Tracer:
-    """Loads model and data and builds the tracer of the options `TRACED` of a command.
+def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
+    """The model and the pairs of the options of a command; prints the examples that are skipped.
 
-    Layers, the name of the data set and the form of options are checked before the model is loaded.
-    A given setup is taken instead of the one that the options say.
+    The name of the data set and the form of options are checked before the model is loaded.
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device
-    from tracekit.cli.output import join_ranks, print_skipped
-    from tracekit.data.registry import describe
+    from tracekit.cli.output import print_skipped
 
-    join_ranks()
-    dataset, data_dir, seed = given["dataset"], given["data_dir"], given.get("seed", 0)
-    layers = parse_layers(given.get("layers"))
+    dataset, data_dir = given["dataset"], given["data_dir"]
     data_options: dict[str, Any] = parse_options(given["data_option"] or [], [dataset])[dataset]
     check_data(dataset, data_dir=data_dir, **data_options)
-    usual = describe(dataset)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if given.get("split") is None else {"split": given["split"]}
     data_options |= {"chat": True} if given.get("chat") else {}
@@ -391,7 +385,26 @@ def build_tracer(
     model = load(given["model"], device=device, dtype=given["dtype"], **loading)
     pairs = tk.load_dataset(dataset, model, **data_options)
     print_skipped(pairs)
-    pairs, held_out = pairs[: given["limit"]], None
+    return model, pairs[: given["limit"]]
+
+
+def build_tracer(
+    given: Mapping[str, Any], *, setup: Setup | None = None, quiet: bool = False
+) -> Tracer:
+    """Loads model and data and builds the tracer of the options `TRACED` of a command.
+
+    Layers, the name of the data set and the form of options are checked before the model is loaded.
+    A given setup is taken instead of the one that the options say.
+    """
+    import tracekit as tk
+    from tracekit.cli.output import join_ranks
+    from tracekit.data.registry import describe
+
+    join_ranks()
+    seed, layers = given.get("seed", 0), parse_layers(given.get("layers"))
+    usual = describe(given["dataset"])
+    model, pairs = load_data(given)
+    held_out = None
     if given.get("held_out") is not None:
         pairs, held_out = pairs.split(1 - given["held_out"], seed=seed)
     if setup is None:

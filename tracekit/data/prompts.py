@@ -32,6 +32,7 @@ from tracekit.data.pair import (
     id_keys,
     pair_from_ids,
 )
+from tracekit.data.pairs_check import PairsCheck, check_pairs, is_familiar, probabilities
 from tracekit.data.pairs_report import PairsReport, report_on
 from tracekit.data.spans import LAST, REST, position_names, spans_from_text, with_implied
 from tracekit.data.templates import Template
@@ -44,6 +45,7 @@ from tracekit.data.tokenization import (
     width_of,
 )
 from tracekit.errors import ConfigError, DataWarning, PairsError
+from tracekit.models import HookedModel
 
 OnMismatch = Literal["error", "skip"]
 
@@ -273,6 +275,54 @@ class PromptPairs(Sequence[PromptPair]):
     def report(self) -> PairsReport:
         """What to look at in these pairs before they are traced, by kind and with examples."""
         return report_on(self.pairs, self.token_texts)
+
+    def check(self, model: HookedModel) -> PairsCheck:
+        """Does the model do the task, and do the pairs show it? A line with a colour for each.
+
+        ```python
+        check = pairs.check(model)
+        print(check)
+        check.table.sort_values("p_x")
+        ```
+
+        The model is run on every prompt with x and with y. The lines say whether it prefers x, how
+        many tokens x and y are, whether one x is commonest, whether a length or a word gives x
+        away, and what `report` remarks on.
+        """
+        return check_pairs(self.pairs, self.token_texts, model)
+
+    def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
+        """The pairs that the model knows: x has at least this probability, and a larger one than y.
+
+        Args:
+            model: The model to be traced.
+            probability: Of x, from 0 to 1; of several tokens the geometric mean.
+
+        Returns:
+            These pairs; `skipped` has a line for each other one.
+
+        Raises:
+            ConfigError: Another probability.
+            PairsError: The model knows none.
+        """
+        if not 0 <= probability <= 1:
+            raise ConfigError(f"probability is {probability}. Give a number from 0 to 1.")
+        table = probabilities(self.pairs, model)
+        keep = is_familiar(table, probability)
+        dropped = [
+            f"example {number}: {pair.describe()}, x has probability {table['p_x'][number]:.3g}"
+            + ("" if pair.y_ids is None else f", y {table['p_y'][number]:.3g}")
+            for number, pair in enumerate(self.pairs)
+            if not keep[number]
+        ]
+        if not any(keep):
+            raise PairsError(
+                f"The model knows none of the {len(self)} pairs: with a probability of at least "
+                f"{probability:g} it finds x more probable than y on none ({dropped[0]}). Lower "
+                "probability, or trace another model."
+            )
+        chosen = self.subset([number for number, kept in enumerate(keep) if kept])
+        return replace(chosen, skipped=(*self.skipped, *dropped))
 
     @property
     def weights(self) -> Float[Tensor, " example"] | None:

@@ -1,0 +1,49 @@
+"""`tracekit pairs check`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.cli.app import app
+from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, Given, load_data, takes
+from tracekit.cli.output import check_file, console, print_rows
+
+
+@app.command()
+@takes(
+    *(name for name in CHOSEN if name != "held_out"),
+    *("model", "model_option", "device", "dtype"),
+    output=OPTIONAL_OUTPUT.saying("CSV file for the probabilities of every example."),
+)
+def pairs(
+    given: Given,
+    action: Annotated[Literal["check"], typer.Argument(help="The only one there is.")],
+    file: Annotated[
+        str, typer.Argument(help="A .csv, .json or .jsonl file of pairs, or a data set.")
+    ],
+) -> None:
+    """Says whether the model does the task, and whether the pairs show it.
+
+    Exit code 1 if a line is red: effects on such pairs say little.
+    """
+    from tracekit._util.files import write_csv
+
+    output = given["output"]
+    if output is not None:
+        check_file(output)
+    model, loaded = load_data({**given, "dataset": file})
+    checked = loaded.check(model)
+    console.print(f"{loaded}", highlight=False, soft_wrap=True)
+    table = Table("", "check", "finding")
+    for line in checked.lines:
+        table.add_row(Text(line.color, style=line.color), line.topic, line.text)
+    print_rows(table, n_names=2)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_csv(checked.table, output)
+    if checked.color == "red":
+        raise typer.Exit(1)

@@ -1,0 +1,217 @@
+"""Checks of pairs on a model, before they are traced: does it do the task, do the pairs show it?"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from tracekit._util.markup import printable
+from tracekit.data.counterfactuals import Ids, PromptCounterfactual
+from tracekit.data.pair import PromptPair
+from tracekit.data.pairs_report import report_on
+from tracekit.models import HookedModel
+from tracekit.models.hooked import device_of, frozen
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Color = Literal["green", "yellow", "red"]
+
+_BATCH = 16
+_RED = ("equal-continuations", "equal-prompts")
+"""Findings of the report after which a pair can show nothing."""
+_MOST = 0.6
+"""Share of the examples that one x may have."""
+_CHANCE = 0.01
+"""Chance, over all tokens, beyond which a token that stands with one x only is no accident."""
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """One check."""
+
+    color: Color
+    """`green`: as it should be; `yellow`: look at it; `red`: effects will say little."""
+    topic: str
+    """`task`, `tokens`, `balance`, `leak`, or the kind of a finding of the report."""
+    text: str
+    """What was found, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairsCheck:
+    """What `PromptPairs.check` finds."""
+
+    lines: tuple[CheckLine, ...]
+    """One for each check."""
+    table: pd.DataFrame
+    """A row per example: `prompt`, `x`, `y`, the probabilities `p_x` and `p_y` (the geometric mean
+    over tokens), `prefers_x` (None without y), tokens of prompt, x and y."""
+
+    @property
+    def color(self) -> Color:
+        """The worst of the lines."""
+        colors = {line.color for line in self.lines}
+        return "red" if "red" in colors else "yellow" if "yellow" in colors else "green"
+
+    def __str__(self) -> str:
+        return "\n".join(printable(f"{each.color:<6} {each.text}") for each in self.lines)
+
+    def __repr__(self) -> str:
+        return f"PairsCheck({self.color}: {len(self.table)} pairs)\n{self}"
+
+
+def check_pairs(pairs: Sequence[PromptPair], texts: Any, model: HookedModel) -> PairsCheck:
+    """The checks of pairs; `texts` are those of tokens, by id."""
+    table = probabilities(pairs, model)
+    tokenizer = getattr(model, "tokenizer", None)
+    findings = [
+        CheckLine("red" if each.kind in _RED else "yellow", each.kind, str(each))
+        for each in report_on(pairs, texts, tokenizer).findings
+    ]
+    lines = [_task(table), _tokens(table), _balance(pairs, texts), _leak(pairs, texts), *findings]
+    if not findings:
+        lines.append(CheckLine("green", "report", "No repetitions, shifts or stray tokens."))
+    return PairsCheck(tuple(lines), table)
+
+
+def probabilities(pairs: Sequence[PromptPair], model: HookedModel) -> pd.DataFrame:
+    """How probable the model finds x and y; the table of a `PairsCheck`."""
+    import pandas as pd
+
+    n, sides = len(pairs), [pair.y_ids for pair in pairs]
+    both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
+    both += [(pair.prompt_ids, y or pair.x_ids) for pair, y in zip(pairs, sides, strict=True)]
+    values = _mean_probabilities(both, model)
+    of_y = [p if y else None for p, y in zip(values[n:].tolist(), sides, strict=True)]
+    p_x = values[:n].tolist()
+    return pd.DataFrame(
+        {
+            "prompt": [pair.describe() for pair in pairs],
+            "x": [(pair.texts or {}).get("x", str(list(pair.x_ids))) for pair in pairs],
+            "y": [(pair.texts or {}).get("y", str(list(pair.y_ids or ()))) for pair in pairs],
+            "p_x": p_x,
+            "p_y": of_y,
+            "prefers_x": [None if y is None else x > y for x, y in zip(p_x, of_y, strict=True)],
+            "prompt_tokens": [len(pair.prompt_ids) for pair in pairs],
+            "x_tokens": [len(pair.x_ids) for pair in pairs],
+            "y_tokens": [len(pair.y_ids or ()) for pair in pairs],
+        }
+    )
+
+
+def _mean_probabilities(
+    sequences: Sequence[tuple[Ids, Ids]], model: HookedModel
+) -> Float[np.ndarray, " sequence"]:
+    """Geometric mean probability of the tokens of each continuation after its prompt."""
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for number, (prompt, continuation) in enumerate(sequences):
+        by_length[len(prompt) + len(continuation)].append(number)
+    values = np.zeros(len(sequences))
+    with frozen(model), torch.no_grad():
+        for numbers in by_length.values():
+            # Of one length, so that nothing is padded.
+            for first in range(0, len(numbers), _BATCH):
+                batch = numbers[first : first + _BATCH]
+                tokens = torch.tensor([[*sequences[n][0], *sequences[n][1]] for n in batch])
+                tokens = tokens.to(device_of(model))
+                logits = model.run_with_hooks(tokens, fwd_hooks=[])
+                for row, number in enumerate(batch):
+                    count = len(sequences[number][1])
+                    own = logits[row, -count - 1 : -1].float().log_softmax(-1)
+                    scores = own.gather(1, tokens[row, -count:, None])
+                    values[number] = scores.mean().exp().item()
+    return values
+
+
+def is_familiar(table: pd.DataFrame, probability: float) -> list[bool]:
+    """Whether the model knows each example: x is so probable, and more so than y."""
+    prefers = table["prefers_x"].map(lambda value: value is None or bool(value))
+    return ((table["p_x"] >= probability) & prefers).tolist()
+
+
+def _task(table: pd.DataFrame) -> CheckLine:
+    """Whether the model does the task."""
+    n, compared = len(table), table["p_y"].notna()
+    shown = f"Median probability of x {table['p_x'].median():.3g}"
+    if not compared.any():
+        share = table["p_x"].median()
+        color = "green" if share >= 0.1 else "yellow" if share >= 0.01 else "red"
+        return CheckLine(color, "task", f"{shown}; there is no y to compare with.")
+    count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
+    color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
+    advice = "" if color == "green" else " pairs.known(model) keeps those that it knows."
+    without = "" if of == n else f" ({n - of} have no y)"
+    return CheckLine(
+        color, "task", f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
+    )
+
+
+def _tokens(table: pd.DataFrame) -> CheckLine:
+    """Whether x and y are one token each; whether prompts are of one length."""
+    longer = ((table["x_tokens"] > 1) | (table["y_tokens"] > 1)).sum()
+    low, high = table["prompt_tokens"].min(), table["prompt_tokens"].max()
+    of = f"Prompts have {low} tokens" if low == high else f"Prompts have {low} to {high} tokens"
+    if not longer:
+        return CheckLine("green", "tokens", f"x and y are one token each. {of}.")
+    return CheckLine(
+        "yellow",
+        "tokens",
+        f"x or y is several tokens on {longer} of {len(table)}; probabilities are means over them. "
+        f"{of}.",
+    )
+
+
+def _balance(pairs: Sequence[PromptPair], texts: Any) -> CheckLine:
+    """Whether one x is much more frequent than the others."""
+    first, count = Counter(pair.x_ids[0] for pair in pairs).most_common(1)[0]
+    share = count / len(pairs)
+    shown = f"The commonest x begins with {texts.get(first, first)!r}: {count} of {len(pairs)}."
+    if share <= _MOST:
+        return CheckLine("green", "balance", shown)
+    return CheckLine(
+        "yellow", "balance", f"{shown} What raises it everywhere looks like the task: balance x."
+    )
+
+
+def _leak(pairs: Sequence[PromptPair], texts: Any) -> CheckLine:
+    """Whether a length, or a token that the counterfactual leaves as it is, gives x away."""
+    longer = [len(pair.x_ids) - len(pair.y_ids) for pair in pairs if pair.y_ids]
+    if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
+        word = "more" if longer[0] > 0 else "fewer"
+        return CheckLine(
+            "yellow",
+            "leak",
+            f"x has {word} tokens than y on every example, which tells them apart.",
+        )
+    firsts = Counter(pair.x_ids[0] for pair in pairs)
+    by_token: dict[int, list[int]] = defaultdict(list)
+    for pair in pairs:
+        other = pair.counterfactual_ids
+        is_prompt = isinstance(pair.counterfactual, PromptCounterfactual)
+        same = {a for a, b in zip(pair.prompt_ids, other, strict=False) if a == b}
+        # A name that x repeats is the task, not a leak.
+        for token in (same if is_prompt else set()) - {*pair.x_ids, *(pair.y_ids or ())}:
+            by_token[token].append(pair.x_ids[0])
+    leaks = [
+        (token, values[0], len(values))
+        for token, values in by_token.items()
+        if len(set(values)) == 1
+        and (firsts[values[0]] / len(pairs)) ** len(values) * len(by_token) < _CHANCE
+    ]
+    if not leaks:
+        return CheckLine("green", "leak", "No length and no unchanged word gives x away.")
+    token, value, count = max(leaks, key=lambda leak: leak[2])
+    return CheckLine(
+        "yellow",
+        "leak",
+        f"The token {texts.get(token, token)!r}, which the counterfactual leaves as it is, stands "
+        f"with the x {texts.get(value, value)!r} only, in {count} examples: the model needs "
+        "nothing else to answer. Vary it.",
+    )
