@@ -58,7 +58,8 @@ def test_significant_pairs_are_marked_and_joined(why):
     z = changed.heatmap().data[0].z
     for x, y, sign in zip(marks.x, marks.y, marks.text, strict=True):
         assert sign == ("+" if z[y][x] > 0 else "\u2212")
-    *edges, nodes = changed.network().data
+    *drawn, nodes = changed.network().data
+    edges = [edge for edge in drawn if edge.line.dash != "dash"]
     assert len(edges) == 2
     spots = dict(zip(nodes.text, zip(nodes.x, nodes.y, strict=True), strict=True))
     widths = []
@@ -68,9 +69,27 @@ def test_significant_pairs_are_marked_and_joined(why):
         assert (edge.line.dash == "solid") == (row["averaged"] > 0)
         assert f"{row['averaged']:+.4g}" in edge.text
         widths.append(edge.line.width / abs(row["averaged"]))
-    assert edges[0].line.width == 7
+    assert max(edge.line.width for edge in drawn) <= 7
     assert widths[1] == pytest.approx(widths[0]) or edges[1].line.width == 1
-    assert len(significant(why, set()).network().data) == 1
+
+
+def test_pairs_whose_interval_leaves_out_0_are_dashed_and_ringed(why):
+    none = significant(why, set())
+    frame = none.interactions
+    for side in ("low", "high"):
+        frame[f"averaged_{side}"] = [-1.0 if side == "low" else 1.0] * len(frame)
+    assert len(none.network().data) == 1
+    assert "no interval leaves out 0" in none.network().layout.title.subtitle.text
+    frame.loc[2, ["averaged_low", "averaged_high"]] = 0.1, 0.9
+    frame.loc[2, "averaged"] = 0.5
+    edge, _ = none.network().data
+    assert (edge.line.dash, edge.line.width, edge.showlegend) == ("dash", 3.5, True)
+    assert edge.name == "more together, p \u2265 .05"
+    texts = [note.text for note in none.network().layout.annotations]
+    assert "+0.5" in texts
+    assert len(texts) == len(why.labels) + 1
+    ring = none.heatmap().data[-1]
+    assert (len(ring.x), ring.marker.symbol) == (1, "circle-open")
 
 
 def test_nodes_have_the_area_of_their_values(why):
@@ -81,7 +100,23 @@ def test_nodes_have_the_area_of_their_values(why):
     large = [r for r, size in zip(ratios, nodes.marker.size, strict=True) if size > 4]
     assert large == pytest.approx([large[0]] * len(large))
     layers = [component.layer for component in why.components]
-    assert list(nodes.y) == [sorted(set(layers)).index(layer) for layer in layers]
+    assert list(nodes.y) == layers
+
+
+def test_layers_of_the_network_keep_their_distances():
+    members = figures.Members(
+        names=["L0H1", "L23H3", "L24H0", "L29H1"],
+        values=[1.0, 2.0, -1.0, 0.5],
+        low=[0.0] * 4,
+        high=[1.0] * 4,
+        hover=[""] * 4,
+    )
+    figure = figures.network(members, [0, 23, 24, 29], [], title="", subtitle="")
+    nodes = figure.data[-1]
+    assert list(nodes.y) == [0, 23, 24, 29]
+    # Too near for one column: the name of one would lie on the other.
+    assert nodes.x[1] != nodes.x[2]
+    assert figure.layout.height < 8 * 96
 
 
 @pytest.fixture(scope="module")

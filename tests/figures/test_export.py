@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
+import torch
 
 from tracekit import figures
+from tracekit.components import ComponentRegistry
 from tracekit.errors import ConfigError, FigureExportError
+from tracekit.results.panels import panels_of, scale_of
 
 BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
 
@@ -81,6 +88,55 @@ def test_images_have_the_size_of_their_figures(tracer, tmp_path):
     assert 'width="310" height="170"' in (tmp_path / "s.svg").read_text()
 
 
+def map_of(n_layers: int, kinds: str, n_heads: int, **options: Any) -> go.Figure:
+    """A map of scores on a model of so many layers."""
+    shape = SimpleNamespace(n_layers=n_layers, n_heads=n_heads, d_model=576, d_mlp=1536)
+    registry = ComponentRegistry.build(shape, kinds, **options)
+    n = len(registry)
+    return figures.draw_panels(
+        panels_of(
+            registry, torch.zeros(n).bool(), values=[0.0] * n, texts=[""] * n, color="#0072B2"
+        ),
+        scale=scale_of("score", n, 1.0),
+        width=figures.WIDTH,
+        outlines=True,
+        title="top-k: ioi-abc data, SmolLM2-135M-Instruct model",
+        subtitle="",
+    )
+
+
+SPANS = {"spans": ("IO", "S1", "S2", "last", "rest")}
+
+
+@pytest.mark.parametrize(("n_layers", "n_heads"), [(4, 8), (12, 12), (30, 9), (80, 64)])
+@pytest.mark.parametrize(
+    ("kinds", "options"),
+    [
+        ("head-outputs", {}),
+        ("mlp-neurons", {}),
+        ("residual", SPANS),
+        ("head-outputs+mlp-blocks", {}),
+    ],
+)
+def test_maps_of_deep_models_fit_a_page(kinds, options, n_layers, n_heads):
+    figure = map_of(n_layers, kinds, n_heads, **options)
+    for height in (None, "3in"):
+        layout = figures.for_print(figure, width="3.3in", height=height).layout
+        assert layout.width <= 3.3 * 96 + 1e-6
+        assert layout.height <= (8 if height is None else 3) * 96 + 1e-6
+        plot = [layout.width - layout.margin.l - layout.margin.r]
+        plot += [layout.height - layout.margin.t - layout.margin.b]
+        if n_layers >= 20:
+            assert plot[1] / n_layers <= 0.12 * 96 + 1e-6
+        # No two texts of layers overlap.
+        apart = min(b - a for a, b in pairwise(layout.yaxis.tickvals))
+        assert apart * plot[1] / n_layers >= 0.89 * layout.yaxis.tickfont.size
+        if layout.xaxis.scaleanchor:
+            low, high = layout.xaxis.range
+            of_panel = plot[0] * (layout.xaxis.domain[1] - layout.xaxis.domain[0])
+            assert of_panel / (high - low) == pytest.approx(plot[1] / n_layers, rel=0.01)
+
+
 class TestPrint:
     def test_a_width_in_inches(self, tracer):
         figure = tracer.heatmap()
@@ -128,6 +184,16 @@ class TestPrint:
             ConfigError, match="The width is .* Give inches, or a number with a unit"
         ):
             figures.for_print(tracer.curve(), width=width)
+
+    def test_heights(self, tracer):
+        figure = tracer.curve()
+        printed = figures.for_print(figure, width="3.3in", height="2.4in")
+        assert printed.layout.width == pytest.approx(3.3 * 96)
+        assert printed.layout.height == pytest.approx(2.4 * 96)
+        with pytest.raises(ConfigError, match="The height is 'high'. Give inches"):
+            figures.for_print(figure, height="high")
+        with pytest.raises(ConfigError, match=r"The height 0.6in leaves .* Give a larger height"):
+            figures.for_print(figure, width="3.3in", height="0.6in")
 
     def test_sizes_that_do_not_fit(self, tracer):
         with pytest.raises(ConfigError, match="leaves .* pixels for the plot at 20 points. Give a"):

@@ -60,7 +60,7 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     first[1], second[4] = 0.01, 0.02
     grid = replace(grid, p=first, opposite=replace(grid.opposite, p=second))
     figure = grid.heatmap()
-    cells, signs, dots = figure.data
+    cells, signs, dots, *_rings = figure.data
     kinds = grid.to_frame().set_index(["first", "second"])["kind"]
     for i, j in grid.index_pairs:
         assert cells.z[i][j] == pytest.approx(grid.interaction[i, j].item())

@@ -357,18 +357,19 @@ class Explanation:
         """Interactions of all pairs: alone above the diagonal, in the tested context below it.
 
         Below is the average over subsets, or with more than 12 members the interaction within the
-        set. The sign of a pair that interacts significantly stands in its cell. The numbers are
-        those of `interactions`.
+        set. The sign of a pair that interacts significantly stands in its cell; a ring says that
+        only the interval leaves out 0. The numbers are those of `interactions`.
         """
         from tracekit.anatomy.figures import member_heatmap
 
         return member_heatmap(self)
 
     def network(self) -> go.Figure:
-        """Members by layer, joined where they interact significantly in the tested context.
+        """Members by layer, joined where they interact in the tested context.
 
         The area of a node is its Shapley value, the width of a line the interaction: orange if the
-        two do more together, blue if less. Nodes whose value is negative are blue.
+        two do more together, blue if less. Nodes whose value is negative are blue. Dashed lines, of
+        half the width, are not significant, but their intervals leave out 0.
         """
         from tracekit.anatomy.figures import member_network
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekit.figures.members import Edge, Members, network, waterfall
-from tracekit.figures.pairs import Cell, PairMap, pair_map
+from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import data_and_model, plain
 
@@ -46,6 +46,7 @@ def member_heatmap(why: Any) -> go.Figure:
     cells: list[list[float | None]] = [[None] * n for _ in labels]
     hover = [[plain(label)] * n for label in labels]
     signed: list[Cell] = []
+    ringed: list[Cell] = []
     for row in why.interactions.to_dict("records"):
         i, j = sorted((rank_of[row["first"]], rank_of[row["second"]]))
         cells[i][j], cells[j][i] = row["alone"], row[tested]
@@ -53,8 +54,17 @@ def member_heatmap(why: Any) -> go.Figure:
         hover[i][j] = f"{pair}alone: {_interval(row, 'alone')}"
         hover[j][i] = f"{pair}{context}: {_interval(row, tested)}<br>p = {row['p']:.2g} (Holm)"
         signed += [(j, i)] if row["significant"] else []
+        ringed += [(j, i)] if _is_unsure(row, tested) else []
     bound = max((abs(value) for row in cells for value in row if value is not None), default=1.0)
-    drawn = PairMap(labels=labels, values=cells, hover=hover, bound=bound or 1.0, signed=signed)
+    drawn = PairMap(
+        labels=labels,
+        values=cells,
+        hover=hover,
+        bound=bound or 1.0,
+        signed=signed,
+        ringed=ringed,
+        note=RING if ringed else "",
+    )
     subtitle = f"above: alone; below: {context} (+, \u2212: p &lt; .05)"
     return pair_map(drawn, title=data_and_model(why.dataset, why.model), subtitle=subtitle)
 
@@ -62,7 +72,8 @@ def member_heatmap(why: Any) -> go.Figure:
 def member_network(why: Any) -> go.Figure:
     """Members by layer, joined where they interact; see `Explanation.network`."""
     labels, tested = why.labels, why.tested_context
-    joined = [row for row in why.interactions.to_dict("records") if row["significant"]]
+    rows = why.interactions.to_dict("records")
+    joined = [row for row in rows if row["significant"] or _is_unsure(row, tested)]
     edges = [
         Edge(
             first=labels.index(row["first"]),
@@ -70,6 +81,7 @@ def member_network(why: Any) -> go.Figure:
             value=row[tested],
             hover=f"{plain(row['first'])} and {plain(row['second'])}: "
             f"{_interval(row, tested)}, p = {row['p']:.2g}",
+            is_sure=row["significant"],
         )
         for row in joined
     ]
@@ -78,8 +90,14 @@ def member_network(why: Any) -> go.Figure:
         [component.layer for component in why.components],
         edges,
         title=data_and_model(why.dataset, why.model),
-        subtitle="area: Shapley value; lines: interaction, p &lt; .05",
+        subtitle="area: Shapley value; lines: interaction"
+        + ("" if joined else " (no interval leaves out 0)"),
     )
+
+
+def _is_unsure(row: dict[Any, Any], name: str) -> bool:
+    """Whether the interval of a pair leaves out 0, but p is not below 0.05."""
+    return not row["significant"] and (row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
 
 
 def _interval(row: dict[Any, Any], name: str) -> str:

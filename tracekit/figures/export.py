@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from tracekit._util.files import draft_folder, write_beside
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
-from tracekit.figures.style import add_legend, place_title
+from tracekit.figures.style import add_legend, place_title, title_width
 
 _PIXELS_PER_POINT = 2
 _PER_INCH = 96
@@ -34,6 +35,10 @@ _TRIES = 2
 """A browser that hung once need not do so again."""
 _SMALLEST_PLOT = 60
 """Pixels; a narrower plot shows nothing."""
+_HIGHEST, _HIGHEST_CELL = 8.0, 0.12
+"""Inches of a figure in print, and of a row of one of many rows."""
+_LOW_PLOT = 80.0
+"""Pixels that a plot of few rows of bars is high in print."""
 _WIDTH = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>in|cm|mm|pt|px)?")
 
 
@@ -42,6 +47,7 @@ def write(
     path: str | Path,
     *,
     width: str | float | None = None,
+    height: str | float | None = None,
     font_size: float | None = None,
     font: str | None = None,
     title: bool = True,
@@ -55,21 +61,27 @@ def write(
     Args:
         figure: Is left as it is.
         path: The file.
-        width: For print, e.g. `"3.3in"` (a column), `"85mm"`, or a number of inches. None: as it
-            is on the screen.
+        width: For print, the most, e.g. `"3.3in"` (a column), `"85mm"`, or a number of inches. A
+            deep model takes less: its cells are at most 0.12 inches high. None: as it is on the
+            screen.
+        height: For print, the most, as a width. None: 8 inches where a width is given.
         font_size: Of axis titles, in points of 1/72 inch; other texts keep their proportion to it.
             None: with a width 8 points, else as on the screen.
         font: Of all texts, e.g. `"Times"`.
         title: Whether to write title and subtitle, which a caption may say instead.
 
     Raises:
-        ConfigError: The width or the size of the font is no such measure.
+        ConfigError: The width, the height or the size of the font is no such measure, or leaves no
+            room for the plot.
         FigureExportError: Kaleido or a browser is missing, or the browser hangs.
     """
-    if width is None and font_size is None and font is None and title:
+    if width is None and height is None and font_size is None and font is None and title:
         return write_all({path: figure})[0]
-    resized = for_print(figure, width=width, font_size=font_size, font=font, title=title)
-    _write({Path(path): resized}, scale=_PIXELS_PER_POINT if width is None else _DPI / _PER_INCH)
+    resized = for_print(
+        figure, width=width, height=height, font_size=font_size, font=font, title=title
+    )
+    is_screen = width is None and height is None
+    _write({Path(path): resized}, scale=_PIXELS_PER_POINT if is_screen else _DPI / _PER_INCH)
     return Path(path)
 
 
@@ -77,19 +89,21 @@ def for_print(
     figure: go.Figure,
     *,
     width: str | float | None = None,
+    height: str | float | None = None,
     font_size: float | None = None,
     font: str | None = None,
     title: bool = True,
 ) -> go.Figure:
     """A copy of a figure in another size and font; arguments as in `write`.
 
-    The plot keeps its proportions; margins, which hold texts, grow and shrink with the font.
+    The plot keeps its proportions; margins, which hold texts, grow and shrink with the font. A plot
+    that would get too high is smaller; where its cells are no squares, only lower.
     """
     drawn = figure.to_dict()
     layout = drawn["layout"]
     old_size = layout["font"]["size"]
     old_width, old_height, old_margin = layout["width"], layout["height"], layout["margin"]
-    new_width = old_width if width is None else _inches(width) * _PER_INCH
+    new_width = old_width if width is None else _inches(width, "width") * _PER_INCH
     points = old_size * 72 / _PER_INCH if width is None else 8.0
     points = points if font_size is None else font_size
     if not 2 <= points <= 72:
@@ -108,7 +122,27 @@ def for_print(
             "Give a larger width or a smaller font_size."
         )
     scale = plot / (old_width - old_margin["l"] - old_margin["r"])
-    plot_height = (old_height - old_margin["t"] - old_margin["b"]) * scale
+    old_plot = old_height - old_margin["t"] - old_margin["b"]
+    highest = inf
+    if "legend" in layout:
+        margin["b"] = add_legend(go.Figure(drawn), (plot, old_plot), texts)
+    if width is not None or height is not None:
+        page = _inches(height or _HIGHEST, "height") * _PER_INCH
+        highest = min(page - margin["t"] - margin["b"], _highest_plot(figure, plot))
+        if highest < _SMALLEST_PLOT / 2:
+            raise ConfigError(
+                f"The height {height} leaves {highest:.0f} pixels for the plot at {points:g} "
+                "points. Give a larger height or a smaller font_size."
+            )
+    plot_height = min(old_plot * scale, highest)
+    if _has_squares(figure):
+        scale = plot_height / old_plot
+        shrunk = plot - (old_width - old_margin["l"] - old_margin["r"]) * scale
+        plot -= shrunk
+        # The title may need some of the room.
+        spare = title_width(figure) * texts - (new_width - shrunk) if title else 0.0
+        margin["r"] += min(shrunk, max(0.0, spare))
+        new_width = margin["l"] + plot + margin["r"]
     layout["width"] = new_width
     _scale_texts(layout, texts)
     for trace in drawn["data"]:
@@ -117,8 +151,9 @@ def for_print(
     if font is not None:
         layout["font"]["family"] = font
     resized = go.Figure(drawn)
+    _thin_ticks(resized, plot, plot_height)
     if "legend" in layout:
-        margin["b"] = add_legend(resized, (plot, plot_height), texts)
+        add_legend(resized, (plot, plot_height), texts)
     resized.update_layout(
         height=margin["t"] + plot_height + margin["b"], margin={**old_margin, **margin}
     )
@@ -207,13 +242,49 @@ def _draw(document: Mapping[str, Any]) -> str | None:
     return f"the browser did not answer in {seconds:g} seconds, {_TRIES} times"
 
 
-def _inches(width: str | float) -> float:
-    """A width as inches."""
-    match = _WIDTH.fullmatch(str(width))
+def _has_squares(figure: go.Figure) -> bool:
+    """Whether the cells of a figure are squares."""
+    axes: list[Any] = [*figure.select_xaxes(), *figure.select_yaxes()]
+    return any(axis.scaleanchor for axis in axes)
+
+
+def _highest_plot(figure: go.Figure, plot_width: float) -> float:
+    """Pixels that a plot of rows may be high in print: few rows may be higher than many."""
+    layout: Any = figure.layout
+    traces: list[Any] = list(figure.data)
+    is_rows = any(trace.type == "heatmap" or trace.orientation == "h" for trace in traces)
+    if not is_rows or layout.yaxis.range is None:
+        return inf
+    first, last = layout.yaxis.range
+    least = plot_width if _has_squares(figure) else _LOW_PLOT
+    return max(least, _HIGHEST_CELL * _PER_INCH * abs(last - first))
+
+
+def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
+    """Leaves out ticks whose texts would overlap in a plot of a size in pixels."""
+    for letter, size in (("x", width), ("y", height)):
+        for axis in getattr(figure, f"select_{letter}axes")():
+            ticks, texts = axis.tickvals, axis.ticktext
+            if axis.range is None or ticks is None or texts is None or len(ticks) < 2:
+                continue
+            low, high = axis.domain or (0, 1)
+            room = size * (high - low) / abs(axis.range[1] - axis.range[0])
+            is_upright = letter == "y" or axis.tickangle
+            longest = 0.9 if is_upright else 0.6 * max(map(len, texts)) + 0.4
+            kept = [0]
+            for rank in range(1, len(ticks)):
+                apart = abs(ticks[rank] - ticks[kept[-1]]) * room
+                kept += [rank] if apart >= longest * axis.tickfont.size - 1e-6 else []
+            axis.update(tickvals=[ticks[i] for i in kept], ticktext=[texts[i] for i in kept])
+
+
+def _inches(measure: str | float, name: str) -> float:
+    """A width or height as inches."""
+    match = _WIDTH.fullmatch(str(measure))
     inches = float(match["number"]) * _UNITS[match["unit"] or "in"] if match else 0.0
     if not 0.5 <= inches <= 50:
         raise ConfigError(
-            f"The width is {width!r}. Give inches, or a number with a unit: 3.3in, 85mm, 8.5cm."
+            f"The {name} is {measure!r}. Give inches, or a number with a unit: 3.3in, 85mm, 8.5cm."
         )
     return inches
 
@@ -229,7 +300,15 @@ def _right_of_plot(figure: go.Figure) -> float:
         if (note.x, note.xref, note.xanchor) == (1, "x domain", "left")
         for text in note.text.split("<br>")
     ]
-    return max([98.0 if has_bar else 20.0, *beside])
+    plot = layout.width - layout.margin.l - layout.margin.r
+    axes: list[Any] = list(figure.select_xaxes())
+    # Half of a title is beside the axis that it is wider than.
+    beyond = [
+        (8.2 * len(axis.title.text or "") - plot * (axis.domain[1] - axis.domain[0])) / 2 + 12
+        for axis in axes
+        if axis.domain is not None and axis.domain[1] > 0.999
+    ]
+    return max([98.0 if has_bar else 20.0, *beside, *beyond])
 
 
 def _above_plot(figure: go.Figure) -> float:

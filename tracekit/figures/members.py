@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -12,6 +14,7 @@ from tracekit.figures.style import (
     FONT,
     GRID,
     TICK_SIZE,
+    add_legend,
     add_margins,
     error_bars,
     plain,
@@ -27,9 +30,13 @@ _PLOT = 340.0
 _LARGEST_NODE = 44.0
 """Diameter of the node of the largest value, in pixels."""
 _WIDEST_EDGE = 7.0
-_ROW = 74.0
+_ROW = 100.0
 """Height of a layer in the network, in pixels."""
+_TALLEST = 500.0
+"""Height of all layers in the network, in pixels."""
 _COLUMN = 84.0
+_MOST_VALUES = 8
+"""Edges whose values are written."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +64,15 @@ class Edge:
     """How much more (above 0) or less they do together."""
     hover: str
     """Text at the pointer."""
+    is_sure: bool = True
+    """Whether it is significant; else its interval only leaves out 0."""
+
+    @property
+    def meaning(self) -> str:
+        """What colour and dash say, for the legend."""
+        return ("more together" if self.value > 0 else "less together") + (
+            ", p &lt; .05" if self.is_sure else ", p \u2265 .05"
+        )
 
 
 def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) -> go.Figure:
@@ -90,7 +106,7 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": "black", "width": 1})
-    figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID)
+    figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID, title_standoff=8)
     figure.update_yaxes(**BOX, autorange="reversed", showgrid=False)
     longest = max(len(name) for name in [*names, "all"])
     margins = {"l": 22.0 + 8.2 * longest, "r": 24.0, "t": 70.0, "b": 62.0}
@@ -109,33 +125,52 @@ def _texts(members: Members) -> list[str]:
 def network(
     members: Members, layers: Sequence[int], edges: Sequence[Edge], *, title: str, subtitle: str
 ) -> go.Figure:
-    """Members by layer, joined by edges.
+    """Members by layer, joined by edges; distances of layers are true.
 
     The area of a node is the size of its value, the width of an edge that of its own: orange above
-    0, blue below.
+    0, blue below. Edges that are not sure are dashed, and half as wide. The values of the widest
+    edges stand at them.
     """
-    rows = [[n for n, at in enumerate(layers) if at == layer] for layer in sorted({*layers})]
-    widest = max(map(len, rows))
+    used = sorted({*layers})
+    height = min(_TALLEST, max(150.0, _ROW * (used[-1] - used[0] + 1)))
+    # Layers that a row is high.
+    row = max(1.0, _ROW * (used[-1] - used[0] + 1) / height)
+    # Layers nearer than a row share their columns, so that no name lies on a node.
+    bands = [[used[0]]]
+    for upper, lower in pairwise(used):
+        bands[-1:] = [[*bands[-1], lower]] if lower - upper < row else [bands[-1], [lower]]
+    by_band = [
+        [n for layer in band for n, at in enumerate(layers) if at == layer] for band in bands
+    ]
+    widest = max(map(len, by_band))
     spots = {
-        n: (column + (widest - len(row)) / 2, rank)
-        for rank, row in enumerate(rows)
-        for column, n in enumerate(row)
+        n: (column + (widest - len(band)) / 2, layers[n])
+        for band in by_band
+        for column, n in enumerate(band)
     }
     figure = go.Figure()
     strongest = max((abs(edge.value) for edge in edges), default=1.0)
+    shown: set[str] = set()
+    valued = sorted(edges, key=lambda edge: (not edge.is_sure, -abs(edge.value)))[:_MOST_VALUES]
     for edge in edges:
-        _add_edge(figure, edge, spots[edge.first], spots[edge.second], strongest)
+        drawn, middle = _curve(edge, spots[edge.first], spots[edge.second], strongest, row)
+        figure.add_scatter(**drawn, showlegend=edge.meaning not in shown)
+        shown.add(edge.meaning)
+        if edge in valued:
+            _add_text(figure, f"{edge.value:+.2g}".replace("-", "\u2212"), middle)
     largest = max(map(abs, members.values)) or 1.0
+    # The area is proportional to the value.
+    sizes = [max(4.0, _LARGEST_NODE * (abs(v) / largest) ** 0.5) for v in members.values]
+    for n, (name, value) in enumerate(zip(members.names, members.values, strict=True)):
+        text = f"{plain(name)}<br>{value:.3g}".replace("-", "\u2212")
+        _add_text(figure, text, spots[n], yanchor="top", yshift=-sizes[n] / 2)
     figure.add_scatter(
         x=[spots[n][0] for n in range(len(layers))],
         y=[spots[n][1] for n in range(len(layers))],
-        mode="markers+text",
+        mode="markers",
         text=list(map(plain, members.names)),
-        textposition="bottom center",
-        textfont={"size": TICK_SIZE, "color": "black"},
         marker={
-            # The area is proportional to the value.
-            "size": [max(4.0, _LARGEST_NODE * (abs(v) / largest) ** 0.5) for v in members.values],
+            "size": sizes,
             "color": [_MORE if value >= 0 else _LESS for value in members.values],
             "line": {"color": "black", "width": 1},
             "opacity": 1,
@@ -150,40 +185,47 @@ def network(
         ticks="",
         zeroline=False,
         tickmode="array",
-        tickvals=list(range(len(rows))),
-        ticktext=list(map(str, sorted({*layers}))),
-        range=[len(rows) - 0.35, -0.85],
+        tickvals=used,
+        ticktext=list(map(str, used)),
+        range=[used[-1] + 0.6 * row, used[0] - 0.6 * row],
         gridcolor="#e8e8e8",
     )
-    margins = {"l": 62.0, "r": 24.0, "t": 70.0, "b": 24.0}
-    add_margins(figure, margins, max(_PLOT, _COLUMN * widest), max(150.0, _ROW * len(rows)))
+    plot = max(_PLOT, _COLUMN * widest), height + 0.2 * _ROW
+    figure.update_layout(showlegend=bool(edges))
+    below = add_legend(figure, plot) if edges else 24.0
+    add_margins(figure, {"l": 62.0, "r": 24.0, "t": 70.0, "b": below}, *plot)
     figure.update_layout(font=FONT)
     return set_titles(figure, title, subtitle)
 
 
-def _add_edge(
-    figure: go.Figure,
+def _add_text(figure: go.Figure, text: str, at: tuple[float, float], **options: Any) -> None:
+    """Writes a text so that lines below it do not cross it."""
+    font, ground = {"size": TICK_SIZE}, "rgba(255, 255, 255, 0.75)"
+    more = {"showarrow": False, "font": font, "bgcolor": ground, "borderpad": 0, **options}
+    figure.add_annotation(x=at[0], y=at[1], text=text, **more)
+
+
+def _curve(
     edge: Edge,
     start: tuple[float, float],
     end: tuple[float, float],
     strongest: float,
-) -> None:
+    row: float,
+) -> tuple[dict[str, Any], tuple[float, float]]:
+    """An edge as plotly draws it, and its middle."""
     (x0, y0), (x1, y1) = start, end
     # Bent, so that a line between two members does not pass through a third: over those of its
     # layer, beside those between layers.
     over = 0.5 + 0.22 * abs(x1 - x0) if y0 == y1 else 0.18 * (x1 - x0)
-    middle = (x0 + x1) / 2 + 0.18 * (y1 - y0), (y0 + y1) / 2 - over
+    middle = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
     steps = [step / 16 for step in range(17)]
-    figure.add_scatter(
-        x=[(1 - t) ** 2 * x0 + 2 * t * (1 - t) * middle[0] + t**2 * x1 for t in steps],
-        y=[(1 - t) ** 2 * y0 + 2 * t * (1 - t) * middle[1] + t**2 * y1 for t in steps],
-        mode="lines",
-        line={
-            "color": _MORE if edge.value > 0 else _LESS,
-            "width": max(1.0, _WIDEST_EDGE * abs(edge.value) / strongest),
-            "dash": "solid" if edge.value > 0 else "dot",
-        },
-        hoverinfo="text",
-        text=edge.hover,
-        showlegend=False,
-    )
+    x = [(1 - t) ** 2 * x0 + 2 * t * (1 - t) * middle[0] + t**2 * x1 for t in steps]
+    y = [(1 - t) ** 2 * y0 + 2 * t * (1 - t) * middle[1] + t**2 * y1 for t in steps]
+    width = _WIDEST_EDGE * abs(edge.value) / strongest
+    line = {
+        "color": _MORE if edge.value > 0 else _LESS,
+        "width": max(1.0, width if edge.is_sure else width / 2),
+        "dash": "dash" if not edge.is_sure else "solid" if edge.value > 0 else "dot",
+    }
+    texts = {"hoverinfo": "text", "text": edge.hover, "name": edge.meaning}
+    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, (x[8], y[8])

@@ -13,6 +13,8 @@ _PLOT = 360.0
 """Width and height of the map, in pixels."""
 Cell = tuple[int, int]
 """Row and column."""
+RING = "ring: unsure"
+"""Note of maps that ring what is not significant but has an interval without 0."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +37,8 @@ class PairMap:
     """Cells in which the sign of the value is written."""
     dotted: Iterable[Cell] = ()
     """Cells with a dot in the corner."""
+    ringed: Iterable[Cell] = ()
+    """Cells with a ring in the corner."""
     note: str = ""
     """Below the title of the colour bar."""
 
@@ -105,18 +109,19 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
         },
         **quiet,
     )
-    if dotted:
-        figure.add_scatter(
-            x=[j + 0.32 for _, j in dotted],
-            y=[i - 0.32 for i, _ in dotted],
-            mode="markers",
-            marker={
-                "symbol": "circle",
-                "size": max(3, min(7, round(_PLOT / n / 6))),
-                "color": list(map(color, dotted)),
-            },
-            **quiet,
-        )
+    for cells, symbol in ((dotted, "circle"), (list(pairs.ringed), "circle-open")):
+        if cells:
+            figure.add_scatter(
+                x=[j + 0.32 for _, j in cells],
+                y=[i - 0.32 for i, _ in cells],
+                mode="markers",
+                marker={
+                    "symbol": symbol,
+                    "size": max(3, min(7, round(_PLOT / n / 6))),
+                    "color": list(map(color, cells)),
+                },
+                **quiet,
+            )
 
 
 def _label(figure: go.Figure, pairs: PairMap) -> tuple[float, float]:

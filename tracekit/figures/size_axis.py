@@ -32,7 +32,9 @@ class Line:
     is_band: bool = False
     """Whether intervals are a band around the line instead of bars."""
     is_hollow: bool = False
-    """Whether markers are hollow, so that those below can be seen, and the line starts at 0, 0."""
+    """Whether markers are hollow, so that those below can be seen, and the line starts at 0, 0.
+
+    A single point has no line."""
     mode: str = "lines+markers"
     """Marks that are drawn, as plotly calls them."""
     rank: int = 0
@@ -58,7 +60,12 @@ def size_lines(
     """
     figure = go.Figure()
     for line in lines:
-        _add(figure, line, n_components, from_origin=line.is_hollow and not log_y)
+        _add(
+            figure,
+            line,
+            n_components,
+            from_origin=line.is_hollow and len(line.sizes) > 1 and not log_y,
+        )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
     if full is None:
@@ -127,14 +134,14 @@ def _add_full(figure: go.Figure, n: int, full: float) -> None:
         y=full,
         line={"color": "black", "width": 1.5, "dash": "dot"},
         annotation_text=f"all {n} components",
-        # On the right: the curves begin on the left.
-        annotation_position="bottom right" if full > 0 else "top right",
+        # Beyond the line, on the left, where the curves begin at 0.
+        annotation_position="top left" if full > 0 else "bottom left",
         annotation_font_size=TICK_SIZE,
     )
-    # A point without colour above the line keeps it off the upper axis.
+    # A point without colour beyond the line leaves room for its name.
     figure.add_scatter(
         x=[0],
-        y=[1.08 * full],
+        y=[1.12 * full],
         mode="markers",
         marker_opacity=0,
         hoverinfo="skip",

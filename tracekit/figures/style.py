@@ -123,10 +123,6 @@ def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
     for update in (figure.update_xaxes, figure.update_yaxes):
         update(title_font_size=FONT["size"], tickfont_size=TICK_SIZE)
     layout: Any = figure.layout
-    missing = max(8.5 * len(title), 7.2 * len(subtitle)) + 24 - (layout.width or WIDTH)
-    if layout.width and missing > 0:
-        figure.update_layout(width=layout.width + round(missing))
-        layout.margin.r += round(missing)
     figure.update_layout(
         template="none",
         title={
@@ -139,7 +135,17 @@ def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
         },
         font=FONT,
     )
+    missing = title_width(figure) - (layout.width or WIDTH)
+    if layout.width and missing > 0:
+        figure.update_layout(width=layout.width + round(missing))
+        layout.margin.r += round(missing)
     return place_title(figure)
+
+
+def title_width(figure: go.Figure) -> float:
+    """Pixels that title and subtitle need on the screen."""
+    title: Any = figure.layout.title  # type: ignore[attr-defined]
+    return max(8.5 * len(title.text or ""), 7.2 * len(title.subtitle.text or "")) + 24
 
 
 def place_title(figure: go.Figure) -> go.Figure:

@@ -34,6 +34,8 @@ from tracekit.results.storage import load, save_numbers
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tracekit.figures.pairs import Cell
+
 LEVEL = 0.05
 """Corrected p value below which an interaction counts."""
 _MARKED = 5
@@ -163,7 +165,8 @@ class InteractionGrid:
 
         The signs of the five largest interactions stand in their cells, for print in grey. With up
         to 24 components, a dot in the corner of a cell says that the corrected p value is below
-        0.05. A grid of both directions has its own above the diagonal, the other one below it.
+        0.05, a ring that only the interval leaves out 0. A grid of both directions has its own
+        above the diagonal, the other one below it.
 
         Args:
             clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
@@ -173,7 +176,7 @@ class InteractionGrid:
         Raises:
             ConfigError: `clip` is not in (0, 1].
         """
-        from tracekit.figures.pairs import PairMap, pair_map
+        from tracekit.figures.pairs import RING, PairMap, pair_map
         from tracekit.figures.style import plain
 
         if not 0 < clip <= 1:
@@ -182,6 +185,8 @@ class InteractionGrid:
         sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()
         bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
         has_dots = self.p is not None and len(self.labels) <= _MOST_DOTTED
+        below = self if self.opposite is None else self.opposite
+        ringed = _cells(self, _unsure(self), _unsure(below)) if has_dots else []
         indices, groups, noun = _layers(self)
         drawn = PairMap(
             labels=indices or self.labels,
@@ -191,8 +196,9 @@ class InteractionGrid:
             hover=_hover(self),
             bound=bound,
             signed=_largest(self, values, bound),
-            dotted=_significant(self) if has_dots else (),
-            note="dot: p &lt; .05" if has_dots else "",
+            dotted=_cells(self, self.significant, below.significant) if has_dots else (),
+            ringed=ringed,
+            note="dot: p &lt; .05" + (f"<br>{RING}" if ringed else "") if has_dots else "",
         )
         subtitle = formula = "l({i, j}) \u2212 l({i}) \u2212 l({j})"
         if self.opposite is not None:
@@ -341,14 +347,20 @@ def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[tuple[
     return cells
 
 
-def _significant(grid: InteractionGrid) -> list[tuple[int, int]]:
-    """The cells of significant pairs."""
-    below = grid if grid.opposite is None else grid.opposite
-    above, beneath = grid.significant or [], below.significant or []
-    cells: list[tuple[int, int]] = []
+def _unsure(grid: InteractionGrid) -> list[bool] | None:
+    """Whether the interval of each pair leaves out 0, but p is not below 0.05."""
+    if grid.p is None or grid.interaction_interval is None:
+        return None
+    low, high = grid.interaction_interval.unbind(1)
+    return (((low > 0) | (high < 0)) & (grid.p >= LEVEL)).tolist()
+
+
+def _cells(grid: InteractionGrid, above: list[bool] | None, below: list[bool] | None) -> list[Cell]:
+    """The cells of pairs that a list marks, above the diagonal and below it."""
+    cells: list[Cell] = []
     for rank, (i, j) in enumerate(grid.index_pairs):
         cells += [(i, j)] if above and above[rank] else []
-        cells += [(j, i)] if beneath and beneath[rank] else []
+        cells += [(j, i)] if below and below[rank] else []
     return cells
 
 
