@@ -28,7 +28,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.auto import CrossFit
-from tracekit.search.backward import backward_elimination, most_passes
+from tracekit.search.backward import most_passes
 from tracekit.search.base import log_spaced_sizes
 from tracekit.search.targets import Target
 
@@ -83,17 +83,19 @@ def measure_statistics(
     seed: int,
     *,
     maximised: Target,
+    others: Mapping[int, ComponentSet],
     fit: CrossFit | None,
     names: Sequence[str],
 ) -> tuple[SizeStatistics, ...]:
     """Statistics of a front, whose set is given for each size that they are taken at.
 
-    `maximised` is the engine's data as the search saw it. `fit` says what the searches of these
+    `maximised` is the engine's data as the search saw it. `others` are sets of a walk from all
+    components downwards, at some sizes. `fit` says what the searches of these
     names do on halves of the examples; None with too few examples.
     """
     generator = torch.Generator().manual_seed(seed)
     held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs)
-    from_all = _from_all(engine, maximised, sets)
+    from_all = _from_all(engine, maximised, sets, others)
     statistics = []
     for (size, members), *parts in zip(sets.items(), held_out, from_all, strict=True):
         fields = {**parts[0], **parts[1]}
@@ -128,26 +130,30 @@ def _held_out(fit: CrossFit, names: Sequence[str], pairs: PromptPairs) -> list[d
 
 
 def _from_all(
-    engine: Engine, maximised: Target, sets: Mapping[int, ComponentSet]
+    engine: Engine,
+    maximised: Target,
+    sets: Mapping[int, ComponentSet],
+    others: Mapping[int, ComponentSet],
 ) -> list[dict[str, Any]]:
-    """Sets of each size, from a walk that begins with all components."""
-    others = backward_elimination(maximised, list(sets))
-    pairs = [each for size in sets for each in (sets[size], others[size])]
+    """What sets of a walk from all components are beside those of a front; nothing without one."""
+    sizes = [size for size in sets if size in others]
+    pairs = [each for size in sizes for each in (sets[size], others[size])]
     values = maximised.set_effects(pairs, "from all").mean(1).unflatten(0, (-1, 2)).tolist()
-    effects = engine.set_effects([others[size] for size in sets], "from all").mean(1).tolist()
-    return [
-        {
+    effects = engine.set_effects([others[size] for size in sizes], "from all").mean(1).tolist()
+    rows = {
+        size: {
             "from_all": effect,
             "from_all_similarity": jaccard(sets[size], others[size]),
             "from_all_gain": (other - own) / max(abs(own), 1e-12),
         }
-        for size, (own, other), effect in zip(sets, values, effects, strict=True)
-    ]
+        for size, (own, other), effect in zip(sizes, values, effects, strict=True)
+    }
+    return [rows.get(size, {}) for size in sets]
 
 
 def passes_from_all(n_components: int, sizes: Sequence[int]) -> float:
     """Passes that this takes at most."""
-    return most_passes(n_components, sizes) + 3 * len(sizes)
+    return most_passes(n_components, sizes) + 4 * len(sizes)
 
 
 def jaccard(first: Sequence[int], second: Sequence[int]) -> float:

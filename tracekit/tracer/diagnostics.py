@@ -123,7 +123,7 @@ def warn_of_front(front: ParetoFront) -> None:
 
 
 def _warn_of_other_sets(front: ParetoFront) -> None:
-    """Warns of a better set, and of the size at which one that shares least is as good."""
+    """Warns of the size at which another set that is as good shares least."""
     # Where the front took components ranked one by one, it knows of sets with larger effects.
     rows = [
         row
@@ -134,14 +134,6 @@ def _warn_of_other_sets(front: ParetoFront) -> None:
     ]
     if not rows:
         return
-    best = max(rows, key=lambda row: row.from_all_gain or 0.0)
-    if (best.from_all_gain or 0.0) > _AS_GOOD:
-        warn(
-            f"A walk from all components downwards finds a better set of size {best.size}: its "
-            f"effect is {best.from_all:.3g}, and that of the front {front.at(best.size).effect:.3g}"
-            ". The search was too short: raise max_passes.",
-            UnreliableResultWarning,
-        )
     row = min(rows, key=lambda row: row.from_all_similarity or 0.0)
     if (row.from_all_similarity or 0.0) < _SIMILAR:
         warn(

@@ -42,7 +42,9 @@ from tracekit.results.result import ModelFacts, RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
+from tracekit.search.backward import backward_elimination
 from tracekit.search.base import Planned, best_within, config_of, planned_for
+from tracekit.search.local.best_sets import BestSets
 from tracekit.search.objectives import Objective, ObjectiveName, describe, resolve_objective
 from tracekit.search.targets import (
     ConstrainedTarget,
@@ -70,9 +72,9 @@ class Measured(NamedTuple):
 
 
 class BestMeasured:
-    """Of every size, the best set that a target has measured so far.
+    """Of every size, the best set that a target, or a tracer, has measured so far.
 
-    That is what is left of a search that is interrupted.
+    That is what is left of a search that is interrupted, and what no front leaves out.
     """
 
     def __init__(self) -> None:
@@ -110,6 +112,8 @@ class RunContext:
     """The same question on examples that no search sees."""
     tracer: Any
     """A weak reference to the tracer, for results."""
+    best_known: BestMeasured
+    """The best sets that anything of the tracer has measured."""
 
     @cached_property
     def model_facts(self) -> ModelFacts:
@@ -257,8 +261,18 @@ class SearchRun:
     @cached_property
     def target(self) -> Target:
         """Target of the search."""
-        engine = self.traced.engine
-        return target_of(engine, self._maximised, self.constraint, self._best.record)
+
+        def record(sets: Sequence[ComponentSet], effects: Tensor) -> None:
+            self._best.record(sets, effects)
+            if self._is_for_mean:
+                self.traced.best_known.record(sets, effects)
+
+        return target_of(self.traced.engine, self._maximised, self.constraint, record)
+
+    @property
+    def _is_for_mean(self) -> bool:
+        """Whether the target gives the effects themselves."""
+        return self._maximised is None and self.constraint is None
 
     @property
     def _goal_of_search(self) -> Goal:
@@ -438,26 +452,33 @@ class SearchRun:
         state, spent = self.traced.accounted(
             target, lambda: search.run(target, self.goal, self.seed)
         )
-        sets = {size: state.selection(size, size) for size in state.best_sets.improving}
-        fit, note = None, None
+        best_sets, fit, note = state.best_sets, None, None
+        if self._is_for_mean:
+            measured = self.traced.best_known.by_size.values()
+            fitting = [each for each in measured if len(each.members) <= best_sets.largest]
+            best_sets.take_over({each.members: each.effects for each in fitting})
+        walk, walked = {}, Usage(Cost(), 0.0)
+        sets = {size: state.selection(size, size) for size in best_sets.improving}
         try:
             if state.stopped == "interrupted":
                 note = (
                     "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
                 )
-            elif self._auto is not None:
+            elif statistics:
+                walk, walked = self._walk_of(best_sets)
+                sets = {size: state.selection(size, size) for size in best_sets.improving}
+            if note is None and self._auto is not None:
                 sets, fit, spent = self._chosen(self._auto, sets, spent)
         except KeyboardInterrupt:
             note = _CUT_SHORT
         except NothingFoundError:
             note = _NO_ROOM
         front = self._front_of(sets, spent, state.order)
-        if fit is not None:
-            front = replace(front, statistics_cost=fit.cost)
+        front = replace(front, statistics_cost=walked.cost + (Cost() if fit is None else fit.cost))
         if statistics and note is None:
             # What was searched is not lost for what could not be added to it.
             try:
-                return self._with_statistics(front, fit)
+                return self._with_statistics(front, fit, walk)
             except KeyboardInterrupt:
                 note = _CUT_SHORT
             except NothingFoundError:
@@ -465,6 +486,18 @@ class SearchRun:
         if note is not None:
             warn(note, SearchStoppedWarning)
         return front
+
+    def _walk_of(self, best_sets: BestSets) -> tuple[dict[int, ComponentSet], Usage]:
+        """A walk from all components downwards, whose better sets become those of the front."""
+        target = self.target
+
+        def walk() -> dict[int, ComponentSet]:
+            others = backward_elimination(target, sizes_of_statistics(best_sets.improving))
+            effects = target.set_effects(list(others.values()), "from all")
+            best_sets.take_over(dict(zip(others.values(), effects, strict=True)))
+            return others
+
+        return self.traced.accounted(target, walk)
 
     def _chosen(
         self, auto: Auto, sets: Mapping[int, Selection], spent: Usage
@@ -490,7 +523,9 @@ class SearchRun:
             raise nothing_within(self.constraint[0])
         return ParetoFront.of(results, self.goal.budgets[-1], order=order)
 
-    def _with_statistics(self, front: ParetoFront, fit: CrossFit | None) -> ParetoFront:
+    def _with_statistics(
+        self, front: ParetoFront, fit: CrossFit | None, walk: Mapping[int, ComponentSet]
+    ) -> ParetoFront:
         """A front with what it takes to believe it."""
         engine, target = self.traced.engine, self.target
         # A constrained target counts the traced work too; a score has accounts of its own.
@@ -499,13 +534,15 @@ class SearchRun:
         accounts = accounts[:1] if is_shared else accounts
         before = [account.cost for account in accounts]
         sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
-        cost = Cost() if fit is None else fit.cost
+        cost = front.statistics_cost
         if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
             fit = cross_fit(engine, self._searches, sizes, self.seed, searched=target)
-            cost = fit.on_halves
+            cost += fit.on_halves
         sets = {size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist()) for size in sizes}
         names = [search.name for search in self._searches]
-        rows = measure_statistics(engine, sets, self.seed, maximised=target, fit=fit, names=names)
+        rows = measure_statistics(
+            engine, sets, self.seed, maximised=target, others=walk, fit=fit, names=names
+        )
         for account, earlier in zip(accounts, before, strict=True):
             cost += account.cost - earlier
         front = replace(front, statistics=rows, statistics_cost=cost)

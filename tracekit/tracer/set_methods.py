@@ -43,7 +43,7 @@ from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
 from tracekit.tracer.exploring import open_explorer
-from tracekit.tracer.search_run import RunContext
+from tracekit.tracer.search_run import BestMeasured, RunContext
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,6 +72,7 @@ class SetMethods:
     _given: PromptPairs
     """The data set, before the setup prepared it."""
     _held_out: Engine | None
+    _known: BestMeasured
 
     @property
     def registry(self) -> ComponentRegistry:
@@ -124,6 +125,7 @@ class SetMethods:
             extra_metrics=self.extra_metrics,
             held_out=self._held_out,
             tracer=weakref.ref(self),
+            best_known=self._known,
         )
 
     @overload

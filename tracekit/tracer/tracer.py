@@ -33,7 +33,7 @@ from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
 from tracekit.tracer.estimate import Estimate, estimate
-from tracekit.tracer.search_run import SearchRun
+from tracekit.tracer.search_run import BestMeasured, SearchRun
 from tracekit.tracer.set_methods import MetricChoice, SetMethods
 from tracekit.tracer.trackers import Observed, Observer, settings_of
 
@@ -127,7 +127,8 @@ class Tracer(SetMethods):
         self._bound = components.bind(self.model, pairs, config, further=further)
         self.setup: Setup = self._bound.named
         self._given = pairs
-        self.engine: Engine = self._bound.engine(pairs)
+        self._known = BestMeasured()
+        self.engine: Engine = self._bound.engine(pairs).sharing(record=self._known.record)
         self.extra_metrics: tuple[Metric, ...] = self._bound.metrics(extra_metrics)
         for each in self.extra_metrics:
             check_continuations(self.engine.pairs, each)
@@ -265,6 +266,9 @@ class Tracer(SetMethods):
         **options: Any,
     ) -> ParetoFront:
         """Searches for the best set of every size in one run.
+
+        Sets of the mean effect that anything else of this tracer has measured count too: no front
+        is below a set that the tracer knows, but where `auto` takes single effects.
 
         Ctrl-C, `max_seconds` and `max_passes` end the search with the best found so far; with
         `checkpoint`, a file, the same call goes on where it stopped.
