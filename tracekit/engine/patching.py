@@ -76,7 +76,7 @@ class MaskedPatch:
         first = self.first_position
         covered = slice(first, first + source.shape[kind.position_dim])
         numbers = None if self.span_numbers is None else self.span_numbers[:, covered]
-        weights = [_weight(site, mask, source.ndim, numbers) for site in sites]
+        weights = [shares_of(site, mask, source.ndim, numbers) for site in sites]
         is_patched = _along_positions(self.positions[:, covered], kind, source.ndim)
         features = [site.kind.features_in(layer) for site in sites]
         parts = list(zip(weights, features, strict=True))
@@ -131,7 +131,7 @@ def _mixed(
         return clean + (features.decode(mixed) - features.decode(own))
 
 
-def _weight(
+def shares_of(
     site: Site, mask: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"] | None
 ) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""

@@ -335,6 +335,14 @@ class TraceResult:
         """
         return tracer_of(self).faithfulness(self)
 
+    def export(self, folder: str | Path) -> Any:
+        """Writes a plain Hugging Face model in which the set is replaced; see `Tracer.export`.
+
+        Raises:
+            NoResultError: The result was loaded, or its tracer is gone.
+        """
+        return tracer_of(self).export(self, folder)
+
     def to_mib(self, path: str | Path) -> Path:
         """Writes the importance of every component as a file of the MIB benchmark.
 
@@ -500,6 +508,6 @@ def tracer_of(result: TraceResult) -> Any:
     if tracer is None:
         raise NoResultError(
             "This result was loaded, or its tracer is gone, so nothing can be measured. Build the "
-            "tracer again and call tracer.faithfulness(result)."
+            "tracer again and call its method, e.g. tracer.faithfulness(result)."
         )
     return tracer

@@ -20,6 +20,7 @@ from tracekit._util.options import check_seed
 from tracekit.anatomy import Explanation, SetGame, SideEffects
 from tracekit.anatomy.runs import engines_of, plan_explanation, run_explanation, run_side_effects
 from tracekit.components import ComponentRegistry
+from tracekit.components.masks import from_indices
 from tracekit.components.members import mask_of, members_of, ordered_in
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
@@ -43,6 +44,7 @@ from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
 from tracekit.tracer.exploring import open_explorer
+from tracekit.tracer.exporting import Export, export_model
 from tracekit.tracer.search_run import BestMeasured, RunContext
 
 if TYPE_CHECKING:
@@ -338,6 +340,45 @@ class SetMethods:
             seed=seed,
             model=model_name(self.model),
             source=self.source,
+        )
+
+    def export(
+        self, members: Any, folder: str | Path, *, side_effects: SideEffects | None = None
+    ) -> Export:
+        """Writes a plain Hugging Face model in which a set is replaced for good.
+
+        ```python
+        tracer = tk.Tracer(model, pairs, "head-outputs", source="mean", positions="all")
+        print(tracer.export(tracer.run(budget=3), "edited"))
+        AutoModelForCausalLM.from_pretrained("edited")  # needs no tracekit
+        ```
+
+        Zeros, means and tensors of one's own are folded into weights and biases, of heads, MLP
+        outputs, neurons and blocks. The model is read again from disk and measured on every
+        example, held-out ones too; nothing stays if it has another effect. A README says the
+        question, the set, both effects and the versions; of a result, the folder `trace` holds it.
+
+        Args:
+            members: As in `explain`; one component is enough.
+            folder: A new folder.
+            side_effects: What `side_effects` measured, for the README.
+
+        Raises:
+            ConfigError: No weights do exactly the same; the message says what would be exact.
+            UnsupportedModelError: The model has no projection that the set could be folded into, or
+                the written model has another effect.
+            OutputError: The folder is not empty.
+            MaskError, ComponentError: About the set.
+        """
+        checks.check_unchanged(self.engine)
+        return export_model(
+            self.engine,
+            self.setup,
+            from_indices(members_of(members, self.registry), len(self.registry)).float(),
+            Path(folder),
+            result=members if isinstance(members, TraceResult) else None,
+            side_effects=side_effects,
+            held_out=self._held_out,
         )
 
     def from_mib(self, path: str | Path) -> Tensor:

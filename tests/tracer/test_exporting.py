@@ -1,0 +1,198 @@
+"""Exported models: plain checkpoints that behave as the intervention, or none at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import (
+    ConfigError,
+    MaskError,
+    NoResultError,
+    OutputError,
+    UnsupportedModelError,
+)
+from tracekit.tracer import exporting
+
+KINDS = ("head-outputs", "mlp-outputs", "mlp-neurons", "mlp-blocks", "attention-blocks")
+
+
+def traced(model, kind="head-outputs", source="zero", **options):
+    options = {"metric": "logit-difference", "positions": "all", **options}
+    return tk.Tracer(model, tiny.pairs(6), kind, source=source, **options)
+
+
+def half_of(tracer):
+    """Every other component."""
+    return (torch.arange(len(tracer.registry)) % 2 == 0).float()
+
+
+class TestTheSameEffect:
+    @pytest.mark.parametrize("source", ["zero", "mean"])
+    @pytest.mark.parametrize("kind", [*KINDS, "head-outputs+mlp-neurons+mlp-outputs+mlp-blocks"])
+    @pytest.mark.cells(4)
+    def test_of_every_kind(self, any_model, tmp_path, kind, source):
+        """GPT-2 has biases; Llama and Qwen3 get them by their configuration."""
+        tracer = traced(any_model, kind, source)
+        if (
+            source == "mean"
+            and "mlp" in kind
+            and type(any_model.original_model).__name__ == ("Qwen3ForCausalLM")
+        ):
+            pytest.skip("Its MLP has no setting for a bias")
+        export = tracer.export(half_of(tracer), tmp_path / "edited")
+        assert export.effects.abs().max() > 1e-3
+        torch.testing.assert_close(export.effects, export.written_effects, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            export.effects, tracer.evaluate(half_of(tracer), per_example=True)
+        )
+
+    def test_own_tensors_and_layer_windows(self, model, tmp_path):
+        zero = traced(model)
+        shape = (tiny.N_HEADS, tiny.D_MODEL // tiny.N_HEADS)
+        tensors = {name: torch.full(shape, 0.5) for name in zero.registry.hook_names}
+        tracer = traced(model, source=tensors, layer_window=2)
+        assert tracer.export(half_of(tracer), tmp_path / "edited").largest_difference < 1e-5
+
+    def test_the_model_in_memory_stays_as_it_was(self, model, tmp_path):
+        before = tk.models.weights_digest(model)
+        tracer = traced(model)
+        tracer.export(half_of(tracer), tmp_path / "edited")
+        assert tk.models.weights_digest(model) == before
+
+    def test_plain_transformers_reads_it(self, demo_model, tmp_path):
+        pairs = tk.load_dataset("demo-professions", demo_model)[:12]
+        train, test = pairs.split(0.5)
+        tracer = tk.Tracer(demo_model, train, "head-outputs", source="zero", held_out=test)
+        result = tracer.run("attribution", budget=4)
+        folder = tmp_path / "deep" / "edited"
+        export = result.export(folder)
+        plain = AutoModelForCausalLM.from_pretrained(folder)
+        assert not plain.config.output_attentions
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.encode("the nurse") == demo_model.tokenizer.encode("the nurse")
+        # One of the heads, by hand.
+        first = result.components[0]
+        columns = slice(16 * first.index, 16 * first.index + 16)
+        weight = plain.transformer.h[first.layer].attn.c_proj.weight
+        assert not weight[columns].any()
+        torch.testing.assert_close(export.held_out_effects, result.held_out, rtol=0, atol=1e-5)
+        card = (folder / "README.md").read_text()
+        for text in (
+            *result.labels,
+            "odds-ratio on 6",
+            "On 6 held-out examples",
+            "seed 0",
+            "torch",
+        ):
+            assert text in card
+        assert tk.TraceResult.load(folder / "trace").labels == result.labels
+
+    def test_side_effects_stand_in_the_card(self, demo_model, tmp_path):
+        pairs = tk.load_dataset("demo-professions", demo_model)[:6]
+        tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="zero")
+        side = tracer.side_effects(
+            ["L0H0", "L2H3"], {"bias": tk.load_dataset("demo-bias", demo_model)[:4]}, draws=0
+        )
+        tracer.export(["L0H0", "L2H3"], tmp_path / "edited", side_effects=side)
+        assert str(side) in (tmp_path / "edited" / "README.md").read_text()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            (
+                {"kind": "attention-patterns"},
+                "attention-patterns .* no inputs or outputs of a proj",
+            ),
+            ({"kind": "residual"}, "Exact would be head-outputs, mlp-outputs, mlp-neurons"),
+            (
+                {"source": "counterfactual"},
+                "The source 'counterfactual' has other values for every",
+            ),
+            ({"source": "resample"}, "Exact would be source='zero' or 'mean'"),
+            ({"positions": "last"}, "positions='last' leaves some tokens as they are"),
+            ({"positions": "prompt"}, "or 'prompt' with x and y of one token"),
+            ({"direction": "denoising", "source": "counterfactual"}, "Exact would be direction='n"),
+        ],
+    )
+    def test_what_is_not_exact(self, model, tmp_path, options, text):
+        pairs = tk.PromptPairs.from_ids(
+            [
+                {**row, "prompt_ids": row["prompt_ids"][:3], "counterfactual_ids": [1, 2, 3]}
+                for row in tiny.rows(4)
+            ]
+        )
+        kind = options.pop("kind", "head-outputs")
+        tracer = tk.Tracer(model, pairs, kind, **{"source": "zero", "positions": "all", **options})
+        with pytest.raises(ConfigError, match=text):
+            tracer.export(half_of(tracer), tmp_path / "edited")
+        assert not (tmp_path / "edited").exists()
+
+    def test_spans_and_soft_masks(self, model, tmp_path):
+        rows = [{**row, "spans": {"first": [0, 1]}} for row in tiny.rows(4, longest=1)]
+        pairs = tk.PromptPairs.from_ids(rows)
+        tracer = tk.Tracer(model, pairs, "head-outputs", source="zero", split_by="span")
+        with pytest.raises(ConfigError, match="Spans act at some tokens only.* without split_by"):
+            tracer.export(half_of(tracer), tmp_path / "edited")
+        tracer = traced(model)
+        with pytest.raises(MaskError, match="Only sets of components can be asked about"):
+            tracer.export(half_of(tracer) / 2, tmp_path / "edited")
+
+    def test_a_model_without_room_for_a_bias(self, tmp_path):
+        tracer = traced(tk.load_model(tiny.hf_model("mistral")), source="mean")
+        text = (
+            r"need a bias at model.layers.0.self_attn.o_proj.bias, and MistralForCausalLM has none"
+        )
+        with pytest.raises(ConfigError, match=text):
+            tracer.export(half_of(tracer), tmp_path / "edited")
+        zero = traced(tracer.model)
+        assert zero.export(half_of(zero), tmp_path / "edited").largest_difference < 1e-5
+
+    def test_a_mixture_of_experts(self, tmp_path):
+        tracer = traced(tk.load_model(tiny.hf_model("mixtral")), "mlp-blocks")
+        with pytest.raises(UnsupportedModelError, match="no single projection behind hook_mlp_out"):
+            tracer.export(half_of(tracer), tmp_path / "edited")
+
+    def test_a_norm_behind_the_projection(self, tmp_path):
+        """Its output is normed before it is added, so that a mean there is no bias."""
+        tracer = traced(tk.load_model(tiny.hf_model("gemma2")), "attention-blocks", "mean")
+        with pytest.raises((UnsupportedModelError, ConfigError)):
+            tracer.export(half_of(tracer), tmp_path / "edited")
+        assert not list(tmp_path.iterdir())
+
+    def test_another_effect_leaves_nothing(self, model, tmp_path, monkeypatch):
+        monkeypatch.setattr(exporting, "_effects_of", lambda written, engine: torch.ones(6))
+        tracer = traced(model)
+        with pytest.raises(UnsupportedModelError, match="The written model has another effect"):
+            tracer.export(half_of(tracer), tmp_path / "edited")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_folder_in_use(self, model, tmp_path):
+        (tmp_path / "file").touch()
+        tracer = traced(model)
+        with pytest.raises(OutputError, match="is not empty. Give a new folder."):
+            tracer.export(half_of(tracer), tmp_path)
+
+    def test_a_loaded_result(self, tracer, tmp_path):
+        result = tracer.run("attribution", budget=2)
+        result.save(tmp_path / "run")
+        with pytest.raises(NoResultError, match="Build the tracer again and call its method"):
+            tk.TraceResult.load(tmp_path / "run").export(tmp_path / "edited")
+
+
+@pytest.mark.real
+def test_heads_of_the_real_model(real_model, tmp_path):
+    pairs = tk.load_dataset("gendered-pronouns", real_model)[:12]
+    for source in ("zero", "mean"):
+        tracer = tk.Tracer(
+            real_model, pairs, "head-outputs", "logit-difference", source=source, positions="all"
+        )
+        chosen = [tk.Component("head-outputs", *head) for head in ((25, 1), (25, 2), (26, 2))]
+        export = tracer.export(chosen, tmp_path / source)
+        assert export.effects.mean() > 2
+        assert export.largest_difference < 1e-5

@@ -1,0 +1,333 @@
+"""A set folded into weights: a plain Hugging Face checkpoint that behaves as the intervention.
+
+What a component is replaced by must be the same at every token, so that it can be a part of the
+bias: zeros, means, tensors. A head or neuron is then a few columns of the projection behind it, a
+coordinate of the MLP output a row. The model that was written is read again and measured.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracekit.anatomy import SideEffects
+from tracekit.components import ComponentRegistry
+from tracekit.components.masks import Mask
+from tracekit.data.counterfactuals import Constants, constants_of
+from tracekit.engine.engine import Engine
+from tracekit.engine.forward import ForwardPass
+from tracekit.engine.patching import shares_of
+from tracekit.engine.setup import Setup
+from tracekit.errors import ConfigError, OutputError, UnsupportedModelError
+from tracekit.metrics import Effects
+from tracekit.models import HookedModel, load_model, model_name
+from tracekit.models.hooked import device_of, dtype_of
+from tracekit.models.tokenizers import adds_bos
+from tracekit.results.result import TraceResult
+
+_PROJECTIONS = {
+    # Hook point within a block -> the projection, whether the hook is at its input, and the setting
+    # of the configuration that gives it a bias.
+    "attn.hook_z": ("attn.o", True, "attention_bias"),
+    "mlp.hook_post": ("mlp.out", True, "mlp_bias"),
+    "hook_attn_out": ("attn.o", False, "attention_bias"),
+    "hook_mlp_out": ("mlp.out", False, "mlp_bias"),
+}
+_TOLERANCE = 1e-4
+"""Difference of an effect by which the written model may differ, where effects are up to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Export:
+    """A model that was written, and how it compares with the intervention."""
+
+    folder: Path
+    effects: Effects
+    """Effect of the intervention on each example."""
+    written_effects: Effects
+    """Effect of the written model, read from disk, in place of the original one."""
+    held_out_effects: Effects | None
+    """The same of the written model on the held-out examples, if there are any."""
+
+    @property
+    def largest_difference(self) -> float:
+        """Largest difference between the two on an example."""
+        return (self.effects - self.written_effects).abs().max().item()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.folder}: effect {self.written_effects.mean():.6g} read again from disk, "
+            f"{self.effects.mean():.6g} with hooks; largest difference on an example "
+            f"{self.largest_difference:.2g}"
+        )
+
+
+def export_model(
+    engine: Engine,
+    setup: Setup,
+    mask: Mask,
+    folder: Path,
+    *,
+    result: TraceResult | None,
+    side_effects: SideEffects | None,
+    held_out: Engine | None,
+) -> Export:
+    """Writes and measures the model; see `Tracer.export`."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} is not empty. Give a new folder.")
+    constants = _exact_constants(engine, setup)
+    written = _folded(engine, constants, mask)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=".export-") as made:
+        written.save_pretrained(made)
+        _save_tokenizer(engine.model, Path(made))
+        again = load_model(made, device=device_of(engine.model), dtype=dtype_of(engine.model))
+        export = Export(
+            folder=folder,
+            effects=engine.effects(mask),
+            written_effects=_effects_of(again, engine),
+            held_out_effects=None if held_out is None else _effects_of(again, held_out),
+        )
+        allowed = _TOLERANCE * max(1.0, export.effects.abs().max().item())
+        precision = torch.finfo(dtype_of(engine.model)).eps / torch.finfo(torch.float32).eps
+        if not export.largest_difference <= allowed * precision:
+            raise UnsupportedModelError(
+                f"The written model has another effect than the intervention: they differ by "
+                f"{export.largest_difference:.3g} on an example. This architecture puts something "
+                "between the component and its projection. Nothing was written."
+            )
+        (Path(made) / "README.md").write_text(
+            _card(engine, setup, mask, export, result, side_effects), encoding="utf-8"
+        )
+        if result is not None:
+            result.save(Path(made) / "trace")
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+    return export
+
+
+def _exact_constants(engine: Engine, setup: Setup) -> Constants:
+    """What components are replaced by; refuses what weights cannot do exactly."""
+    counterfactuals = [pair.counterfactual for pair in engine.pairs]
+    constants = constants_of(counterfactuals)
+    problem = None
+    hooks = {site.kind.hook for site in engine.registry.sites}
+    one_token = all(len(p.x_ids) == 1 == len(p.y_ids or p.x_ids) for p in engine.pairs)
+    if setup.direction != "noising":
+        problem = "Denoising starts from another run", "direction='noising'"
+    elif constants is None or constants.positional:
+        problem = (
+            f"The source {setup.source!r} has other values for every prompt or position",
+            "source='zero' or 'mean'",
+        )
+    elif not hooks <= set(_PROJECTIONS) or any(s.kind.features for s in engine.registry.sites):
+        problem = (
+            f"{engine.registry.describe()} are no inputs or outputs of a projection",
+            "head-outputs, mlp-outputs, mlp-neurons, mlp-blocks or attention-blocks",
+        )
+    elif engine.registry.spans:
+        problem = "Spans act at some tokens only", "a trace without split_by"
+    elif setup.positions != "all" and not (setup.positions == "prompt" and one_token):
+        problem = (
+            f"positions={setup.positions!r} leaves some tokens as they are, and weights act at all",
+            "positions='all', or 'prompt' with x and y of one token",
+        )
+    elif not hasattr(engine.model, "original_model"):
+        problem = "The model is none of Hugging Face", "tk.load_model(folder)"
+    if problem or constants is None:
+        what, instead = problem or ("", "")
+        raise ConfigError(
+            f"{what}, so that no weights do exactly the same. Exact would be {instead}."
+        )
+    return constants
+
+
+def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
+    """The Hugging Face model with the set folded into its weights, apart from the original."""
+    original: Any = engine.model.original_model  # type: ignore[attr-defined]
+    expected = set(_empty(original, ()).state_dict())
+    names: dict[int, str] = {
+        id(module): _plain(name)
+        for name, module in original.named_modules(remove_duplicate=False)
+        # A bridge gives modules further names.
+        if f"{_plain(name)}.weight" in expected
+    }
+    state: dict[str, Any] = {_plain(name): value for name, value in original.state_dict().items()}
+    changed: dict[str, Any] = {}
+    weights: ChainMap[str, Any] = ChainMap(changed, state)
+    settings: set[str] = set()
+    for hook_name, replaced in _replaced(engine.registry, constants, mask).items():
+        layer, hook = hook_name.split(".", 2)[1:]
+        part, is_input, setting = _PROJECTIONS[hook]
+        block = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
+        module = _original(block, part)
+        name = names.get(id(module))
+        if name is None or type(module).__name__ not in ("Linear", "Conv1D"):
+            raise UnsupportedModelError(
+                f"Block {layer} has no single projection behind {hook}, so its components cannot "
+                "be folded into weights. Trace other components."
+            )
+        is_transposed = type(module).__name__ == "Conv1D"
+        weight = weights[f"{name}.weight"]
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        weight = (weight.T if is_transposed else weight).clone()
+        bias = weights.get(f"{name}.bias", torch.zeros(1)).to(weight).expand(len(weight)).clone()
+        values = constants.values[hook_name].flatten().to(weight)
+        if is_input:
+            # In double precision, as the model adds them up in another order.
+            bias += (weight[:, replaced].double() @ values[replaced].double()).to(bias)
+            weight[:, replaced] = 0
+        else:
+            weight[replaced] = 0
+            bias[replaced] = values[replaced]
+        changed[f"{name}.weight"] = weight.T if is_transposed else weight
+        if bias.any() or f"{name}.bias" in state:
+            changed[f"{name}.bias"] = bias
+        if f"{name}.bias" in changed and f"{name}.bias" not in state:
+            settings.add(setting)
+    return _rebuilt(original, state, changed, settings)
+
+
+def _original(block: Any, part: str) -> Any:
+    """The Hugging Face module behind a part of a bridge's block; None if there is none."""
+    for name in (*part.split("."), "original_component"):
+        block = getattr(block, name, None)
+    return block
+
+
+def _rebuilt(
+    original: Any, state: dict[str, Tensor], changed: dict[str, Tensor], settings: set[str]
+) -> Any:
+    """A new model of the same class with changed weights, and with biases where they are needed."""
+    rebuilt = _empty(original, settings)
+    expected = rebuilt.state_dict()
+    new = [name for name in expected if name not in state]
+    missing = [name for name in changed if name not in expected]
+    if missing or not all(name.endswith(".bias") for name in new):
+        raise ConfigError(
+            f"The values need a bias at {(missing or new)[0]}, and {type(original).__name__} has "
+            "none there and no setting for one. Exact would be source='zero', or mlp-outputs and "
+            "heads of a model with output biases."
+        )
+    dtype = next(original.parameters()).dtype
+    whole = {
+        name: changed.get(name, state.get(name, torch.zeros(meta.shape))).to(dtype).cpu()
+        if name in changed or name in new
+        else state[name]
+        for name, meta in expected.items()
+    }
+    rebuilt.load_state_dict(whole, assign=True)
+    rebuilt.tie_weights()
+    rebuilt.generation_config = copy.deepcopy(original.generation_config)
+    return rebuilt
+
+
+def _empty(original: Any, settings: Iterable[str]) -> Any:
+    """A model of the same class without weights; settings that it knows are switched on."""
+    config = copy.deepcopy(original.config)
+    # TransformerLens asks for the patterns in every pass.
+    config.output_attentions = False
+    # Of weights that were widened when they were read, as those of GGUF files.
+    vars(config).pop("quantization_config", None)
+    for setting in settings:
+        if hasattr(config, setting):
+            setattr(config, setting, True)
+    with torch.device("meta"):
+        return type(original)(config)
+
+
+def _plain(name: str) -> str:
+    """The name of a module or weight without what a bridge puts around it."""
+    return re.sub(r"\._?original_component", "", name)
+
+
+def _replaced(
+    registry: ComponentRegistry, constants: Constants, mask: Mask
+) -> Mapping[str, Tensor]:
+    """By hook point, which entries of its activation the set replaces; flat, inputs first."""
+    by_name: dict[str, Tensor] = {}
+    for site in registry.sites:
+        for name in site.hook_names:
+            values = constants.values.get(name)
+            if values is None:
+                continue
+            # An activation with the axes of row and position, of which there is one each.
+            share = shares_of(site, mask, values.ndim + 2, None).expand(1, 1, 1, *values.shape)
+            entries = share.flatten() > 0
+            by_name[name] = by_name[name] | entries if name in by_name else entries
+    chosen = {name: entries for name, entries in by_name.items() if entries.any()}
+    return dict(sorted(chosen.items(), key=lambda item: "_out" in item[0]))
+
+
+def _save_tokenizer(model: HookedModel, folder: Path) -> None:
+    """Writes the tokenizer as it was published, where it can be found, or else as it is."""
+    from transformers import AutoTokenizer
+
+    own: Any = getattr(model, "tokenizer", None)
+    if own is None:
+        return
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(own.name_or_path, trust_remote_code=False)
+    except (OSError, ValueError):
+        tokenizer = copy.deepcopy(own)
+        # TransformerLens loads tokenizers so that they put the first token by themselves.
+        tokenizer.add_bos_token = adds_bos(own)
+    tokenizer.save_pretrained(folder)
+
+
+def _effects_of(written: HookedModel, engine: Engine) -> Effects:
+    """Effect on each example of another model in place of the engine's."""
+    data = engine.data
+    forward = ForwardPass(written, data.capabilities, data.config.continuation_mean)
+    effects = torch.zeros(data.n_examples)
+    with data.measuring():
+        for batch in data.batches_of(None, of_all_ranks=True):
+            log_probs = forward.log_probs(batch, [], reads=data.metric.reads)
+            effects[batch.examples.cpu()] = data.effects_from(batch, log_probs).flatten().cpu()
+    return effects
+
+
+def _card(
+    engine: Engine,
+    setup: Setup,
+    mask: Mask,
+    export: Export,
+    result: TraceResult | None,
+    side_effects: SideEffects | None,
+) -> str:
+    """The README of the written model."""
+    from tracekit.results.storage import versions
+
+    name, labels = (
+        model_name(engine.model),
+        [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()],
+    )
+    held = export.held_out_effects
+    lines = [
+        f"---\nbase_model: {name}\ntags:\n- tracekit\n---\n\n# {name}, edited\n",
+        f"{len(labels)} of {len(engine.registry)} components of `{name}` are replaced for good by "
+        f"values of the source `{setup.source}`, folded into weights and biases. Everything else "
+        "is as it was.\n",
+        f"- Components: {', '.join(labels)}",
+        f"- Question: {engine.metric.name} on {len(engine.pairs)} examples of "
+        f"{engine.pairs.name} (fingerprint `{engine.pairs.fingerprint[:16]}`)",
+        f"- Effect, read again from these files: {export.written_effects.mean():.6g}; with hooks: "
+        f"{export.effects.mean():.6g}; largest difference on an example: "
+        f"{export.largest_difference:.2g}",
+        *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
+        f"- Setup: `{setup}`",
+        *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),
+        f"- Versions: {', '.join(f'{package} {v}' for package, v in versions().items())}",
+    ]
+    if side_effects is not None:
+        lines += ["\n## Side effects\n", f"```\n{side_effects}\n```"]
+    return "\n".join(lines) + "\n"
