@@ -144,9 +144,9 @@ def _exact_constants(engine: Engine, setup: Setup) -> Constants:
     elif not hasattr(engine.model, "original_model"):
         problem = "The model is none of Hugging Face", "tk.load_model(folder)"
     if problem or constants is None:
-        what, instead = problem or ("", "")
+        reason, instead = problem or ("", "")
         raise ConfigError(
-            f"{what}, so that no weights do exactly the same. Exact would be {instead}."
+            f"{reason}, so that no weights do exactly the same. Exact would be {instead}."
         )
     return constants
 
