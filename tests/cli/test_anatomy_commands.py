@@ -130,9 +130,12 @@ def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_mode
         demo_model, facts, "head-outputs", "probability-drop", positions="last", held_out=held_out
     )
     run = tracer.run("top-k", budget=2, seed=4).save(tmp_path / "run")
-    code, _, err = command("explain", run, *QUICK)
+    code, _, err = command("explain", run, "--limit", 8, *QUICK)
     assert code == 1
     assert "The run is of 8 examples of 'demo-facts', and these 8 are not the same." in err
+    # The run itself knows which they were.
+    code, _, err = command("explain", run, *QUICK)
+    assert code == 0, err
     code, _, err = command("explain", run, "--limit", 10, "--held-out", 0.2, *QUICK)
     assert code == 0, err
     assert tk.anatomy.Explanation.load(run).labels == tk.TraceResult.load(run).labels
@@ -169,13 +172,39 @@ def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):
     assert "Build the tracer in Python for others." in err
 
 
+def test_runs_of_built_in_data_remember_options_and_model(
+    command, tmp_path, demo_model, monkeypatch
+):
+    monkeypatch.setattr(demo_model.cfg, "model_name", "demo")
+    pairs = tk.load_dataset("demo-facts", demo_model, seed=3)[4:10]
+    named = replace(pairs, name="facts of mine")
+    result = tk.Tracer(demo_model, named, "head-outputs", "kl").run("top-k", budget=2)
+    run = result.save(tmp_path / "run")
+    loaded = tk.TraceResult.load(run)
+    assert (loaded.data.dataset, loaded.data.options) == ("demo-facts", {"seed": 3})
+    assert loaded.data.examples == tuple(range(4, 10))
+    assert (loaded.model_facts.path, loaded.model_facts.dtype) == ("demo", "float32")
+    for arguments in (["explain", run], ["side-effects", run, "--other", "b=demo-bias"]):
+        more = ["--other-limit", 4, "--draws", 2] if arguments[0] == "side-effects" else []
+        code, _, err = command(*arguments, *more, *QUICK)
+        assert code == 0, err
+
+
+def test_a_run_of_more_examples_than_the_data_have_says_so(command, folder, tmp_path):
+    result = tk.TraceResult.load(folder)
+    data = replace(result.data, examples=tuple(range(500, 512)))
+    code, _, err = command("explain", replace(result, data=data).save(tmp_path / "far"), *QUICK)
+    assert code == 1
+    assert "demo-facts has 60 pairs, and example 511 of them is asked for. Restore the da" in err
+
+
 def test_runs_that_cannot_be_measured_again(
     command,
     folder,
     tmp_path,
 ):
     result = tk.TraceResult.load(folder)
-    mine = replace(result, dataset="mine").save(tmp_path / "mine")
+    mine = replace(result, dataset="mine", data=None).save(tmp_path / "mine")
     code, _, err = command("explain", mine, *QUICK)
     assert code == 1
     assert "The run is of 'mine', which is no data set of tracekit. Give its file by --da" in err

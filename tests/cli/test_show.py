@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracekit as tk
 from tests import tiny
+from tracekit.cli.output import console
 
 
 def test_show_prints_what_was_saved(command, tmp_path, model):
@@ -17,3 +18,24 @@ def test_show_prints_what_was_saved(command, tmp_path, model):
     _, out, _ = command("show", tmp_path)
     assert "top-k" in out
     assert "random" in out
+    # Saved results are read as runs too.
+    frame = tk.load_runs(tmp_path).to_frame()
+    assert frame["method"].tolist() == ["random", "top-k"]
+    assert tk.TraceResult.load(frame["folder"][1]).labels == tracer.results[0].labels
+
+
+def test_show_prints_one_table_of_a_terminal_s_width(command, tmp_path, model, monkeypatch):
+    monkeypatch.setattr(console, "width", 80)
+    tracer = tk.Tracer(model, tiny.pairs(4))
+    for budget in (10, 2, 4):
+        tracer.run("top-k", budget=budget).save(tmp_path / f"top-k-{budget}")
+        tracer.run("random", budget=budget, draws=2).save(tmp_path / f"random-{budget}")
+    _, out, _ = command("show", tmp_path)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("\u250f") for line in lines) == 1
+    assert "4 examples of" in lines[0]
+    sizes = [line.split("\u2502")[2].split()[0] for line in lines if " of 12 " in line]
+    assert sizes == ["2", "4", "10"] * 2
+    text = " ".join(out.split())
+    assert all(label in text for result in tracer.results for label in result.labels)

@@ -278,10 +278,10 @@ def test_sources_and_directions(command, tmp_path):
     assert (result.setup.source, result.setup.direction) == ("counterfactual", "denoising")
     code, out, err = command("show", tmp_path)
     assert code == 0, err
-    # What was traced stands in the third column, on several lines.
-    traced = " ".join(line.split("│")[3] for line in out.splitlines() if line.startswith("│"))
-    assert "source mean" in " ".join(traced.split())
-    assert "denoising" in traced
+    # What was traced stands above the table of each setup.
+    titles = [line for line in out.splitlines() if line.startswith("demo; 6 examples")]
+    assert sum("source mean" in title for title in titles) == 1
+    assert sum("denoising" in title for title in titles) == 1
     code, _, err = command(*base, "--source", "zero", "--direction", "denoising", *rest, tmp_path)
     assert code == 1
     assert "cannot be reversed" in err

@@ -79,6 +79,7 @@ def test_a_report_says_what_was_found(tracer, runs, tmp_path):
 def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
     (block,) = code(body(tk.report(runs[:3], tmp_path / "report.html")))
     assert block.count("tracer.run(") == 2
+    assert "held_out=tk.load_dataset('demo-facts', model).subset([12, 13, 14" in block
     assert "budgets=[2, 4]" in block
     names = {}
     exec(block, names)

@@ -365,11 +365,14 @@ def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | N
 def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     """The model and the pairs of the options of a command; prints the examples that are skipped.
 
+    Pairs of an `origin` in `given` are those of a run.
+
     The name of the data set and the form of options are checked before the model is loaded.
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device
     from tracekit.cli.output import print_skipped
+    from tracekit.data.registry import load_origin
 
     dataset, data_dir = given["dataset"], given["data_dir"]
     data_options: dict[str, Any] = parse_options(given["data_option"] or [], [dataset])[dataset]
@@ -383,7 +386,11 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
         device = own_device() or device
     loading = parse_loading(given["model_option"])
     model = load(given["model"], device=device, dtype=given["dtype"], **loading)
-    pairs = tk.load_dataset(dataset, model, **data_options)
+    origin = given.get("origin")
+    if origin is None:
+        pairs = tk.load_dataset(dataset, model, **data_options)
+    else:
+        pairs = load_origin(origin, model)
     print_skipped(pairs)
     return model, pairs[: given["limit"]]
 

@@ -40,6 +40,9 @@ class PlainConsole(Console):
         raise BrokenPipeError
 
 
+_MOST_LABELS = 20
+"""Components of a result that a table names."""
+
 console: PlainConsole = PlainConsole()
 error_console: PlainConsole = PlainConsole(stderr=True)
 
@@ -258,61 +261,73 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     )
 
 
-def print_table(results: Sequence[TraceResult]) -> None:
-    """Prints a row per result; the best effect of each comparable group is bold."""
+def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None:
+    """Prints a row per result, by method and budget; the best effect of a budget is bold.
 
-    def setup(result: TraceResult) -> tuple[object, ...]:
-        """Results with equal setups are comparable at the same budget."""
-        return (
-            *(result.model, result.dataset_fingerprint, result.registry.describe()),
-            *(result.setup.positions, result.setup.metric, result.setup.continuation_mean),
-            *(result.setup.source, result.setup.direction),
-        )
-
-    has_several_setups = len({setup(result) for result in results}) > 1
-    has_held_out = any(result.held_out is not None for result in results)
-    names = ["method", "budget", "selected", "effect", "95 % spread"]
-    names += ["held out", "95 % interval"] if has_held_out else []
-    also = list(dict.fromkeys(name for result in results for name in result.extra_effects))
-    names += [*also, "passes", "seconds"]
-    table = Table(*(["model", "data", "traced"] if has_several_setups else []), *names)
-    for column in table.columns[1 - len(names) :]:
-        column.justify = "right"
+    Results of several setups have a table each. Above it stands what all of its rows share. If not
+    `is_full`, components take the place of times and of intervals of held-out effects.
+    """
+    by_setup: dict[str, list[TraceResult]] = {}
     for result in results:
-        low, high = result.spread
-        traced = f"{result.registry.describe()}; {result.setup.positions}; {result.setup.metric}"
-        traced += (
-            "" if result.setup.source == "counterfactual" else f"; source {result.setup.source}"
-        )
-        traced += "" if result.setup.direction == "noising" else f"; {result.setup.direction}"
-        comparable = [
-            rival.effect
-            for rival in results
-            if (rival.budget, setup(rival)) == (result.budget, setup(result))
-        ]
-        is_best = len(comparable) > 1 and result.effect == max(comparable)
-        table.add_row(
-            *([result.model, result.dataset, traced] if has_several_setups else []),
-            result.method,
-            "-" if result.budget is None else str(result.budget),
-            f"{result.n_selected} of {result.n_components}",
-            Text(f"{result.effect:.4g}", style="bold" if is_best else ""),
-            f"{low:.3g} to {high:.3g}",
-            *(_held_out_cells(result) if has_held_out else []),
-            *(
-                f"{result.extra_effects[name]:.4g}" if name in result.extra_effects else "-"
-                for name in also
-            ),
-            f"{result.cost.forward_equivalents:.0f}",
-            f"{result.run.seconds:.1f}",
-        )
-    print_rows(table, n_names=len(table.columns) - len(names) + 2)
+        setup = result.setup
+        parts = [result.model, f"{len(result.per_example)} examples of {result.dataset}"]
+        parts += [result.registry.describe(), str(setup.positions), setup.metric]
+        parts += [] if setup.continuation_mean == "geometric" else [setup.continuation_mean]
+        parts += [] if setup.source == "counterfactual" else [f"source {setup.source}"]
+        parts += [] if setup.direction == "noising" else [setup.direction]
+        by_setup.setdefault("; ".join(parts) + result.dataset_fingerprint, []).append(result)
+    for text, rows in by_setup.items():
+        if len(results) > 1:
+            console.print(text.removesuffix(rows[0].dataset_fingerprint), highlight=False)
+        order = list(dict.fromkeys(result.series for result in rows))
+        rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
+        _print_rows_of(rows, is_full)
     console.print(
-        "Effect: mean over the examples that the set was selected on. Spread: of the mean, when "
-        "they are resampled. Passes: forward and backward, over all data; the budgets of one run "
-        "share them, and its seconds.",
+        "Effect: mean over the examples that the set was selected on. Spread: 95 % bootstrap "
+        "interval. Passes: forward and backward, over all data; all budgets of a run share them.",
         style="dim",
     )
+
+
+def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
+    """Prints the table of comparable results."""
+    budgets = ["-" if result.budget is None else str(result.budget) for result in results]
+    also = dict.fromkeys(name for result in results for name in result.extra_effects)
+    columns: dict[str, list[Any]] = {"method": [result.series for result in results]}
+    columns["budget"] = budgets
+    columns["selected"] = [f"{result.n_selected} of {result.n_components}" for result in results]
+    best = [max(r.effect for r in results if r.budget == each.budget) for each in results]
+    columns["effect"] = [
+        Text(f"{each.effect:.4g}", "bold" if each.effect == top and len(results) > 1 else "")
+        for each, top in zip(results, best, strict=True)
+    ]
+    columns["95 % spread"] = ["{:.3g} to {:.3g}".format(*result.spread) for result in results]
+    columns["held out"] = [_held_out_cells(result)[0] for result in results]
+    columns["95 % interval"] = [_held_out_cells(result)[1] for result in results]
+    for name in also:
+        effects = [result.extra_effects.get(name) for result in results]
+        columns[name] = ["-" if effect is None else f"{effect:.4g}" for effect in effects]
+    columns["passes"] = [f"{result.cost.forward_equivalents:.0f}" for result in results]
+    columns["seconds"] = [f"{result.run.seconds:.1f}" for result in results]
+    dropped = [] if any(result.held_out is not None for result in results) else ["held out"]
+    dropped += ["95 % interval"] if dropped or not is_full else []
+    if not is_full:
+        columns["components"] = [" ".join(result.labels[:_MOST_LABELS]) for result in results]
+        dropped += ["seconds"]
+        if len(results) > 1:
+            same = [name for name in [*columns][1:-1] if len({str(c) for c in columns[name]}) == 1]
+            for name in [name for name in same if name not in dropped]:
+                console.print(f"{name}: {columns[name][0]}", highlight=False)
+            dropped += same
+        if budgets == [str(result.n_selected) for result in results]:
+            dropped += ["budget"]
+    columns = {name: cells for name, cells in columns.items() if name not in dropped}
+    table = Table(*columns)
+    for column in table.columns[1 : None if is_full else -1]:
+        column.justify = "right"
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    print_rows(table, n_names=min(2, len(columns)))
 
 
 def _held_out_cells(result: TraceResult) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit.cli.options import OPTIONS, TEXT, build_tracer
+from tracekit.cli.options import CHOSEN, OPTIONS, TEXT, build_tracer
 from tracekit.errors import ComparisonError, DataNotFoundError
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ Run = Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
 OF_RUN = {
     "model": OPTIONS["model"].saying(
         "The model of the run: `demo`, a directory in Hugging Face layout, or a hub name. "
-        "Default: the name that the run has.",
+        "Default: that of the run.",
         **{"default": None, "kind": TEXT},
     ),
     "dataset": OPTIONS["dataset"].saying(
-        "The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: the name "
-        "that the run has.",
+        "The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: that of the "
+        "run, its options and examples.",
         **{"default": None, "kind": TEXT},
     ),
 }
@@ -46,18 +46,27 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     """
     from tracekit.data.registry import DATASETS
 
-    if given["dataset"] is None and result.dataset not in DATASETS:
+    facts = result.model_facts
+    is_given = any(given[name] for name in ("dataset", *CHOSEN))
+    origin = None if is_given else result.data
+    if origin is None and given["dataset"] is None and result.dataset not in DATASETS:
         raise DataNotFoundError(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
         )
     if given["limit"] is None and given["held_out"] is None:
         given = {**given, "limit": len(result.per_example)}
-    named = {name: given[name] or getattr(result, name) for name in ("model", "dataset")}
+    dataset = result.dataset if origin is None else origin.dataset
+    named = {
+        "model": given["model"] or facts.path or result.model,
+        "dataset": given["dataset"] or dataset,
+    }
+    if given["dtype"] == "auto" and facts.dtype in ("float32", "bfloat16", "float16"):
+        named["dtype"] = facts.dtype
     setup = result.setup.with_registry(result.registry)
     if given["split_by"] is not None:
         setup = replace(setup, split_by=given["split_by"])
-    given = {**given, **named, "seed": result.seed}
+    given = {**given, **named, "seed": result.seed, "origin": origin}
     tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
     _check_same(tracer, result)
     return tracer

@@ -34,7 +34,7 @@ def show(
 
     folders = sorted(path.parent for path in run.rglob("result.json")) or [run]
     results = [tk.TraceResult.load(folder) for folder in folders]
-    print_table(results)
+    print_table(results, is_full=False)
     if len(results) == 1:
         _print_details(results[0], given["all_components"])
 

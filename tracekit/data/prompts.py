@@ -54,6 +54,24 @@ _MOST_NAMED = 5
 """Examples that an error names at most."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataOrigin:
+    """Where pairs are from: what `load_dataset` was given, and which of its pairs they are."""
+
+    dataset: str
+    """Name of the data set, or the path of a file."""
+    options: Mapping[str, Any]
+    examples: tuple[int, ...]
+    """Numbers of the pairs among all that it gives."""
+
+    def code(self) -> str:
+        """Python that loads the pairs for a `model`."""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        n = len(self.examples)
+        chosen = f"[:{n}]" if self.examples == tuple(range(n)) else f".subset({[*self.examples]})"
+        return f"tk.load_dataset({self.dataset!r}, model{options}){chosen}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptPairs(Sequence[PromptPair]):
     """A data set of pairs, ready to trace. Make one with `from_text` or `from_ids`."""
@@ -67,6 +85,8 @@ class PromptPairs(Sequence[PromptPair]):
     """Whether components are split by span; spans are then a part of the fingerprint."""
     token_texts: Mapping[int, str] = field(default_factory=dict)
     """Text of each token in use, to show; empty where no tokenizer was given."""
+    origin: DataOrigin | None = None
+    """Where they are from; None: made by hand."""
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -101,7 +121,7 @@ class PromptPairs(Sequence[PromptPair]):
     def __getitem__(self, item: Any) -> Any:
         """The pair of a number, or the pairs of a slice or of a list of numbers."""
         if isinstance(item, slice):
-            return replace(self, pairs=self.pairs[item])
+            return self.subset(range(len(self))[item])
         if is_whole(item):
             return self.pairs[item]
         numbers = whole_numbers(item)
@@ -117,7 +137,10 @@ class PromptPairs(Sequence[PromptPair]):
 
     def subset(self, indices: Sequence[int]) -> PromptPairs:
         """The pairs at `indices`, in that order."""
-        return replace(self, pairs=tuple(self.pairs[i] for i in indices))
+        origin = self.origin
+        if origin is not None:
+            origin = replace(origin, examples=tuple(origin.examples[i] for i in indices))
+        return replace(self, pairs=tuple(self.pairs[i] for i in indices), origin=origin)
 
     def reversed(self) -> PromptPairs:
         """The pairs with prompts and counterfactuals exchanged: what denoising starts from.

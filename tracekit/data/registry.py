@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -22,8 +22,8 @@ from tracekit.data import (
     winogender,
 )
 from tracekit.data.from_file import load_pairs
-from tracekit.data.prompts import PromptPairs
-from tracekit.errors import UnknownNameError, UnknownOptionError
+from tracekit.data.prompts import DataOrigin, PromptPairs
+from tracekit.errors import DataFormatError, UnknownNameError, UnknownOptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,24 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
     typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
-    return dataset.load(model, **typed)
+    pairs = dataset.load(model, **typed)
+    origin = DataOrigin(
+        dataset=name if name in DATASETS else str(Path(name).absolute()),
+        options={n: str(v) if isinstance(v, Path) else v for n, v in options.items()},
+        examples=tuple(range(len(pairs))),
+    )
+    return replace(pairs, origin=origin)
+
+
+def load_origin(origin: DataOrigin, model: Any) -> PromptPairs:
+    """The pairs of an origin once more; errors as of `load_dataset`, or if there are fewer."""
+    pairs = load_dataset(origin.dataset, model, **origin.options)
+    if max(origin.examples) >= len(pairs):
+        raise DataFormatError(
+            f"{origin.dataset} has {len(pairs)} pairs, and example {max(origin.examples)} of them "
+            "is asked for. Restore the data, or give others."
+        )
+    return pairs.subset(origin.examples)
 
 
 __all__ = ["DATASETS", "Dataset", "describe", "load_dataset", "load_pairs"]

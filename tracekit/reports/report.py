@@ -26,6 +26,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable, facts_of_model
 from tracekit.search import METHODS, LocalSearch
+from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
@@ -277,19 +278,23 @@ def _code(group: _Group) -> str:
     """Python that builds the tracer and runs each search once more, as far as results say how."""
     first = group.results[0]
     n = len(first.per_example)
-    known_data = first.dataset in DATASETS
+    facts = first.model_facts
+    dtype = f", dtype={facts.dtype!r}" if facts.dtype in ("bfloat16", "float16") else ""
     lines = ["import tracekit as tk", ""]
-    lines.append(f"model = tk.load_model({first.model!r})  # or its directory")
-    if known_data:
-        lines.append(f"pairs = tk.load_dataset({first.dataset!r}, model)[:{n}]")
-        lines.append(f"# The runs are of {n} examples. If they were chosen otherwise, choose so.")
+    lines.append(f"model = tk.load_model({facts.path or first.model!r}{dtype})")
+    if first.data is not None:
+        lines.append(f"pairs = {first.data.code()}")
     else:
-        lines.append(f"pairs = tk.load_pairs(...)  # the {n} examples of {first.dataset!r}")
+        lines.append(
+            f"pairs = ...  # the {n} examples of {first.dataset!r}, which were made by hand"
+        )
     setup = first.setup.named(first.registry)
     lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
     for name, code in setup.code().items():
         lines.append(f"        {name}={code},{_note_on_field(name, setup)}")
     lines.append("    ),")
+    if first.held_out_data is not None:
+        lines.append(f"    held_out={first.held_out_data.code()},")
     if first.extra_metrics:
         lines.append(f"    extra_metrics={list(first.extra_metrics)!r},")
     lines.append(")")
@@ -357,7 +362,8 @@ def _search_options(result: TraceResult) -> list[str]:
         arguments.append(f"objective={result.run.objective!r}")
     if result.constraint is not None:
         arguments.append(f"constraint={_constraint(result, result.constraint)}")
-    options = {name: value for name, value in result.config.items() if value is not None}
+    usual = config_of(METHODS[result.method]()) if result.method in METHODS else {}
+    options = {n: value for n, value in result.config.items() if value != usual.get(n)}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
 
 

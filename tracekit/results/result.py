@@ -19,6 +19,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
+from tracekit.data.prompts import DataOrigin
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, NoResultError
@@ -78,6 +79,10 @@ class ModelFacts:
     """Hook points and modules with hooks that somebody had left on the model."""
     sizes: Mapping[str, int | bool]
     """Layers, heads and width, for files of the MIB benchmark."""
+    path: str = ""
+    """What `load_model` was given; of a directory its absolute path."""
+    dtype: str = ""
+    """Type of its weights, as `load_model` takes it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,6 +123,10 @@ class TraceResult:
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
     extra_metrics: tuple[str, ...] = ()
     """Further metrics by which the selection was measured."""
+    data: DataOrigin | None = None
+    """Where the examples are from; None: made by hand."""
+    held_out_data: DataOrigin | None = None
+    """The same of the examples that were held out."""
     extra_per_example: Float[Tensor, "metric example"] | None = None
     """Effect on each example by each of them, times its weight."""
     constraint: ConstraintEffect | None = None

@@ -81,7 +81,7 @@ class Run:
         """The only result, or that of the largest budget."""
         return self.curve[-1]
 
-    @property
+    @cached_property
     def curve_folders(self) -> list[str]:
         """Names of the folders of these results; `TraceResult.load` reads each."""
         return list(load(CurveRuns, self.folder / CURVE).runs)

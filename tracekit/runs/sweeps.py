@@ -24,6 +24,7 @@ from tracekit.errors import (
     ResultNotFoundError,
     TracekitError,
 )
+from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
@@ -98,15 +99,16 @@ class Runs(Sequence[Run]):
 
 
 def load_runs(folder: str | Path) -> Runs:
-    """Reads all runs of a sweep or of a reproduction, by model, data set, method and seed.
+    """Reads all runs of a sweep or of a reproduction, or all saved results below a folder.
 
-    A folder in the store that cannot be read is left out with a `RecordWarning`.
+    They come by model, data set, method and seed. A folder in the store that cannot be read is left
+    out with a `RecordWarning`.
 
     Args:
-        folder: The output folder, or its folder `runs`.
+        folder: The output folder, or its folder `runs`; or one with folders of `result.save`.
 
     Raises:
-        ResultNotFoundError: The folder holds no store of runs.
+        ResultNotFoundError: The folder holds neither.
     """
     root = Path(folder)
     root = root / RUN_FOLDERS if (root / RUN_FOLDERS).is_dir() else root
@@ -121,12 +123,31 @@ def load_runs(folder: str | Path) -> Runs:
                 RecordWarning,
                 stacklevel=2,
             )
-    if not folders:
+    saved = [] if folders else sorted(path.parent for path in root.rglob("result.json"))
+    runs += [_run_of(TraceResult.load(each), each) for each in saved]
+    if not folders and not saved:
         raise ResultNotFoundError(
             f"The folder {folder} holds no runs. Give the output folder of a sweep or of a "
-            "reproduction."
+            "reproduction, or one with saved results."
         )
     return Runs(tuple(sorted(runs, key=_order)))
+
+
+def _run_of(result: TraceResult, folder: Path) -> Run:
+    """A result that was saved by itself, as a run of its own."""
+    job = Job(
+        model=result.model,
+        dataset=result.dataset,
+        setup=result.setup,
+        method=result.method,
+        options={name: value for name, value in result.config.items() if value is not None},
+        objective=result.run.objective,
+        budgets=() if result.budget is None else (result.budget,),
+        seed=result.seed,
+    )
+    run = Run(job, folder.parent)
+    vars(run).update(curve=TraceCurve((result,)), curve_folders=[folder.name], info=None)
+    return run
 
 
 def sweep(
@@ -337,8 +358,8 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             "n_examples": len(result.per_example),
             "passes": result.cost.forward_equivalents,
             "seconds": result.run.seconds,
-            "device": run.info.device,
-            "tracekit": run.info.versions["tracekit"],
+            "device": run.info.device if run.info else None,
+            "tracekit": result.run.versions["tracekit"],
             "components": " ".join(result.labels),
             "folder": str(run.folder / name),
         }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -119,11 +120,14 @@ class RunContext:
     def model_facts(self) -> ModelFacts:
         """Which model it is."""
         model = self.engine.model
+        name = str(getattr(model.cfg, "model_name", ""))
         return ModelFacts(
             weights_digest=weights_digest(model),
             revision=revision_of(model),
             foreign_hooks=tuple(foreign_hooks(model)),
             sizes=model_sizes(model.cfg),
+            path=str(Path(name).absolute()) if Path(name).exists() else name,
+            dtype=str(next(iter(model.parameters())).dtype).removeprefix("torch."),
         )
 
     def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Usage]:
@@ -189,6 +193,8 @@ class RunContext:
             held_out_by=selection.held_out_by,
             extra_metrics=tuple(metric.name for metric in self.extra_metrics),
             extra_per_example=self._extra_per_example(mask),
+            data=engine.pairs.origin,
+            held_out_data=None if self.held_out is None else self.held_out.pairs.origin,
             constraint=constraint,
             budget=selection.budget,
             target_effect=goal.target,
