@@ -20,6 +20,7 @@ from torch import Tensor
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind, Site
 from tracekit.components.kinds import FeatureMap
+from tracekit.data.counterfactuals import Constants
 from tracekit.models.hooked import Hook
 
 _STREAM_PASSES_BY = ".hook_resid_mid"
@@ -86,6 +87,35 @@ class MaskedPatch:
         return partial(_mix_in_place, mix=mix) if name.endswith(_STREAM_PASSES_BY) else mix
 
 
+def constant_hooks(
+    registry: ComponentRegistry, constants: Constants, mask: Float[Tensor, " component"]
+) -> list[Hook]:
+    """Hooks that put constants in at every token of any pass, also with a cache of keys.
+
+    Entries of the mask may lie beyond 1, which goes past the constants.
+    """
+
+    def mix(activation: Tensor, hook: Any = None, *, name: str, sites: list[Site]) -> Tensor:
+        kind = sites[0].kind
+        n_tokens = activation.shape[kind.position_dim]
+        first = 0 if kind.key_dim is None else activation.shape[kind.key_dim] - n_tokens
+        values = constants.activation(name, kind, first, first + n_tokens)
+        dtype = torch.promote_types(activation.dtype, torch.float32)
+        mixed, values = activation.to(dtype), values.to(activation.device, dtype)
+        for site in sites:
+            share = shares_of(site, mask, activation.ndim, None)[0].to(mixed)
+            mixed = torch.lerp(mixed, values[None].expand_as(mixed), share.expand_as(mixed))
+        return mixed.to(activation.dtype)
+
+    hooks = []
+    for name in registry.hook_names:
+        acting = [site for site in registry.sites if name in site.hook_names]
+        mixing = partial(mix, name=name, sites=acting)
+        in_place = name.endswith(_STREAM_PASSES_BY)
+        hooks.append((name, partial(_mix_in_place, mix=mixing) if in_place else mixing))
+    return hooks
+
+
 def _mix(
     activation: Tensor,
     hook: Any = None,
@@ -97,6 +127,9 @@ def _mix(
     parts: Sequence[tuple[Tensor, FeatureMap | None]],
 ) -> Tensor:
     """An activation with counterfactual values mixed in, by the weights of each site in turn."""
+    if activation.shape[kind.position_dim] < first + source.shape[kind.position_dim]:
+        # A later step of a generation: the prompt is in the cache of keys and values.
+        return activation
     start = _covered_positions(activation, kind, first, source.shape[kind.position_dim])
     # In float32, or in the activation's own type where that is wider.
     dtype = torch.promote_types(activation.dtype, torch.float32)

@@ -7,6 +7,7 @@ A run folder holds `result.json` (everything but tensors, with a format version)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -351,6 +352,14 @@ class TraceResult:
             NoResultError: The result was loaded, or its tracer is gone.
         """
         return tracer_of(self).export(self, folder)
+
+    def steer(self, strength: float = 1.0) -> AbstractContextManager[Any]:
+        """A block in which the model has the set replaced at every token; see `Tracer.steer`.
+
+        Raises:
+            NoResultError: The result was loaded, or its tracer is gone.
+        """
+        return tracer_of(self).steer(self, strength)
 
     def to_mib(self, path: str | Path) -> Path:
         """Writes the importance of every component as a file of the MIB benchmark.

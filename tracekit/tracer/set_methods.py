@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.effects import noise_floor
 from tracekit.engine.engine import Engine
+from tracekit.engine.patching import constant_hooks
 from tracekit.engine.setup import BoundSetup, Setup
 from tracekit.engine.sources import name_of
 from tracekit.errors import ConfigError, MaskError
@@ -45,6 +47,12 @@ from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
 from tracekit.tracer.exploring import open_explorer
 from tracekit.tracer.exporting import Export, export_model
+from tracekit.tracer.generation import (
+    Generations,
+    constants_at_every_token,
+    generate,
+    hooked,
+)
 from tracekit.tracer.search_run import BestMeasured, RunContext
 
 if TYPE_CHECKING:
@@ -379,6 +387,76 @@ class SetMethods:
             result=members if isinstance(members, TraceResult) else None,
             side_effects=side_effects,
             held_out=self._held_out,
+        )
+
+    def steer(self, members: Any, strength: float = 1.0) -> AbstractContextManager[HookedModel]:
+        """A block in which every pass of the model has a set replaced, at every token.
+
+        ```python
+        with tracer.steer(result, 1.5) as model:
+            model.generate("The nurse said that", max_new_tokens=20)
+        ```
+
+        Args:
+            members: As in `explain`; one component is enough.
+            strength: 0 is the model as it is, 1 the values of the source; between and beyond, on
+                the line through both.
+
+        Raises:
+            ConfigError: A source other than zeros, means and tensors, or components split by span.
+            MaskError, ComponentError: About the set.
+        """
+        checks.check_unchanged(self.engine)
+        mask = from_indices(members_of(members, self.registry), len(self.registry)).float()
+        constants = constants_at_every_token(self.pairs, self.setup.source)
+        if self.registry.spans:
+            raise ConfigError("Spans act at some tokens only. Steer with a trace without split_by.")
+        return hooked(self.model, constant_hooks(self.registry, constants, strength * mask))
+
+    def generate(
+        self,
+        members: Any,
+        prompts: str | Sequence[Any],
+        *,
+        counterfactuals: str | Sequence[Any] | None = None,
+        max_new_tokens: int = 20,
+        temperature: float = 0.0,
+        strength: float = 1.0,
+        chat: bool = False,
+        seed: int = 0,
+    ) -> Generations:
+        """What the model writes after prompts, by itself and with a set replaced, side by side.
+
+        With `positions="all"` zeros, means and tensors act on the new tokens too. Else the set is
+        replaced in the prompt, and the new tokens read its keys and values.
+
+        Args:
+            members: As in `explain`; one component is enough.
+            prompts: A text or several; with `chat`, what the user says, or messages.
+            counterfactuals: With `source="counterfactual"`, one for each prompt, of as many tokens.
+            max_new_tokens: Tokens to write at most.
+            temperature: 0 takes the likeliest token, more samples.
+            strength: As in `steer`.
+            chat: As in `PromptPairs.from_text`.
+            seed: Draws the sampled tokens: the same for both.
+
+        Raises:
+            ConfigError: About the options, or counterfactuals that are lacking or of no use.
+            PairsError, SourceError: The prompts do not suit the setup.
+            MaskError, ComponentError: About the set.
+        """
+        checks.check_unchanged(self.engine)
+        return generate(
+            self._bound,
+            members_of(members, self.registry),
+            prompts,
+            counterfactuals=counterfactuals,
+            others=self._given,
+            strength=strength,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            chat=chat,
+            seed=seed,
         )
 
     def from_mib(self, path: str | Path) -> Tensor:
