@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracekit as tk
 from tests import tiny
-from tracekit.cli.output import console
+from tracekit.cli.output import console, print_table
 
 
 def test_show_prints_what_was_saved(command, tmp_path, model):
@@ -24,13 +24,14 @@ def test_show_prints_what_was_saved(command, tmp_path, model):
     assert tk.TraceResult.load(frame["folder"][1]).labels == tracer.results[0].labels
 
 
-def test_show_prints_one_table_of_a_terminal_s_width(command, tmp_path, model, monkeypatch):
+def test_saved_runs_are_one_table_of_a_terminal_s_width(model, monkeypatch, capsys):
     monkeypatch.setattr(console, "width", 80)
     tracer = tk.Tracer(model, tiny.pairs(4))
     for budget in (10, 2, 4):
-        tracer.run("top-k", budget=budget).save(tmp_path / f"top-k-{budget}")
-        tracer.run("random", budget=budget, draws=2).save(tmp_path / f"random-{budget}")
-    _, out, _ = command("show", tmp_path)
+        tracer.run("top-k", budget=budget)
+        tracer.run("random", budget=budget, draws=2)
+    print_table(tracer.results, is_full=False)
+    out = capsys.readouterr().out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("\u250f") for line in lines) == 1
