@@ -17,6 +17,7 @@ What most sessions use stands here; everything else in its namespace, such as `t
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import tracekit._util.version as _version
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tracekit import figures as figures
     from tracekit import metrics as metrics
     from tracekit import results as results
-    from tracekit import runs as runs
     from tracekit import search as search
     from tracekit.components import Component as Component
     from tracekit.components.kinds import Kind as Kind
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tracekit.engine import Capabilities as Capabilities
     from tracekit.engine import Mean as Mean
     from tracekit.engine import Noise as Noise
+    from tracekit.engine import OtherModel as OtherModel
     from tracekit.engine import Setup as Setup
     from tracekit.metrics import Metric as Metric
     from tracekit.models import load_model as load_model
@@ -58,7 +59,7 @@ _NAMES = {
     "components": ("Component",),
     "components.kinds": ("Kind",),
     "data": ("PromptPairs", "load_dataset", "load_pairs"),
-    "engine": ("Capabilities", "Mean", "Noise", "Setup"),
+    "engine": ("Capabilities", "Mean", "Noise", "OtherModel", "Setup"),
     "metrics": ("Metric",),
     "models": ("load_model",),
     "reports": ("report",),
@@ -78,7 +79,6 @@ _MODULES = (
     "figures",
     "metrics",
     "results",
-    "runs",
     "search",
 )
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
@@ -88,7 +88,7 @@ __all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # pyright: ignore[reportU
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or (name.islower() and find_spec(f"tracekit.{name}") is not None):
         return import_module(f"tracekit.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tracekit' has no attribute {name!r}")

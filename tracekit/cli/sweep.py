@@ -42,7 +42,7 @@ def sweep(
     import inspect
     from dataclasses import fields
 
-    from tracekit import runs
+    import tracekit.runs as runs
     from tracekit._util.toml import read_options
     from tracekit.engine.setup import SETUP_OPTIONS
 

@@ -10,6 +10,7 @@ in `tracekit/engine/sources.py`: a constant needs no class here.
     PromptCounterfactual     another prompt of as many tokens (resample ablation, patching)
     NoiseCounterfactual      the prompt itself with fixed noise on its embeddings (as in ROME)
     ConstantCounterfactual   the same values everywhere (zero and mean ablation); needs no run
+    OtherModelCounterfactual the prompt itself, read by another model
     NoCounterfactual         none; `Tracer(..., source="zero")` and others bring one
 """
 
@@ -78,6 +79,10 @@ class Counterfactual(ABC):
 
     def added_to_embeddings(self) -> Float[Tensor, "pos d_model"] | None:
         """Tensor that is added to the input of the first block; None: nothing."""
+        return None
+
+    def run_by(self) -> Any:
+        """The model that makes the counterfactual run; None: the one that is traced."""
         return None
 
     def values_from(self, activation: Tensor) -> Tensor:
@@ -263,6 +268,33 @@ def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
             "Some examples take constant values and others do not. Use one source for all."
         )
     return constants[0]
+
+
+@dataclass(frozen=True, eq=False)
+class OtherModelCounterfactual(Counterfactual):
+    """The prompt itself, read by another model."""
+
+    model: Any
+    """The other model."""
+    digest: str
+    """Digest of its weights."""
+
+    def differs_from(self, prompt_ids: Ids) -> bool:
+        """Always."""
+        return True
+
+    def content(self) -> bytes:
+        """The weights."""
+        return self.digest.encode()
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """Equal tokens are run once."""
+        return id(self.model)
+
+    def run_by(self) -> Any:
+        """The other model."""
+        return self.model
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import Mean, Noise
+from tracekit.engine.sources import Mean, Noise, OtherModel
 
 __all__ = [
     "Capabilities",
@@ -39,6 +39,7 @@ __all__ = [
     "MaskedPatch",
     "Mean",
     "Noise",
+    "OtherModel",
     "Setup",
     "checks",
 ]

@@ -217,8 +217,10 @@ class CounterfactualCache:
         """Runs some sources and keeps their activations at the positions in use."""
         layout = self._layout
         width = int(layout.source_lengths[numbers].max())
-        sequences = layout.sources.rows(numbers, width).to(device_of(self._model))
         counterfactuals = [layout.counterfactuals[number] for number in numbers.tolist()]
+        # All come from one source, so one model runs them.
+        model = counterfactuals[0].run_by() or self._model
+        sequences = layout.sources.rows(numbers, width).to(device_of(model))
         n_positions = self._n_positions(numbers)
         n_slots = int(self._counts[numbers].max())
         slots = self._slots[numbers, :n_slots].clamp(max=n_positions - 1)
@@ -240,9 +242,9 @@ class CounterfactualCache:
 
         hooks = noise_hooks(pad_noise([c.added_to_embeddings() for c in counterfactuals], width))
         hooks += [(name, partial(_observe, keep=keep, name=name)) for name in self._kinds]
-        inputs = sequences.inputs(dtype_of(self._model))
-        with frozen(self._model), torch.no_grad():
-            self._model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
+        inputs = sequences.inputs(dtype_of(model))
+        with frozen(model), torch.no_grad():
+            model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
         return _Chunk(numbers, kept)
 
 

@@ -112,7 +112,7 @@ class Setup:
     source: Source | str = "counterfactual"
     """Where the values come from that are patched in: `counterfactual` (each pair's own prompt or
     noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise` on spans, a `Mean`
-    over other pairs, or tensors by hook point (see `tracekit.engine.sources`)."""
+    over other pairs, an `OtherModel`, or tensors by hook point (`tracekit.engine.sources`)."""
     source_seed: int = 0
     """Draws the noise of `noise` and the examples of `resample`; 0 where nothing is drawn."""
     direction: Direction = "noising"

@@ -9,6 +9,7 @@ A source turns the pairs of a data set into pairs with the counterfactuals that 
     mean              one vector a component: the mean over every prompt position of every example
     mean-positional   the mean over examples at each prompt position
     resample          the activations of another example with as many tokens, drawn once
+    an `OtherModel`   the activations of another model on the same tokens
     a mapping         tensors of one's own, by hook point
 """
 
@@ -34,6 +35,7 @@ from tracekit.data.counterfactuals import (
     GaussianNoise,
     Ids,
     NoiseCounterfactual,
+    OtherModelCounterfactual,
     PromptCounterfactual,
 )
 from tracekit.data.pair import PromptPair
@@ -42,6 +44,7 @@ from tracekit.data.spans import with_implied
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
 from tracekit.errors import SourceError
+from tracekit.models import load_model
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
@@ -49,7 +52,9 @@ from tracekit.models.hooked import (
     embedding_std,
     frozen,
     long_rope_limit,
+    model_name,
     recording_hooks,
+    weights_digest,
 )
 
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
@@ -106,7 +111,24 @@ class Noise:
         return f"noise{on}" + ("" if self.factor == 3 else f" times {factor}")
 
 
-Source = SourceName | Mean | Noise | Mapping[str, Tensor]
+@dataclass(frozen=True, eq=False)
+class OtherModel:
+    """Values from another model's run on the same tokens: base against fine-tuned, say.
+
+    ```python
+    tracer = tk.Tracer(tuned, pairs, "head-outputs", source=tk.OtherModel("gpt2"))
+    ```
+    """
+
+    model: Any
+    """A model, or what `load_model` takes; with the sizes and the tokens of the traced one."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, HookedModel):
+            object.__setattr__(self, "model", load_model(self.model))
+
+
+Source = SourceName | Mean | Noise | OtherModel | Mapping[str, Tensor]
 
 
 def draws(source: Source | str) -> bool:
@@ -124,6 +146,8 @@ def name_of(source: Source | str) -> str:
         return f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
     if isinstance(source, Noise):
         return source.describe()
+    if isinstance(source, OtherModel):
+        return f"model {model_name(source.model)}"
     return _OWN_TENSORS
 
 
@@ -140,7 +164,7 @@ def source_of_name(name: str) -> Source:
                 factor=3.0 if factor is None else float(factor),
             )
     by_name = ", ".join(get_args(SourceName))
-    if name == _OWN_TENSORS or re.match(r"mean(-positional)? of ", name):
+    if name == _OWN_TENSORS or re.match(r"(mean(-positional)? of|model) ", name):
         raise SourceError(
             f"The source {name!r} takes more than its name. By name there are {by_name}, and noise "
             "on spans, e.g. 'noise on subject'. Build the tracer in Python for others."
@@ -170,6 +194,8 @@ def resolve_source(
     kinds = registry.kinds_by_hook
     if isinstance(source, str):
         source = source_of_name(source)
+    if isinstance(source, OtherModel):
+        return _of_other_model(source.model, model, kinds)
     if not isinstance(source, (str, Mean, Noise)):
         _refuse_features(registry)
         return _constant(Constants(_OWN_TENSORS, _checked(source, model, kinds)))
@@ -290,6 +316,19 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
             "source='mean'."
         )
     return _with(pairs, counterfactuals)
+
+
+def _of_other_model(other: HookedModel, model: HookedModel, kinds: Mapping[str, Kind]) -> ToPairs:
+    """Every prompt is read by another model, which has the same tokens and sizes."""
+    own, vocabulary = _shapes(model, kinds), int(model.cfg.d_vocab)
+    lacking = [name for name in kinds if name not in other.hook_dict]
+    if lacking or int(other.cfg.d_vocab) != vocabulary or _shapes(other, kinds) != own:
+        raise SourceError(
+            f"{model_name(other)} has other sizes than {model_name(model)}: its values do not fit. "
+            "Give a checkpoint of the same architecture and vocabulary, e.g. the base model."
+        )
+    counterfactual = OtherModelCounterfactual(other, weights_digest(other))
+    return lambda given: _with(given, [counterfactual] * len(given))
 
 
 def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
