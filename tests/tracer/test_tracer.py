@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -116,6 +116,25 @@ def test_figures_need_a_run(tracer):
             NoResultError, match=r"There is no result to draw yet. Call run\(\) fir"
         ):
             draw()
+
+
+def test_a_model_that_does_not_do_the_task_is_said(model, pairs):
+    clean = tk.Tracer(model, pairs).engine.data.clean
+    worse = [int(x > y) for x, y in zip(clean.x, clean.y, strict=True)]
+    # Of eight examples, one is left of which the model prefers x.
+    rows = [
+        replace(p, x_ids=p.y_ids, y_ids=p.x_ids) if w else p
+        for p, w in zip(pairs, worse, strict=True)
+    ]
+    rows[0] = replace(rows[0], x_ids=rows[0].y_ids, y_ids=rows[0].x_ids)
+    tracer = tk.Tracer(model, replace(pairs, pairs=tuple(rows)))
+    assert "x preferred" not in repr(tracer) + tracer._repr_html_()
+    with pytest.warns(
+        UnreliableResultWarning, match="as probable as x on 7 of 8 examples. x is .*known"
+    ):
+        tracer.run("top-k", budget=2)
+    assert repr(tracer).endswith("odds-ratio, x preferred on 1 of 8)")
+    assert "x preferred on 1 of 8" in tracer._repr_html_()
 
 
 def test_runs_are_kept(tracer):

@@ -48,21 +48,20 @@ def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str
 
 def warn_of_effects(engine: Engine) -> None:
     """Warns where the effect of all components says little about the data set."""
-    clean = engine.data.clean
-    if (
-        engine.metric.needs_y
-        and engine.metric.direction == "noising"
-        and clean.y is not None
-        and not (clean.x > clean.y).any()
-    ):
-        warn(
-            f"The clean model finds y at least as probable as x on all {len(clean.x)} examples. x "
-            "is the continuation that the clean prompt favours: exchange x and y, or the prompts, "
-            "unless that is meant.",
-            UnreliableResultWarning,
-        )
+    clean, n = engine.data.clean, engine.n_examples
+    if engine.metric.needs_y and engine.metric.direction == "noising" and clean.y is not None:
+        n_y = int((clean.x <= clean.y).sum())
+        many = f"all {n}" if n_y == n else f"{n_y} of {n}"
+        todo = "exchange x and y, or the prompts, unless that is meant"
+        todo = todo if n_y == n else "keep the pairs that the model knows, by pairs.known(model)"
+        if n_y > n / 2:
+            warn(
+                f"The clean model finds y at least as probable as x on {many} examples. x is the "
+                f"continuation that the clean prompt favours: {todo}.",
+                UnreliableResultWarning,
+            )
     effects = engine.full_effects
-    mean, n = effects.mean().item(), len(effects)
+    mean = effects.mean().item()
     if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
         warn(
             f"All components together have an effect of only {mean:.3g}. Either the model does not "

@@ -144,8 +144,16 @@ class Tracer(SetMethods):
     def __repr__(self) -> str:
         return printable(
             f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
-            f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name})"
+            f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name}"
+            f"{', ' if self._preferred else ''}{self._preferred})"
         )
+
+    @property
+    def _preferred(self) -> str:
+        """On how many examples the model prefers x, if the model was run before."""
+        # Looking at a tracer runs nothing.
+        count = self.n_prefers_x if "full_effects" in vars(self.engine) else None
+        return "" if count is None else f"x preferred on {count} of {len(self.pairs)}"
 
     def _repr_html_(self) -> str:
         """Summary in a notebook: model, data, setup, and the results so far."""
@@ -160,7 +168,7 @@ class Tracer(SetMethods):
             ("positions", str(self.setup.positions)),
             ("source", f"{self.source}, {self.direction}"),
         ]
-        # Only what was measured before: looking at a tracer runs nothing.
+        facts += [("model", self._preferred)] if self._preferred else []
         if "full_effects" in vars(self.engine):
             facts.append(("all components", f"effect {self.full_effect:.4g}"))
         return tracer_html(facts, [[each.title, *each.cells()] for each in self.results])
