@@ -30,6 +30,7 @@ token where there are none):
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -52,7 +53,7 @@ from tracekit.errors import (
 
 Effects = Float[Tensor, " example"]
 ContinuationMean = Literal["geometric", "arithmetic"]
-Reading = Literal["argmax", "distribution", "token-sets", "rank"]
+Reading = Literal["argmax", "distribution", "token-sets", "rank", "answer-tokens"]
 """Readings of a run that a metric may ask for, beside log P(x) and log P(y)."""
 Direction = Literal["noising", "denoising"]
 """`noising`: counterfactual values into the clean run; `denoising`: clean values into the
@@ -85,6 +86,9 @@ class ContinuationLogProbs:
     `rank`."""
     first_choice: Int[Tensor, " example"] | None = None
     """The most probable first token; None unless the metric `reads` `rank`."""
+    answer_tokens: Int[Tensor, "example answer"] | None = None
+    """First token of x, and of y where every example has one; None unless the metric `reads`
+    `answer-tokens`."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ContinuationLogProbs:
         """The same with every tensor changed."""
@@ -123,6 +127,7 @@ _READING_OF = {
     "x_set": "token-sets",
     "x_rank": "rank",
     "first_choice": "rank",
+    "answer_tokens": "answer-tokens",
 }
 
 
@@ -133,7 +138,13 @@ def _versions(log_probs: ContinuationLogProbs) -> list[int]:
 
 
 MetricFunction = Callable[[ContinuationLogProbs, ContinuationLogProbs], Effects]
-"""Takes the log-probabilities of the clean and the intervened run, gives one effect per example."""
+"""Takes the log-probabilities of the clean and the intervened run, gives one effect per example.
+
+One whose first parameter is called `logits` is taken as metrics of TransformerLens are: it gets
+logits (log-probabilities after the prompt, of shape `example 1 d_vocab`) and answer tokens (the
+first of x and of y, `example 2`) of one run, and gives a value per example. The effect is the
+clean run's value less the intervened one's.
+"""
 
 _NO_Y = (
     "{metric} compares x with y, and not every example has a y. "
@@ -172,7 +183,7 @@ class Metric:
     """Whether gradients reach the intervened log-probabilities."""
     reads: tuple[Reading, ...] = ()
     """Readings beside x and y: `argmax` (`x_is_argmax`, `y_is_argmax`), `distribution`,
-    `token-sets` (`x_set`, `y_set`), `rank` (`x_rank`, `first_choice`)."""
+    `token-sets` (`x_set`, `y_set`), `rank` (`x_rank`, `first_choice`), `answer-tokens`."""
     is_flat_at_clean: bool = False
     """Whether its gradient vanishes at the empty mask, as that of a distance does."""
     lower_bound: float | None = None
@@ -526,7 +537,32 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
             raise UnknownNameError("metric", metric, METRICS)
         return METRICS[metric]
     name = getattr(metric, "__name__", type(metric).__name__)
+    if _takes_logits(metric):
+        reads = ("distribution", "answer-tokens")
+        label = f"effect ({name}, clean \u2212 intervened)"
+        return Metric(name, _drop_of(metric), needs_y=False, reads=reads, axis_label=label)
     return Metric(name, metric, needs_y=False, reads=("argmax",), axis_label=f"effect ({name})")
+
+
+def _takes_logits(function: Any) -> bool:
+    """Whether its first parameter is called `logits`."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "logits"
+    except (TypeError, ValueError):
+        return False
+
+
+def _drop_of(function: Any) -> MetricFunction:
+    """What a function of logits and answer tokens loses from the clean run to the intervened."""
+
+    def drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+        values = [
+            function(run.require("distribution")[:, None], run.require("answer_tokens"))
+            for run in (clean, intervened)
+        ]
+        return values[0] - values[1]
+
+    return drop
 
 
 def continuation_log_prob(

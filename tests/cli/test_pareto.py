@@ -7,7 +7,7 @@ import tracekit as tk
 
 def test_pareto_fronts(command, tmp_path):
     code, out, err = command(
-        *("pareto", "--limit", 6, "--budget", 4, "--max-passes", 20),
+        *("pareto", "--limit", 6, "--max-budget", 4, "--max-passes", 20),
         *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
     )
     assert code == 0, err
@@ -19,7 +19,7 @@ def test_pareto_fronts(command, tmp_path):
         assert text in out
     assert f"{path.statistics[0].held_out:.4g}" in out
     again, out, _ = command(
-        *("pareto", "--limit", 6, "--budget", 4, "--max-passes", 20),
+        *("pareto", "--limit", 6, "--max-budget", 4, "--max-passes", 20),
         *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
     )
     assert again == 0

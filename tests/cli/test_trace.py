@@ -45,7 +45,8 @@ class TestDryRun:
     def test_of_a_front(self, command, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         code, out, err = command(
-            "pareto", "--limit", 4, "--budget", 2, "--layers", "0", "--max-passes", 30, "--dry-run"
+            *("pareto", "--limit", 4, "--max-budget", 2, "--layers", "0"),
+            *("--max-passes", 30, "--dry-run"),
         )
         assert code == 0, err
         # The limit is one of local search; eight heads alone and two sets of them come besides.

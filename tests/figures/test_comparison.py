@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tracekit as tk
+from tests import tiny
 from tests.figures.test_selection_heatmap import cells_of
 from tracekit.errors import ComparisonError, NoResultError
 
@@ -85,3 +86,21 @@ class TestComparison:
         lines = comparison.to_markdown().splitlines()
         assert len(lines) == 2 + len(comparison)
         assert lines[0].startswith("| result | selected | effect | 95 % spread | share | passes |")
+
+
+def test_results_of_two_data_sets_are_compared_by_their_sets(model):
+    first, second = (tk.Tracer(model, tiny.pairs(6, seed=seed)) for seed in (0, 3))
+    named = [tracer.run("top-k", budget=3) for tracer in (first, second)]
+    named[1] = replace(named[1], dataset="others")
+    comparison = tk.compare(named)
+    assert comparison.labels == (f"{named[0].dataset}, top-k", "others, top-k")
+    effects = comparison.cross_effects()
+    assert effects.iloc[0, 0] == named[0].effect
+    assert effects.iloc[0, 1] == second.evaluate(named[0])
+    assert effects.iloc[1, 0] == first.evaluate(named[1])
+    both = len({*named[0].labels} & {*named[1].labels})
+    assert comparison.jaccard.iloc[0, 1] == pytest.approx(both / (6 - both))
+    assert f"{named[0].dataset} / others data" in comparison.heatmap().layout.title.text
+    for refused in (comparison.curve, comparison.to_latex):
+        with pytest.raises(ComparisonError, match="of different data sets"):
+            refused()

@@ -34,7 +34,7 @@ def cells_of(figure):
 
 def test_heatmaps_show_what_is_selected(tracer):
     result = tracer.results[1]
-    figure = tracer.heatmap(result)
+    figure = tracer.heatmap(result, color="selected")
     heads, blocks = cells_of(figure)
     assert [list(row) for row in heads.z] == result.binary_mask[:12].float().reshape(3, 4).tolist()
     assert [row[0] for row in blocks.z] == result.binary_mask[12:].float().tolist()

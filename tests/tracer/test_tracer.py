@@ -455,3 +455,40 @@ def test_heatmap_and_curve_after_a_front_draw_the_front_or_earlier_runs(model):
     assert len(tracer.curve().data) > 0
     result = tracer.run("top-k", budget=1)
     assert tracer.heatmap().to_json() == result.heatmap().to_json()
+
+
+def test_a_metric_may_be_one_of_transformer_lens(model, pairs):
+    def logit_diff(logits, answer_tokens):
+        chosen = logits[:, -1].gather(-1, answer_tokens)
+        return chosen[:, 0] - chosen[:, 1]
+
+    one = [replace(p, x_ids=p.x_ids[:1], y_ids=p.y_ids[:1]) for p in pairs]
+    single = replace(pairs, pairs=tuple(one))
+    theirs, ours = (tk.Tracer(model, single, metric=m) for m in (logit_diff, "logit-difference"))
+    result = theirs.run("pgb-ct", budget=3, epochs=4, trials=1)
+    assert result.effect == pytest.approx(ours.evaluate(result), abs=1e-5)
+    assert result.full_effect == pytest.approx(ours.full_effect, abs=1e-5)
+    assert result.setup.metric == "logit_diff"
+    with pytest.raises(MetricError, match="returned"):
+        tk.Tracer(model, single, metric=lambda logits, answers: logits.mean()).evaluate("all")
+
+
+def test_a_model_and_data_may_be_named(demo_model):
+    tracer = tk.Tracer(demo_model, "demo-facts")
+    usual = tk.data.registry.DATASETS["demo-facts"]
+    assert (tracer.setup.components, tracer.setup.metric) == (usual.components, usual.metric)
+    assert tracer.pairs.fingerprint == tk.load_dataset("demo-facts", "demo").fingerprint
+    heads = tk.Tracer(demo_model, "demo-binding", "head-outputs", layers=[0])
+    assert (heads.setup.positions, heads.setup.metric) == ("last", "logit-difference")
+    with pytest.raises(UnknownNameError, match="Unknown data set 'demo-fact'. Did you mean"):
+        tk.Tracer(demo_model, "demo-fact")
+
+
+def test_a_heatmap_of_several_results_is_of_the_last(tracer):
+    curve = tracer.run("top-k", budgets=[2, 4])
+    drawn, alone = tracer.heatmap(curve), curve[-1].heatmap()
+    assert drawn.to_json() == alone.to_json()
+    # Of a result with scores, colour says what they are.
+    assert alone.to_json() == curve[-1].heatmap(color="score").to_json()
+    selected = tracer.run("greedy", budget=2)
+    assert selected.heatmap().to_json() == selected.heatmap(color="selected").to_json()

@@ -69,6 +69,7 @@ app: typer.Typer = _Program(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _BROKEN_PIPE = 141

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @takes(
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
     objective=OPTIONS["objective"]._replace(default=None),
-    budget=option(
+    max_budget=option(
         *(None, TEXT, HOW, "SIZE"), "Largest size: a count (6) or a share (0.2). Default: all."
     ),
     max_passes=option(None, COUNT, LIMITS, "N", "Passes over the data at most.", min=1),
@@ -73,7 +73,7 @@ def pareto(given: Given) -> None:
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
     check_data(given["constraint_dataset"])
-    largest = None if given["budget"] is None else parse_budget(given["budget"])
+    largest = None if given["max_budget"] is None else parse_budget(given["max_budget"])
     tracer = build_tracer(given, quiet=given["quiet"])
     constraint = build_constraint(tracer, given)
     print_tracer(tracer)

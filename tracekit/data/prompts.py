@@ -404,7 +404,8 @@ class PromptPairs(Sequence[PromptPair]):
             raise PairsError(
                 f"{len(misaligned)} of {len(pairs)} counterfactuals differ in length from their "
                 f"prompts ({'; '.join(misaligned[:_MOST_NAMED])}{more}). "
-                'Align them token by token, give both spans, or drop them with on_mismatch="skip".'
+                'Align them token by token, give both spans, or drop them with on_mismatch="skip" '
+                "(--skip-mismatched)."
             )
         aligned = tuple(pair for pair in pairs if pair.is_aligned)
         return cls(pairs=aligned, name=name, skipped=tuple(misaligned))

@@ -24,6 +24,7 @@ from tracekit.data import (
 from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import DataFormatError, UnknownNameError, UnknownOptionError
+from tracekit.models import load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +175,7 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
 
     Args:
         name: One of `DATASETS`, or a `.csv` or `.jsonl` file (see `load_pairs`).
-        model: The model to be traced, for its tokenizer.
+        model: The model to be traced, for its tokenizer; or what `load_model` takes.
         **options: Options of the data set, e.g. `split="test"` for `winobias`. `data_dir` is the
             folder with its files; without it they are downloaded once, where that is possible.
             Every data set has `on_mismatch`: `"skip"` drops examples whose counterfactual has
@@ -187,6 +188,7 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
         PairsError: As in `PromptPairs.from_text`.
     """
     dataset = describe(name)
+    model = load_model(model) if isinstance(model, (str, Path)) else model
     for option in options:
         if option not in (*dataset.options, "on_mismatch"):
             raise UnknownOptionError(option, (*dataset.options, "on_mismatch"))

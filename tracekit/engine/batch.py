@@ -153,6 +153,8 @@ class Batch:
             more["x_set"] = of_sides[:, 0].logsumexp(-1)
             if self.all_have_y_set:
                 more["y_set"] = of_sides[:, 1].logsumexp(-1)
+        if "answer-tokens" in reads:
+            more["answer_tokens"] = self.token_sets[:, : 1 + self.all_have_y_set, 0]
         if "rank" in reads:
             of_x = logs.gather(1, self.first_token[:, None])
             more["x_rank"] = (logs > of_x).sum(1) + 1

@@ -11,7 +11,7 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
-from tracekit.results.result import TraceResult
+from tracekit.results.result import TraceResult, tracer_of
 from tracekit.results.tables import check_comparable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Sequence[TraceResult]):
-    """Results that answer the same question; `compare` makes one."""
+    """Results that answer the same question, on the same examples or others; see `compare`."""
 
     results: tuple[TraceResult, ...]
     labels: tuple[str, ...]
@@ -50,8 +50,23 @@ class Comparison(Sequence[TraceResult]):
         """The table of `jaccard` as a figure."""
         from tracekit import figures
 
-        title = figures.data_and_model(self.results[0].dataset, self.results[0].model)
+        title = figures.data_and_model(_data_of(self.results), self.results[0].model)
         return figures.similarities(self.jaccard, title=title, subtitle="Jaccard similarity")
+
+    def cross_effects(self) -> Any:
+        """Mean effect of every set on the examples of every result, as a pandas DataFrame.
+
+        A row per set, a column per result whose tracer measures it. The diagonal is of the examples
+        that a set was selected on.
+
+        Raises:
+            NoResultError: A result was loaded, or its tracer is gone.
+        """
+        import pandas as pd
+
+        tracers = [tracer_of(result) for result in self.results]
+        rows = [[tracer.evaluate(result) for tracer in tracers] for result in self.results]
+        return pd.DataFrame(rows, index=list(self.labels), columns=list(self.labels))
 
     @property
     def jaccard(self) -> Any:
@@ -91,7 +106,11 @@ class Comparison(Sequence[TraceResult]):
         r"""A LaTeX table (booktabs): the best effect of each size is bold, the second underlined.
 
         By default the caption says data, model and metric.
+
+        Raises:
+            ComparisonError: The results are of different examples.
         """
+        check_comparable(self.results)
         return Table(
             frame=self._printable_frame(),
             caption=self._caption() if caption is None else caption,
@@ -134,7 +153,7 @@ class Comparison(Sequence[TraceResult]):
             [label, *result.cells()]
             for label, result in zip(self.labels, self.results, strict=True)
         ]
-        title = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
+        title = f"{_data_of(self.results)} data, {first.model} model, {first.setup.metric}"
         return card(title, table(["result", *COLUMNS], rows))
 
     def __repr__(self) -> str:
@@ -150,9 +169,11 @@ def compare(
 ) -> Comparison:
     """Puts results side by side: figures, similarities and tables of several methods or sizes.
 
+    Of different examples, `jaccard`, `heatmap` and `cross_effects` compare the sets; curves and
+    LaTeX tables, which have one scale, refuse them.
+
     Args:
-        results: Results, curves or fronts of searches on the same examples, model, components and
-            metric.
+        results: Results, curves or fronts of searches of the same model, components and metric.
         labels: What to call each result. None: its method, and its size where methods repeat.
 
     Raises:
@@ -164,7 +185,7 @@ def compare(
         flat += [result] if isinstance(result, TraceResult) else result
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
-    check_comparable(flat)
+    check_comparable(flat, across_data=True)
     if labels is not None and len(labels) != len(flat):
         raise ComparisonError(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
@@ -172,9 +193,15 @@ def compare(
     return Comparison(tuple(flat), tuple(labels or _labels(flat)))
 
 
+def _data_of(results: Sequence[TraceResult]) -> str:
+    return " / ".join(dict.fromkeys(result.dataset for result in results))
+
+
 def _labels(results: Sequence[TraceResult]) -> list[str]:
     """Methods; with sizes where a method repeats, and numbers where these repeat too."""
     titles = [result.title for result in results]
+    if len({result.dataset for result in results}) > 1:
+        titles = [f"{result.dataset}, {result.title}" for result in results]
     if len(set(titles)) < len(titles):
         titles = [f"{t}, {r.n_selected}" for t, r in zip(titles, results, strict=True)]
     counts = {title: titles.count(title) for title in titles}

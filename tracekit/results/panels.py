@@ -19,6 +19,11 @@ _MAX_COLUMNS = 64
 """Components of a layer beyond which a panel shows shares."""
 
 
+def has_cells(registry: ComponentRegistry) -> bool:
+    """Whether a panel shows single components, and not the shares of layers only."""
+    return any(len(grid.indices) <= _MAX_COLUMNS for grid in registry.grids)
+
+
 def panels_of(
     registry: ComponentRegistry,
     selected: BinaryMask,

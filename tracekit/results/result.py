@@ -375,22 +375,26 @@ class TraceResult:
         write_mib(Path(path), self.registry, scores, self.binary_mask, self.model_facts.sizes)
         return Path(path)
 
-    def heatmap(self, *, color: Color = "selected") -> go.Figure:
+    def heatmap(self, *, color: Color | None = None) -> go.Figure:
         """Which components are selected, layer by layer.
 
         Args:
             color: What the colour of a cell says: `selected` (in the colour of the method), `soft`
                 (entry of the soft mask), `score` (what the method ranked by; for top-k the effect
                 of the component alone), `rank` (by that), or `none`. Where colour says something
-                else, selected components have a dark frame.
+                else, selected components have a dark frame. None: `score` where there are any and
+                single components are drawn, else `selected`.
 
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
         """
         from tracekit.figures.cells import draw_panels
         from tracekit.figures.style import WIDTH, data_and_model, plain
-        from tracekit.results.panels import scale_of
+        from tracekit.results.panels import has_cells, scale_of
 
+        if color is None:
+            has_scores = self.component_scores is not None and has_cells(self.registry)
+            color = "score" if has_scores else "selected"
         return draw_panels(
             self.panels(color),
             scale=scale_of(color, self.n_components, self.largest_score),

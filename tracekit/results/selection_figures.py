@@ -33,7 +33,9 @@ def comparison_heatmap(
         scale=scale_of(color, first.n_components, max(each.largest_score for each in results)),
         width=WIDE,
         outlines=color != "selected",
-        title=data_and_model(first.dataset, first.model),
+        title=data_and_model(
+            " / ".join(dict.fromkeys(result.dataset for result in results)), first.model
+        ),
         subtitle=f"{' / '.join(sizes)} of {first.n_components} selected",
     )
 

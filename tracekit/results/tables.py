@@ -57,8 +57,11 @@ def facts_of_model(result: TraceResult) -> str:
     return "; ".join(parts)
 
 
-def check_comparable(results: Sequence[TraceResult]) -> None:
-    """Refuses results that answer different questions, and names what differs."""
+def check_comparable(results: Sequence[TraceResult], *, across_data: bool = False) -> None:
+    """Refuses results that answer different questions, and names what differs.
+
+    With `across_data`, they may be of different examples.
+    """
     for name, values in (
         ("models", [result.model for result in results]),
         ("weights", [result.model_facts.weights_digest[:12] for result in results]),
@@ -72,7 +75,7 @@ def check_comparable(results: Sequence[TraceResult]) -> None:
         ("components", [result.registry for result in results]),
     ):
         others = [value for value in values if value != values[0]]
-        if others:
+        if others and not (across_data and name in ("data sets", "examples")):
             is_long = name in ("examples", "components")
             shown = "" if is_long else f" ({values[0]} and {others[0]})"
             raise ComparisonError(

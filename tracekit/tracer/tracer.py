@@ -15,6 +15,7 @@ from tracekit._util.options import check_seed, shortened
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
 from tracekit.data.prompts import PromptPairs
+from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.engine import Engine
@@ -65,8 +66,8 @@ class Tracer(SetMethods):
     def __init__(
         self,
         model: HookedModel | str | Path,
-        pairs: PromptPairs,
-        components: Components | Setup = "attention-patterns",
+        pairs: PromptPairs | str | Path,
+        components: Components | Setup = "default",
         metric: MetricChoice | Metric | MetricFunction | None = None,
         *,
         held_out: PromptPairs | None = None,
@@ -81,10 +82,12 @@ class Tracer(SetMethods):
 
         Args:
             model: A TransformerLens model, or anything `load_model` takes.
-            pairs: The data set.
-            components: As in `Setup`: kinds of component, by default `attention-patterns`; or a
+            pairs: The data set, or its name for `load_dataset`.
+            components: As in `Setup`: kinds of component, `default`: `attention-patterns`; or a
                 `Setup`, which says the metric and the options too.
-            metric: As in `Setup`; by default `odds-ratio`.
+            metric: As in `Setup`; by default `odds-ratio`. Of data given by name, components,
+                metric and positions are by default those of the command line: what the data set is
+                usually traced with.
             held_out: Examples that no search sees; every result says what its selection does on
                 them (`TraceResult.held_out_effect`). `pairs.split` makes some.
             extra_metrics: Further metrics; every result says what its selection does by each of
@@ -106,15 +109,22 @@ class Tracer(SetMethods):
                 the pairs, or denoising from a source that is no run.
             ConfigError: Options that contradict each other.
         """
+        self.model: HookedModel = model if isinstance(model, HookedModel) else load_model(model)
+        usual = None
+        if isinstance(pairs, (str, Path)):
+            usual, pairs = describe(str(pairs)), load_dataset(str(pairs), self.model)
         if not isinstance(components, Setup):
-            named = "odds-ratio" if metric is None else metric
+            if usual is not None and "split_by" not in options:
+                options.setdefault("positions", usual.positions)  # type: ignore[typeddict-item]
+            named = (usual.metric if usual else "odds-ratio") if metric is None else metric
+            if isinstance(components, str) and components == "default":
+                components = usual.components if usual else "attention-patterns"
             components = Setup(components=components, metric=named, **options)
         elif metric is not None or options:
             raise ConfigError(
                 "A setup was given along with a metric or options, which it has. Leave them out, "
                 "or use dataclasses.replace(setup, ...)."
             )
-        self.model: HookedModel = model if isinstance(model, HookedModel) else load_model(model)
         config = EngineConfig(
             max_batch_size=max_batch_size,
             max_memory=max_memory,
@@ -433,16 +443,21 @@ class Tracer(SetMethods):
 
     # ---- drawing --------------------------------------------------------------------------
 
-    def heatmap(self, result: TraceResult | None = None, *, color: Color = "selected") -> go.Figure:
-        """Per-layer selection heatmap of a result; `color` as in `TraceResult.heatmap`.
+    def heatmap(
+        self,
+        result: TraceResult | Sequence[TraceResult] | None = None,
+        *,
+        color: Color | None = None,
+    ) -> go.Figure:
+        """Per-layer heatmap of a result, or of the last of several; `color` as in `TraceResult`.
 
         By default of the last result of `run`, or after `pareto` of the largest set of its front.
 
         Raises:
             NoResultError: Nothing was run yet.
         """
-        last = self._last[-1] if self._last else None
-        return _drawn(result or last).heatmap(color=color)
+        drawn = _drawn(result or self._last)
+        return (drawn if isinstance(drawn, TraceResult) else drawn[-1]).heatmap(color=color)
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method.
