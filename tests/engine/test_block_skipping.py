@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -56,3 +58,41 @@ def test_a_model_whose_blocks_read_something_else_is_refused():
     model.hook_dict[residual_hook(1)].register_forward_hook(cut_off, prepend=True)
     reason = BlockSkipper(model).refusal(model, tokens)
     assert reason == "block 1 reads something else than the residual stream"
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [(0, 1), (1, 2), (4, 5), (0, 11), (2, 9), (10, 11), (5, 11)]
+)
+def test_state_beside_the_residual_stream_of_a_deep_model_is_found(source, target):
+    """As layers that share keys in pairs, skips across the middle, or one for the last block."""
+    model = tk.load_model(tiny.hf_model("llama", num_hidden_layers=12))
+    kept = {}
+    step = target - source
+
+    def remember(module, args, output, *, number):
+        kept[number] = output[0] if isinstance(output, tuple) else output
+
+    def leak(module, args, output, *, number):
+        stream = output[0] if isinstance(output, tuple) else output
+        leaked = stream + 1e-2 * kept.get(number, 0)
+        return (leaked, *output[1:]) if isinstance(output, tuple) else leaked
+
+    # Neighbours share in every pair of the same parity; else it is the one connection.
+    for start in range(source % 2, 11, 2) if step == 1 else (source,):
+        model.blocks[start].register_forward_hook(partial(remember, number=start))
+        model.blocks[start + step].register_forward_hook(partial(leak, number=start))
+    refusal = BlockSkipper(model).refusal(model, torch.tensor([[1, 2, 3]]))
+    assert refusal.startswith("a pass resumed at block")
+
+
+def test_trial_of_a_deep_model_takes_few_passes(monkeypatch):
+    model = tk.load_model(tiny.hf_model("llama", num_hidden_layers=12))
+    passes, original = [], model.run_with_hooks
+
+    def run(*args, **options):
+        passes.append(args)
+        return original(*args, **options)
+
+    monkeypatch.setattr(model, "run_with_hooks", run)
+    assert BlockSkipper(model).refusal(model, torch.tensor([[1, 2, 3]])) == ""
+    assert len(passes) == 9

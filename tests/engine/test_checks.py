@@ -11,10 +11,10 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components import KINDS
-from tracekit.engine import patching
+from tracekit.engine import checks, patching
 from tracekit.engine.capabilities import capabilities_of
 from tracekit.engine.checks import check_engine, check_sites
-from tracekit.errors import HookPointError, IdentityCheckError, UnsupportedModelError
+from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning, UnsupportedModelError
 from tracekit.models import hooked
 
 
@@ -29,7 +29,8 @@ def test_discarded_edits_of_attention_patterns_are_found_on_opt(monkeypatch):
     if hasattr(type(model.blocks[0].attn), "_fire_post_hoc_hook"):
         traced = tk.Tracer(model, tiny.pairs(), components="attention-patterns")
         assert traced.full_effect != 0
-    # Without firing the hook point where patterns are computed.
+    # Without firing the hook point where patterns are computed. A model is checked once.
+    model = tk.load_model(tiny.hf_model("opt"))
     monkeypatch.setattr(hooked, "patterns_in_place", lambda model: nullcontext())
     with pytest.raises(HookPointError) as caught:
         tk.Tracer(model, tiny.pairs(), components="attention-patterns")
@@ -246,3 +247,45 @@ def test_one_hook_point_under_two_names_is_refused():
         tk.Tracer(model, tiny.pairs(), components="mlp-neurons")
     assert "blocks.0.mlp.hook_post is blocks.0.hook_mlp_out under another name" in str(caught.value)
     assert tk.Tracer(model, tiny.pairs(), components="mlp-outputs").full_effect != 0
+
+
+def test_hook_points_are_proven_once_for_a_model_as_it_is(monkeypatch):
+    model = tk.load_model(tiny.hf_model("gpt2"))
+    asked = []
+    original = checks.check_sites
+    monkeypatch.setattr(
+        checks, "check_sites", lambda *given: (asked.append(given[1]), original(*given))
+    )
+    for kinds, layers, count in (
+        ("head-outputs", None, 1),
+        ("head-outputs", [1], 1),
+        ("mlp-outputs", None, 2),
+        ("head-outputs+mlp-outputs", None, 3),
+        ("mlp-outputs", [0], 3),
+    ):
+        tk.Tracer(model, tiny.pairs(4), kinds, layers=layers)
+        assert len(asked) == count, kinds
+    model.hook_dict["blocks.0.hook_mlp_out"].add_hook(lambda activation, hook: activation)
+    with pytest.warns(ModelWarning, match="Hooks were left"):
+        tk.Tracer(model, tiny.pairs(4), "head-outputs")
+    assert len(asked) == 4
+
+
+def test_model_that_changed_is_found_by_a_few_examples(monkeypatch):
+    model = tk.load_model(tiny.hf_model("gpt2"))
+    tracer = tk.Tracer(model, tiny.pairs(20), "head-outputs")
+    run = []
+    original = type(tracer.engine.data).passes
+    monkeypatch.setattr(
+        type(tracer.engine.data),
+        "passes",
+        lambda data, *given, **options: (
+            run.append(data.n_examples),
+            original(data, *given, **options),
+        )[1],
+    )
+    checks.check_unchanged(tracer.engine)
+    assert run == [4]
+    next(model.original_model.parameters()).data *= 1.1
+    with pytest.raises(IdentityCheckError, match="The empty mask now has an effect of"):
+        checks.check_unchanged(tracer.engine)

@@ -20,6 +20,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 from tracekit.search.baselines.topk import TopK
+from tracekit.tracer import estimate as estimating
 from tracekit.tracer.estimate import duration
 
 DETERMINISTIC = {
@@ -194,6 +195,22 @@ class TestTime:
         estimate = tracer.estimate("exhaustive", budget=2)
         seconds = tracer.run("exhaustive", budget=2).run.seconds
         assert seconds / 10 < estimate.seconds < 10 * seconds
+
+    def test_is_taken_once_of_a_few_examples(self, model, monkeypatch):
+        tracer = tk.Tracer(model, tiny.pairs(40), "head-outputs")
+        timed = []
+        original = estimating._seconds_of_passes
+        monkeypatch.setattr(
+            estimating,
+            "_seconds_of_passes",
+            lambda few, **given: (timed.append(few.n_examples), original(few, **given))[1],
+        )
+        first = tracer.estimate("top-k", budget=2)
+        assert tracer.estimate("greedy", budget=2).seconds > first.seconds
+        assert timed == [8]
+        tracer.estimate("pgb-ct", budget=2)
+        assert timed == [8, 8]
+        assert tracer.engine.cost == tk.engine.Cost()
 
     def test_is_bounded_by_a_limit(self, tracer):
         assert tracer.estimate("local-search", budget=3, max_seconds=1e-4).seconds == 1e-4

@@ -76,20 +76,21 @@ class BlockSkipper:
     def refusal(self, model: HookedModel, tokens: Tensor) -> str:
         """Why blocks of the model cannot be skipped; empty if they can.
 
-        Runs it on `tokens` as a whole, then from and up to every block, and compares.
+        Runs it on `tokens` as a whole, then from and up to some blocks, and compares.
         """
         if not self._blocks:
             return "it has no list of blocks"
-        outputs: list[Any] = [None] * len(self._blocks)
+        inputs: dict[int, Tensor] = {}
+        outputs: dict[int, Any] = {}
 
-        def record_output(number: int) -> Callable[..., None]:
-            def record(module: Any, args: Any, output: Any) -> None:
-                outputs[number] = output
+        def record(number: int) -> Callable[..., None]:
+            def both(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+                inputs[number], outputs[number] = _residual_of(args, kwargs), output
 
-            return record
+            return both
 
         handles = [
-            block.register_forward_hook(record_output(number))
+            block.register_forward_hook(record(number), with_kwargs=True)
             for number, block in enumerate(self._blocks)
         ]
         layers = range(len(self._blocks))
@@ -99,10 +100,13 @@ class BlockSkipper:
         finally:
             for handle in handles:
                 handle.remove()
-        if any(isinstance(output, tuple) and len(output) > 1 for output in outputs):
+        if any(isinstance(output, tuple) and len(output) > 1 for output in outputs.values()):
             return "its blocks return more than the residual stream"
-        self._returns_tuple = [isinstance(output, tuple) for output in outputs]
+        self._returns_tuple = [isinstance(outputs[layer], tuple) for layer in layers]
         for layer in layers[1:]:
+            if not _close(inputs[layer], recorded[residual_hook(layer)][-1]):
+                return f"block {layer} reads something else than the residual stream"
+        for layer in _boundaries(len(layers)):
             residual = recorded[residual_hook(layer)][-1]
             with self.run_only(layer, residual=residual):
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
@@ -112,10 +116,18 @@ class BlockSkipper:
                 with self.run_only(stop=layer):
                     model.run_with_hooks(tokens, fwd_hooks=[])
                 return f"a pass does not stop at block {layer}"
-            except StopPassError as stopped:
-                if not _close(stopped.residual, residual):
-                    return f"block {layer} reads something else than the residual stream"
+            except StopPassError:
+                pass
         return ""
+
+
+def _boundaries(n_layers: int) -> list[int]:
+    """Blocks at which passes are resumed and stopped on trial.
+
+    State that flows past the residual stream does so between neighbours (of which two in a row show
+    both parities), from early blocks to late ones, or to the last.
+    """
+    return sorted({1, 2, n_layers // 2, n_layers - 1} & set(range(1, n_layers)))
 
 
 def _hand_on(*args: Any, residual: ResidualStream | None, in_tuple: bool, **kwargs: Any) -> Any:

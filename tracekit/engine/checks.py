@@ -12,7 +12,7 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
 `check_engine`, on the first examples of the data set:
     6. the empty mask has effect 0, and the full mask changes a score.
 `check_unchanged`, before every run:
-    7. the empty mask still has effect 0 on a batch of the data.
+    7. the empty mask still has effect 0 on these examples.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 import warnings
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -30,10 +31,12 @@ from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.patching import MaskedPatch
+from tracekit.engine.prepared import PreparedData
 from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
+    dtype_of,
     foreign_hooks,
     frozen,
     is_exact,
@@ -46,6 +49,10 @@ _ROWS = 2
 _TOKENS = 6
 _EXAMPLES = 4
 _LISTED = 3
+_PROVEN: WeakKeyDictionary[Any, list[set[Any]]] = WeakKeyDictionary()
+"""Hook points that were proven together, by model."""
+_PROBES: WeakKeyDictionary[PreparedData, PreparedData] = WeakKeyDictionary()
+"""The first examples of a data set, as they were run when it was checked."""
 
 
 def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
@@ -74,6 +81,18 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         _check_padding(model, tokens)
 
 
+def check_sites_once(model: HookedModel, registry: ComponentRegistry) -> None:
+    """`check_sites`, unless it proved these hook points of the model before, as it is now."""
+    state = (dtype_of(model), device_of(model), *foreign_hooks(model))
+    asked = {(state, site.kind.name, site.hook_name) for site in registry.sites}
+    proven = _PROVEN.setdefault(model, [])
+    # Features of a kind are somebody's own, and may be others under the same name.
+    has_features = any(site.kind.features_in(site.layer) is not None for site in registry.sites)
+    if has_features or not any(asked <= together for together in proven):
+        check_sites(model, registry)
+        proven.append(asked)
+
+
 def check_engine(engine: Engine) -> None:
     """Proves the empty and the full mask on a few examples of the data set.
 
@@ -97,6 +116,7 @@ def check_engine(engine: Engine) -> None:
             "Give counterfactuals that differ."
         )
     probe = engine.with_pairs(engine.pairs.subset(differing[:_EXAMPLES]))
+    _PROBES[engine.data] = probe.data
     empty = probe.effects(torch.zeros(probe.n_components)).abs().max().item()
     if empty != 0:
         raise IdentityCheckError(
@@ -123,7 +143,7 @@ def check_unchanged(engine: Engine) -> None:
     Raises:
         IdentityCheckError: It does not: its weights changed, or a hook was attached.
     """
-    effect = empty_mask_effect(engine.data)
+    effect = empty_mask_effect(_PROBES.get(engine.data, engine.data))
     if effect != 0:
         raise IdentityCheckError(
             f"The empty mask now has an effect of {effect:g} on {model_name(engine.model)}: its "

@@ -274,7 +274,7 @@ class Setup:
             layer_window=self.layer_window,
         )
         # Before anything else runs the model: what an engine learns of it is kept.
-        checks.check_sites(model, registry)
+        checks.check_sites_once(model, registry)
         with_source = resolve_source(
             self.source,
             model,

@@ -1,7 +1,7 @@
 """Passes, time and memory of a run, before it begins.
 
 Searches say how many passes they take at most. What one pass takes is measured, once, on the
-loaded model and the tracer's own data.
+loaded model and a few of the tracer's own examples.
 """
 
 from __future__ import annotations
@@ -9,17 +9,32 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
 from tracekit._util.markup import html_text, printable
 from tracekit.engine.engine import Engine
+from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
 from tracekit.search.base import Planned
 from tracekit.tracer.search_run import SearchRun
 
 _PROBED_SETS = 4
 """Sets that are measured to see what a pass takes."""
+_PROBED_EXAMPLES = 8
+"""Examples that they are measured on; on an accelerator a batch, as it idles on fewer."""
+_PACES: WeakKeyDictionary[PreparedData, dict[bool, Pace]] = WeakKeyDictionary()
+"""By data, and whether a gradient was taken."""
+
+
+class Pace(NamedTuple):
+    """Seconds of a pass over the data, and of a gradient there and back; bytes at the peak."""
+
+    forward: float
+    gradient: float
+    memory: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +84,30 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
+    """Measured on a few examples and sets; once for the data of an engine."""
+    kept = _PACES.setdefault(engine.data, {})
+    if with_gradient not in kept:
+        few = engine.with_pairs(engine.pairs.subset(_spread(engine)))
+        _ = few.full_effects  # Clean and counterfactual runs are done before.
+        is_cuda = engine.device.type == "cuda"
+        if is_cuda:
+            torch.cuda.reset_peak_memory_stats(engine.device)
+        forward, gradient = _seconds_of_passes(few, with_gradient=with_gradient)
+        memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
+        scale = engine.n_examples / few.n_examples
+        kept[with_gradient] = Pace(scale * forward, scale * gradient, memory)
+    return kept[with_gradient]
+
+
+def _spread(engine: Engine) -> list[int]:
+    """Numbers of examples, spread over the data set, as many as are measured."""
+    n, batch = engine.n_examples, engine.config.max_batch_size
+    count = min(n, _PROBED_EXAMPLES if engine.device.type == "cpu" else batch)
+    return [i * n // count for i in range(count)]
+
+
 def _seconds_of_passes(engine: Engine, *, with_gradient: bool) -> tuple[float, float]:
-    """Time of a pass, and of a gradient there and back, measured on a few sets."""
     n = engine.n_components
     # Spread over the layers: how much sets share depends on where they begin.
     sets = [(i * n // _PROBED_SETS,) for i in range(min(n, _PROBED_SETS))]
@@ -102,7 +139,7 @@ def _peak_of_process() -> int | None:
 def estimate(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
     """Estimates a run; of a front, with its statistics or not. None: this is no front.
 
-    The engine is probed, and the probe is in its account of passes.
+    A few of its examples are probed, which is in no account of passes.
     """
     search, planned = run.search, run.planned(statistics=statistics)
     if planned is None:
@@ -129,15 +166,10 @@ def estimate_planned(
 ) -> Estimate:
     """Estimates work whose passes are known, but for `further` ones; it stops at `max_seconds`.
 
-    The engine is probed, and the probe is in its account of passes.
+    A few of its examples are probed, which is in no account of passes.
     """
     cost, passes = planned.cost, planned.cost.forward_equivalents
-    _ = engine.full_effects  # Clean and counterfactual runs are done before.
-    is_cuda = engine.device.type == "cuda"
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats(engine.device)
-    forward, gradient = _seconds_of_passes(engine, with_gradient=cost.backward > 0)
-    memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
+    forward, gradient, memory = _pace_of(engine, with_gradient=cost.backward > 0)
     seconds = (cost.forward - cost.backward + further) * forward + cost.backward * gradient
     return Estimate(
         method=name,

@@ -334,10 +334,8 @@ class Tracer(SetMethods):
     ) -> Estimate:
         """The passes, time and memory that `run` with these arguments will take.
 
-        Runs nothing but one timed probe, of a few sets and, for methods that learn, a gradient.
-
-        ```python print(tracer.estimate(budget=6)) print(tracer.estimate("greedy", budgets=[2, 4,
-        6]).seconds) ```
+        Runs nothing but one timed probe on a few examples, of a few sets and, for methods that
+        learn, a gradient. What it takes is kept for the next estimate.
 
         Raises:
             ConfigError: The search does not say how many passes it takes, as one of your own.
