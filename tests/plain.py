@@ -63,8 +63,8 @@ KINDS = (
 class Plain:
     """A Hugging Face model, and interventions on one kind of component of it."""
 
-    def __init__(self, architecture, kind):
-        self.model = tiny.hf_model(architecture)
+    def __init__(self, architecture, kind, model=None):
+        self.model = tiny.hf_model(architecture) if model is None else model
         config = self.model.config
         named = dict(self.model.named_modules())
         parts = MODULES[architecture]
@@ -200,3 +200,50 @@ class Plain:
             return value
 
         return change
+
+
+def effects_by_span(plain, rows, tracer, mask):
+    """Log-odds that a tracer by spans should find, for any of its sources and directions."""
+    names, n_layers = tracer.registry.spans, len(plain.modules)
+    by_span = mask.reshape(n_layers, plain.count, len(names))
+    every = [plain.activations(row["prompt_ids"]) for row in rows]
+    layers = range(n_layers)
+    means = {
+        "zero": lambda layer: torch.zeros(1),
+        "mean": lambda layer: torch.cat([each[layer] for each in every]).mean(0),
+        "mean-positional": lambda layer: torch.stack([each[layer] for each in every]).mean(0),
+    }
+    is_noising = tracer.direction == "noising"
+    noising = tracer.pairs if is_noising else tracer.pairs.reversed()
+    expected = []
+    for row, own, pair in zip(rows, every, noising, strict=True):
+        clean, length = row["prompt_ids"], len(row["prompt_ids"])
+        noise = pair.counterfactual.noise if tracer.source == "noise" else None
+        if tracer.source in means:
+            width = own[0].shape[-1]
+            values = {n: means[tracer.source](n).expand(length, width) for n in layers}
+        else:
+            others = {
+                "counterfactual": lambda row=row: row["counterfactual_ids"],
+                "resample": lambda pair=pair: pair.counterfactual.ids,
+            }
+            other = others.get(tracer.source, lambda clean=clean: clean)()
+            values = plain.activations(other, noise)
+        base, base_noise = clean, None
+        if not is_noising:
+            base, base_noise, values = other, noise, own
+        weights = []
+        spans = {**row["spans"], "last": [length - 1, length]}
+        for layer in by_span:
+            weight = layer[:, names.index("rest")].repeat(length, 1)
+            # Named spans take the place of what is implied.
+            for name in sorted(spans, key=lambda name: name != "last"):
+                weight[slice(*spans[name])] = layer[:, names.index(name)]
+            weights.append(weight)
+        odds = [
+            plain.score(base, row["y_ids"], act, base_noise)
+            - plain.score(base, row["x_ids"], act, base_noise)
+            for act in (plain.mixed(weights, values, length), lambda layer, value: None)
+        ]
+        expected.append((1 if is_noising else -1) * (odds[0] - odds[1]))
+    return torch.stack(expected)

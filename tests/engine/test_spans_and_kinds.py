@@ -10,7 +10,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tests.plain import KINDS, MODULES, Plain
+from tests.plain import KINDS, MODULES, Plain, effects_by_span
 from tracekit.errors import (
     ComponentError,
     ConfigError,
@@ -138,37 +138,10 @@ def test_spans_under_every_source_equal_plain_hooks(architecture, kind, source, 
         split_by="span",
         **options,
     )
-    names, n_layers = tracer.registry.spans, len(plain.modules)
     mask = torch.rand(len(tracer.registry), generator=torch.Generator().manual_seed(1))
-    by_span = mask.reshape(n_layers, plain.count, len(names))
-    every = [plain.activations(row["prompt_ids"]) for row in rows]
-    mean = {layer: torch.cat([each[layer] for each in every]).mean(0) for layer in range(n_layers)}
-    noising = tracer.pairs if direction == "noising" else tracer.pairs.reversed()
     found = tracer.evaluate(mask, per_example=True)
-    for effect, row, own, pair in zip(found, rows, every, noising, strict=True):
-        clean, length = row["prompt_ids"], len(row["prompt_ids"])
-        noise = pair.counterfactual.noise if source == "noise" else None
-        constant = {layer: (mean[layer] * (source == "mean")).expand(length, -1) for layer in mean}
-        other = row["counterfactual_ids"] if source == "counterfactual" else clean
-        values = constant if source in ("zero", "mean") else plain.activations(other, noise)
-        base, base_noise = clean, None
-        if direction == "denoising":
-            base, base_noise, values = other, noise, own
-        weights = []
-        spans = {**row["spans"], "last": [length - 1, length]}
-        for layer in by_span:
-            weight = layer[:, names.index("rest")].repeat(length, 1)
-            # Named spans take the place of what is implied.
-            for name in sorted(spans, key=lambda name: name != "last"):
-                weight[slice(*spans[name])] = layer[:, names.index(name)]
-            weights.append(weight)
-        odds = [
-            plain.score(base, row["y_ids"], act, base_noise)
-            - plain.score(base, row["x_ids"], act, base_noise)
-            for act in (plain.mixed(weights, values, length), lambda layer, value: None)
-        ]
-        sign = 1 if direction == "noising" else -1
-        assert effect.item() == pytest.approx(sign * (odds[0] - odds[1]).item(), abs=1e-3)
+    expected = effects_by_span(plain, rows, tracer, mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
     # Qwen3 norms its keys, so that keys nearer to zero are the same keys.
     if (architecture, kind, source) != ("qwen3", "keys", "zero"):
         assert found.abs().max() > 1e-2

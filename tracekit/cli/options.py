@@ -403,8 +403,10 @@ def build_tracer(
     Layers, the name of the data set and the form of options are checked before the model is loaded.
     A given setup is taken instead of the one that the options say.
     """
+    from tracekit.cli.output import join_ranks, print_step
+
+    print_step(f"Loading {given['model']} ...")
     import tracekit as tk
-    from tracekit.cli.output import join_ranks
     from tracekit.data.registry import describe
 
     join_ranks()
@@ -425,6 +427,7 @@ def build_tracer(
             **{name: given[name] for name in _AS_GIVEN},
         )
     memory = given.get("max_memory")
+    print_step(f"Checking hook points in {model.cfg.n_layers} layers ...")
     return tk.Tracer(
         model,
         pairs,

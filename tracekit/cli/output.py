@@ -127,6 +127,12 @@ def _not_writable(output: Path, error: OSError, noun: str) -> OutputError:
     )
 
 
+def print_step(text: str) -> None:
+    """Says in a terminal what the command does before its first result."""
+    if error_console.is_terminal and not console.quiet:
+        error_console.print(text, style="dim", highlight=False, soft_wrap=True)
+
+
 def print_skipped(pairs: PromptPairs) -> None:
     """Prints the examples that were dropped, one per line."""
     for line in pairs.skipped:

@@ -68,11 +68,12 @@ class GGUFModel:
         """The model of transformers, with weights in a floating type."""
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             self.path.parent, config=self.config, gguf_file=self.path.name, dtype=dtype
         )
-        # They are plain floating weights from now on.
-        model.config.quantization_config = None
+        # Plain floating weights from now on, which transformers writes as such.
+        model.hf_quantizer, model.is_quantized = None, False
+        delattr(model.config, "quantization_config")
         return model
 
     def tokenizer(self) -> Any:
