@@ -129,6 +129,8 @@ suppress_warnings = ["config.cache"]
 
 html_theme = "furo"
 html_static_path = ["_static"]
+# For programs that look for it at the root of the site; the wheel has it too.
+html_extra_path = ["../tracekit/llms.txt"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from tracekit.anatomy import Explanation, SideEffects
+from tracekit.cli.output import CommandOutput
 from tracekit.results import InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
 from tracekit.results.pareto_front import FrontFacts
@@ -21,6 +24,7 @@ SCHEMAS = {
     "interaction_grid": schema(InteractionGrid, inline=True),
     "strongest_pairs": schema(StrongestPairs, inline=True),
     "run": schema(RunInfo),
+    "command": TypeAdapter(CommandOutput).json_schema(),
 }
 
 

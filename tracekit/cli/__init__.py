@@ -14,6 +14,7 @@ from tracekit.cli import (  # noqa: I001
     explain,
     side_effects,
     show,
+    verify,
     report,
     datasets,
     pairs,
@@ -41,4 +42,5 @@ __all__ = [
     "sweep",
     "trace",
     "validate",
+    "verify",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from threading import current_thread, main_thread
 from threading import enumerate as enumerate_threads
 from typing import Annotated, Any, NoReturn
@@ -29,6 +31,9 @@ PANELS = (
     "Output",
 )
 """Panels of `--help`, in their order: what, how, limits, output."""
+
+
+_JSON = "as_json"
 
 
 class _Command(TyperCommand):
@@ -59,8 +64,42 @@ def _panel_index(panel: str | None) -> int:
 
 class _Program(typer.Typer):
     def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
-        """Adds a command."""
-        return super().command(name, cls=_Command, **settings)
+        """Adds a command, with the option `--json`."""
+        add = super().command(name, cls=_Command, **settings)
+        return lambda function: add(_with_json(function))
+
+
+def _with_json(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that prints one document with `--json`, also of an error.
+
+    One that has such an option prints its own document, but for errors.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    has_own = _JSON in signature.parameters
+    text = "Print one JSON document and nothing else to standard output."
+    option = typer.Option("--json", metavar="", help=text, rich_help_panel=PANELS[-1])
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    flag = inspect.Parameter(_JSON, keyword, default=False, annotation=Annotated[bool, option])
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        as_json = values[_JSON] if has_own else values.pop(_JSON)
+        if as_json and not has_own:
+            console.begin_document(command.__name__)
+        try:
+            command(**values)
+        except (TracekitError, OSError) as error:
+            if as_json and has_own:
+                console.begin_document(command.__name__)
+            console.print_document(error)
+            raise
+        finally:
+            console.print_document()
+
+    parameters = [*signature.parameters.values(), *([] if has_own else [flag])]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
 
 app: typer.Typer = _Program(

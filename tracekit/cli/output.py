@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,8 +16,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
+from typing_extensions import TypedDict
 
 from tracekit._util.markup import printable
+from tracekit._util.version import __version__
 from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
@@ -27,8 +31,62 @@ if TYPE_CHECKING:
     from tracekit.tracer.tracer import Tracer
 
 
+class CommandOutput(TypedDict):
+    """The one JSON document that a command prints with `--json`."""
+
+    command: str
+    ok: bool
+    """False after an error."""
+    tracekit: str
+    """Version."""
+    tables: list[list[dict[str, str | float]]]
+    """Each table that is printed without `--json`, a mapping from column to cell for each row."""
+    lines: list[str]
+    """Everything else that is printed."""
+    warnings: list[str]
+    error: dict[str, str] | None
+    """The `type` and the `message` of an error."""
+
+
 class PlainConsole(Console):
     """Prints every text as it is: names come from files, and are neither markup nor commands."""
+
+    document: CommandOutput | None = None
+    """With `--json`, what is printed goes here."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints, or records."""
+        if self.document is None:
+            super().print(*objects, **options)
+            return
+        for each in objects:
+            if isinstance(each, Table):
+                names = [str(column.header) or str(n) for n, column in enumerate(each.columns)]
+                rows = zip(*(column.cells for column in each.columns), strict=True)
+                cells = [dict(zip(names, map(_json_cell, row), strict=True)) for row in rows]
+                self.document["tables"].append(cells)
+            else:
+                self.document["lines"] += printable(str(each)).splitlines()
+
+    def begin_document(self, command: str) -> None:
+        """From now on nothing is printed until `print_document`."""
+        self.document = CommandOutput(
+            command=command.replace("_", "-"),
+            ok=True,
+            tracekit=__version__,
+            tables=[],
+            lines=[],
+            warnings=[],
+            error=None,
+        )
+
+    def print_document(self, error: BaseException | None = None) -> None:
+        """Prints the document of a command, once."""
+        document, self.document = self.document, None
+        if document is not None:
+            failure = {"type": type(error).__name__, "message": str(error)}
+            document |= {"ok": error is None, "error": None if error is None else failure}
+            sys.stdout.write(json.dumps(document, indent=1) + "\n")
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
@@ -43,6 +101,18 @@ class PlainConsole(Console):
 _MOST_LABELS = 20
 """Components of a result that a table names."""
 
+
+def _json_cell(cell: Any) -> str | float:
+    """A number where the cell holds one, else its text."""
+    text = printable(str(cell))
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    # Digests may look like numbers.
+    return number if isfinite(number) and len(text) < 14 else text
+
+
 console: PlainConsole = PlainConsole()
 error_console: PlainConsole = PlainConsole(stderr=True)
 
@@ -52,6 +122,8 @@ def print_problem(word: str, text: object, style: str) -> None:
 
     Of several processes that share a trace, the others say who they are.
     """
+    if console.document is not None and word == "Warning":
+        console.document["warnings"].append(printable(str(text)))
     message = Text.assemble((f"{word}:", style), " ", printable(str(text)))
     if console.quiet:
         message = Text.assemble((f"{_rank_name()} ", style), message)
@@ -158,6 +230,9 @@ def print_rows(table: Table, n_names: int = 1) -> None:
     the first `n_names` columns, which name a row. Only a word that is wider than the terminal is
     folded.
     """
+    if console.document is not None:
+        console.print(table)
+        return
     widths = [_longest(column, " ") for column in table.columns]
     parts, part = [], list(range(n_names))
     for number in range(n_names, len(widths)):

@@ -1,0 +1,118 @@
+"""`--json`: every command prints one document, also of an error; and `tracekit verify`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+import tracekit as tk
+from tests.cli.test_app import COMMANDS
+from tracekit.cli.output import CommandOutput, console
+
+
+@pytest.fixture
+def document(command):
+    def run(*arguments):
+        code, out, err = command(*arguments, "--json")
+        parsed = TypeAdapter(CommandOutput).validate_json(out)
+        assert parsed["ok"] == (code == 0), err
+        assert console.document is None
+        return parsed
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(demo_model, tmp_path_factory):
+    tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:8])
+    return tracer.run("attribution", budget=3).save(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_it(name):
+    assert any("--json" in parameter.opts for parameter in COMMANDS[name].params)
+
+
+def test_tables_and_lines(document):
+    parsed = document("datasets")
+    assert (parsed["command"], parsed["tracekit"]) == ("datasets", tk.__version__)
+    assert [row["data set"] for row in parsed["tables"][0]] == list(tk.data.DATASETS)
+
+
+def test_numbers_are_numbers(document, folder):
+    parsed = document("show", folder)
+    (row,) = parsed["tables"][0]
+    effect = tk.TraceResult.load(folder).effect
+    assert row["effect"] == pytest.approx(effect, rel=1e-3)
+    assert parsed["error"] is None
+
+
+def test_warnings(command, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(",prompt,counterfactual,x,y\n0,the maid,the nurse, smiled, left\n")
+    _, out, _ = command("pairs", "check", path, "--json")
+    parsed = json.loads(out)
+    assert any("numbers its rows, and is left out" in text for text in parsed["warnings"])
+    assert {row["check"] for row in parsed["tables"][0]} >= {"task", "tokens", "balance", "leak"}
+
+
+@pytest.mark.parametrize("name", ["show", "explain"])
+def test_errors(document, name):
+    parsed = document(name, "nowhere")
+    assert parsed["error"]["type"] == "ResultNotFoundError"
+    assert "The folder nowhere holds no" in parsed["error"]["message"]
+
+
+def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch):
+    """Every line of `llms.txt`, as it stands there and in its order."""
+    monkeypatch.chdir(tmp_path)
+    text = (Path(tk.__file__).parent / "llms.txt").read_text(encoding="utf-8")
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    commands = [shlex.split(line) for line in lines if line.startswith("tracekit ")]
+    assert {words[1] for words in commands} >= {"pairs", "trace", "show", "explain", "verify"}
+    for _, *words in commands:
+        code, out, err = command(*words)
+        assert code == 0, err
+        json.loads(out)
+    code = "\n".join(line for line in lines if not line.startswith("tracekit "))
+    exec(compile(code, "llms.txt", "exec"), {})
+    assert (tmp_path / "edited" / "README.md").exists()
+
+
+class TestVerify:
+    def test_a_run_that_agrees(self, document, folder):
+        parsed = document("verify", folder)
+        rows = {row["measured"]: row for row in parsed["tables"][0]}
+        assert {row["agrees"] for row in rows.values()} == {"yes"}
+        assert rows["effect"]["saved"] == rows["effect"]["now"]
+        assert rows["weights"]["saved"] == rows["weights"]["now"]
+        assert parsed["lines"][-1].endswith("agrees.")
+
+    def test_weights_that_differ(self, document, folder, tmp_path):
+        result = tk.TraceResult.load(folder)
+        facts = replace(result.model_facts, weights_digest="0" * 64)
+        changed = replace(result, model_facts=facts)
+        parsed = document("verify", changed.save(tmp_path / "run"))
+        assert parsed["error"]["type"] == "ComparisonError"
+        assert "does not agree with what is measured now: weights." in parsed["error"]["message"]
+
+    def test_effects_that_differ_on_one_example(self, document, folder, tmp_path):
+        result = tk.TraceResult.load(folder)
+        # The mean stays as it is.
+        change = torch.zeros(len(result.per_example))
+        change[:2] = torch.tensor([0.01, -0.01])
+        changed = replace(result, per_example=result.per_example + change)
+        parsed = document("verify", changed.save(tmp_path / "run"))
+        assert "largest difference on an example" in parsed["error"]["message"]
+
+    def test_another_model(self, document, folder, tmp_path):
+        result = tk.TraceResult.load(folder)
+        changed = replace(result, effect=result.effect + 0.1, per_example=result.per_example + 0.1)
+        parsed = document("verify", changed.save(tmp_path / "run"))
+        assert "so the model is another one" in parsed["error"]["message"]
