@@ -69,6 +69,7 @@ def test_errors(document, name):
     assert "The folder nowhere holds no" in parsed["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch):
     """Every line of `llms.txt`, as it stands there and in its order."""
     monkeypatch.chdir(tmp_path)
