@@ -35,7 +35,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from math import inf, log
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -171,6 +172,21 @@ class Linearization:
     known, and the effect itself is taken to be linear."""
 
 
+class Bounds(NamedTuple):
+    """What effects can be: neither a mean nor an end of an interval lies outside."""
+
+    low: float = -inf
+    high: float = inf
+    counts: bool = False
+    """Whether effects on single examples are whole numbers."""
+
+    def of_sum(self, added: int, subtracted: int) -> Bounds:
+        """Bounds of a sum of effects less others, with the numbers of both."""
+        low = sum([self.low] * added + [-self.high] * subtracted)
+        high = sum([self.high] * added + [-self.low] * subtracted)
+        return Bounds(low, high, self.counts)
+
+
 @dataclass(frozen=True, repr=False)
 class Metric:
     """A named metric. Any callable of the form `MetricFunction` can be made one with `resolve`."""
@@ -189,6 +205,10 @@ class Metric:
     lower_bound: float | None = None
     """Effect that none can be below; at -1 or above the reward 1/(1 + effect) has no pole. None:
     unbounded."""
+    upper_bound: float | None = None
+    """Effect that none can be above; None: unbounded."""
+    counts: bool = False
+    """Whether effects on single examples are whole numbers, as those of `accuracy`."""
     axis_label: str = "effect"
     """Axis title in figures, with the unit."""
     linearization: Linearization | None = None
@@ -203,6 +223,12 @@ class Metric:
                 f"The metric {self.name!r} reads {self.reads!r}. Give a tuple of "
                 f"{', '.join(map(repr, get_args(Reading)))}."
             )
+
+    @property
+    def bounds(self) -> Bounds:
+        """What its effects can be."""
+        low, high = self.lower_bound, self.upper_bound
+        return Bounds(-inf if low is None else low, inf if high is None else high, self.counts)
 
     def __repr__(self) -> str:
         direction = "" if self.direction == "noising" else f", {self.direction}"
@@ -445,6 +471,7 @@ METRICS: Mapping[str, Metric] = {
             probability_drop,
             needs_y=False,
             lower_bound=-1.0,
+            upper_bound=1.0,
             axis_label="effect (drop of P(x))",
             linearization=_DROP,
         ),
@@ -462,6 +489,9 @@ METRICS: Mapping[str, Metric] = {
             accuracy,
             differentiable=False,
             reads=("argmax",),
+            lower_bound=-1.0,
+            upper_bound=1.0,
+            counts=True,
             axis_label="effect (change of accuracy)",
         ),
         Metric(
@@ -480,6 +510,7 @@ METRICS: Mapping[str, Metric] = {
             reads=("distribution",),
             is_flat_at_clean=True,
             lower_bound=0.0,
+            upper_bound=log(2),
             axis_label="effect (Jensen-Shannon divergence, nats)",
         ),
         Metric(
@@ -501,6 +532,8 @@ METRICS: Mapping[str, Metric] = {
             set_probability_difference,
             needs_y=False,
             reads=("token-sets",),
+            lower_bound=-2.0,
+            upper_bound=2.0,
             axis_label="effect (probability difference of token sets)",
         ),
         Metric(
@@ -509,6 +542,7 @@ METRICS: Mapping[str, Metric] = {
             needs_y=False,
             differentiable=False,
             reads=("rank",),
+            counts=True,
             axis_label="effect (ranks that x falls)",
         ),
         Metric(
@@ -518,6 +552,8 @@ METRICS: Mapping[str, Metric] = {
             differentiable=False,
             reads=("rank",),
             lower_bound=0.0,
+            upper_bound=1.0,
+            counts=True,
             axis_label="effect (share of changed first choices)",
         ),
     )
@@ -563,6 +599,11 @@ def _drop_of(function: Any) -> MetricFunction:
         return values[0] - values[1]
 
     return drop
+
+
+def bounds_of(metric: object) -> Bounds:
+    """What effects by a metric of tracekit can be, by its name; of others nothing is known."""
+    return METRICS[metric].bounds if isinstance(metric, str) and metric in METRICS else Bounds()
 
 
 def continuation_log_prob(

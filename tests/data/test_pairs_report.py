@@ -418,7 +418,7 @@ class TestKeysThatNobodyReads:
             ("xset", "Did you mean 'x_set'?"),
             ("span", "Did you mean 'spans'?"),
             ("x_ids", "Give rows of token ids to from_ids."),
-            ("label", "Keys: counterfactual, counterfactual_spans, prompt"),
+            ("label", "Keys: counterfactual, counterfactual_spans, group, prompt"),
             (7, "Keys: counterfactual"),
         ],
     )

@@ -13,9 +13,10 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.plain import Plain
+from tracekit._util.clusters import ratio_and_error
 from tracekit.errors import BudgetError, ConfigError, DataFormatError, MaskError, NoResultError
 from tracekit.results.faithfulness import MIB_SHARES
-from tracekit.results.intervals import _ratio_and_error, ratio_interval
+from tracekit.results.intervals import ratio_interval
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_errors_of_ratios_are_those_of_residuals():
     for n in (2, 3, 9):
         draw = torch.Generator().manual_seed(n)
         values, bases = torch.rand(2, n, generator=draw, dtype=torch.float64)
-        ratio, error = _ratio_and_error(values, bases)
+        ratio, error = ratio_and_error(values, bases)
         assert ratio == pytest.approx((values.sum() / bases.sum()).item())
         residuals = values - ratio * bases
         expected = residuals.square().sum() / (n - 1) / n / bases.mean().square()

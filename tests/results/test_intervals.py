@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit._util.markup import interval_text
 from tracekit.explore.exploration import Measurement
 from tracekit.results import effect_interval, intervals
-from tracekit.results.intervals import check_clusters, row_intervals, standard_error
+from tracekit.results.intervals import (
+    check_clusters,
+    ratio_interval,
+    row_intervals,
+    standard_error,
+)
 
 
 def weighted(count: int) -> torch.Tensor:
@@ -95,7 +102,6 @@ def test_where_all_but_one_example_are_alike_the_interval_is_finite():
     values[3] = 0
     low, high = effect_interval(values)
     assert 0.6 < low < 0.95 < high < 1.1
-    assert effect_interval(torch.tensor([0.3])) == pytest.approx((0.3, 0.3))
 
 
 def test_the_standard_error_is_that_of_resampled_means():
@@ -127,11 +133,93 @@ def test_the_width_is_that_of_the_confidence_asked_for(confidence, quantile):
     assert high - low == pytest.approx(2 * quantile * values.std().item() / 400**0.5, rel=0.1)
 
 
-def test_two_examples():
+def test_three_examples():
     """Intervals of rows are those of each row, with the fewest examples too."""
-    values = torch.tensor([[1.0, 3.0], [5.0, 4.5]])
+    values = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.5, 4.0]])
     expected = torch.tensor([effect_interval(row) for row in values], dtype=torch.float64)
+    assert (expected[:, 0] < expected[:, 1]).all()
     torch.testing.assert_close(row_intervals(values), expected)
+
+
+def test_below_three_independent_examples_there_is_none(model):
+    for few in (torch.tensor([0.3]), torch.tensor([1.0, 3.0])):
+        assert all(map(math.isnan, effect_interval(few)))
+        assert all(map(math.isnan, ratio_interval(few, few)))
+    two_groups = torch.tensor([0, 0, 1, 1])
+    assert all(map(math.isnan, effect_interval(torch.rand(4), clusters=two_groups)))
+    assert interval_text(math.nan, math.nan) == "too few examples for an interval"
+    tracer = tk.Tracer(model, tiny.pairs(6), held_out=tiny.pairs(8, seed=9)[6:])
+    result = tracer.run("top-k", budget=2)
+    assert result.held_out_effect is not None
+    assert result.held_out_interval is None
+
+
+class TestWhatAnEffectCanBe:
+    def test_ends_lie_within_the_bounds(self):
+        values = torch.tensor([1.0, 1, 1, 1, 1, 1, 1, 0])
+        assert effect_interval(values)[1] > 1
+        low, high = effect_interval(values, bounds=tk.metrics.bounds_of("accuracy"))
+        assert (0.2 < low < 0.6, high) == (True, 1.0)
+        odds = torch.tensor([-0.9, -0.8, 5.0, -0.95, 300.0])
+        assert row_intervals(odds[None])[0, 0] < -1
+        assert row_intervals(odds[None], bounds=tk.metrics.bounds_of("odds-ratio"))[0, 0] == -1
+        assert tk.metrics.bounds_of("somebody's own") == (-math.inf, math.inf, False)
+
+    def test_equal_effects_of_zero_or_one_have_exact_ends(self):
+        """The lower end of 12 of 12, of Clopper and Pearson."""
+        bounds = tk.metrics.bounds_of("first-choice-change")
+        lower = scipy.stats.binomtest(12, 12).proportion_ci(method="exact").low
+        assert effect_interval(torch.ones(12), bounds=bounds) == pytest.approx((lower, 1))
+        assert lower == pytest.approx(0.735, abs=1e-3)
+        assert effect_interval(torch.zeros(12), bounds=bounds) == pytest.approx((0, 1 - lower))
+        weights = weighted(12)
+        low, high = effect_interval(weights, weights=weights, bounds=bounds)
+        assert (low < lower, high) == (True, 1)
+        # Effects that are no counts may be equal for a reason, as those of a head without any.
+        assert effect_interval(torch.zeros(12), bounds=bounds._replace(counts=False)) == (0, 0)
+
+    def test_bounds_of_interactions(self):
+        bounds = tk.metrics.bounds_of("probability-drop").of_sum(1, 2)
+        assert (bounds.low, bounds.high) == (-3, 3)
+        bounds = tk.metrics.bounds_of("odds-ratio").of_sum(2, 1)
+        assert (bounds.low, bounds.high) == (-math.inf, math.inf)
+        bounds = tk.metrics.bounds_of("kl").of_sum(2, 0)
+        assert (bounds.low, bounds.high) == (0, math.inf)
+
+
+class TestRatios:
+    @staticmethod
+    def drawn(mean, n, generator):
+        whole = mean + torch.randn(n, generator=generator)
+        return 0.6 * whole + 0.3 * torch.randn(n, generator=generator), whole
+
+    @pytest.mark.parametrize(("mean", "least"), [(0.2, 0.93), (1.0, 0.92), (3.0, 0.92)])
+    def test_coverage_with_a_weak_whole_effect(self, mean, least):
+        generator, covered, unbounded = torch.Generator().manual_seed(1), 0, 0
+        for _ in range(200):
+            low, high = ratio_interval(*self.drawn(mean, 20, generator))
+            covered += low <= 0.6 <= high
+            unbounded += math.isinf(low) and math.isinf(high)
+        assert covered / 200 >= least
+        assert (unbounded > 100) == (mean == 0.2)
+
+    def test_of_equal_variances_it_is_that_of_fieller(self):
+        """By his formula with normal quantiles; the bootstrap's are close to them."""
+        part, whole = self.drawn(1.0, 400, torch.Generator().manual_seed(2))
+        a, b = part.mean().item(), whole.mean().item()
+        (aa, ab), (_, bb) = (1.96**2 / 400 * torch.cov(torch.stack([part, whole]))).tolist()
+        root = ((a * b - ab) ** 2 - (a * a - aa) * (b * b - bb)) ** 0.5
+        expected = [(a * b - ab + side * root) / (b * b - bb) for side in (-1, 1)]
+        assert ratio_interval(part, whole) == pytest.approx(expected, abs=0.006)
+        mirrored = [-end for end in reversed(expected)]
+        assert ratio_interval(part, -whole) == pytest.approx(mirrored, abs=0.006)
+
+    def test_the_ratio_of_a_whole_effect_to_itself_is_1(self):
+        whole = torch.randn(12, generator=torch.Generator().manual_seed(3))
+        assert ratio_interval(whole, whole) == (1, 1)
+        other = whole.flip(0)
+        assert ratio_interval(other, whole) == (-math.inf, math.inf)
+        assert interval_text(*ratio_interval(other, whole)) == "unbounded"
 
 
 class TestRepeatedExamples:

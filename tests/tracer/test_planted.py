@@ -12,7 +12,6 @@ import tracekit as tk
 from tracekit.errors import ConfigError
 from tracekit.results.significance import (
     max_t_p_values,
-    sign_flip_p_values,
     without_rounding,
 )
 from tracekit.tracer.planted import PlantedName
@@ -74,7 +73,7 @@ def test_every_pair_does_what_the_formula_says(built, name, kind, direction):
     everything = frozenset(players)
     start = everything if direction == "noising" else frozenset()
     sets = [s for size in (1, 2, 3) for s in combinations(players, size)]
-    engine = tracer.engine if direction == tracer.direction else tracer._opposite
+    engine = tracer.engine if direction == tracer.direction else tracer._opposite(tracer.engine)
     flat = [
         tuple(sorted(tracer.registry.index(component_of[p]) for p in members)) for members in sets
     ]
@@ -157,10 +156,23 @@ def test_the_backup_of_a_head_is_named(built):
     planted, tracer = built("backup")
     primary, backup = planted.components
     why = tracer.explain([primary, planted.decoys[0]])
+    assert why.backups[["component", "backup"]].to_numpy().tolist() == [[str(primary), str(backup)]]
+    assert why.backups["rise"].item() == pytest.approx(1, abs=1e-4)
+    assert why.backups["p"].isna().all()
+    where = "interval above 0, on the examples that proposed them"
+    assert f"Backups ({where}): {backup} of {primary} (+1)." in str(why)
+
+
+def test_the_backup_of_a_head_is_significant_on_held_out_examples():
+    planted = tk.planted_model("backup", n_examples=32)
+    own, held_out = planted.pairs.split(0.5)
+    tracer = tk.Tracer(planted.model, own, "head-outputs", "logit-difference", held_out=held_out)
+    primary, backup = planted.components
+    why = tracer.explain([primary, planted.decoys[0]])
     significant = why.backups[why.backups["significant"]]
     assert significant[["component", "backup"]].to_numpy().tolist() == [[str(primary), str(backup)]]
-    assert significant["rise"].item() == pytest.approx(1, abs=1e-4)
-    assert f"Backups (p < .05, Holm): {backup} of {primary} (+1)." in str(why)
+    assert significant["p"].item() < 0.01
+    assert f"Backups (p < .05): {backup} of {primary} (+0.981)." in str(why)
 
 
 # Name, largest effect of the two best single effects, and of any two.
@@ -234,7 +246,7 @@ def test_rounding_is_not_significant():
     """Differences of 1e-7 with the same sign on all examples, of effects of 1."""
     effects = torch.ones(2, 16)
     tiny = torch.full((2, 16), 2e-7)
-    assert (sign_flip_p_values(tiny) < 0.001).all()
+    assert (max_t_p_values(tiny) < 0.001).all()
     assert (max_t_p_values(without_rounding(tiny, effects)) == 1).all()
     # They are kept where effects are as small themselves, unless another row's are large.
     assert torch.equal(without_rounding(tiny, 1e-6 * effects), tiny)

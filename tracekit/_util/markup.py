@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from html import escape
+from math import isinf, isnan
 from typing import Any
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -54,3 +55,10 @@ def _row(tag: str, values: Iterable[object], bold: Collection[int] = ()) -> str:
         style += ";font-weight:bold" if column in bold else ""
         cells.append(f'<{tag} style="{style}">{html_text(value)}</{tag}>')
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def interval_text(low: float, high: float) -> str:
+    """Both ends for a text; says where there are none."""
+    if isnan(low):
+        return "too few examples for an interval"
+    return "unbounded" if isinf(low) and isinf(high) else f"{low:.3g} to {high:.3g}"

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import printable
+from tracekit._util.clusters import Over
+from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.replacements import (
@@ -29,9 +30,19 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.metrics import Effects
-from tracekit.results.intervals import by_cluster, check_clusters, effect_interval
-from tracekit.results.significance import RESOLUTION, holm, sign_flip_p_values, without_rounding
+from tracekit.metrics import Effects, bounds_of
+from tracekit.results.intervals import (
+    check_clusters,
+    effect_interval,
+)
+from tracekit.results.significance import (
+    LEVEL,
+    RESOLUTION,
+    p_values,
+    said_of_examples,
+    said_of_few,
+    without_rounding,
+)
 from tracekit.results.storage import load, save
 from tracekit.search.base import Planned
 
@@ -41,7 +52,6 @@ if TYPE_CHECKING:
 
 EXPLANATION = "explanation.json"
 """Name of its document in a folder."""
-_LEVEL = 0.05
 _NAMED = 3
 """Pairs and backups that the text names."""
 
@@ -77,7 +87,13 @@ class Explanation:
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None
-    """Number of the distinct example that each is; None if all are distinct."""
+    """Number of the independent example that each is part of; None if each stands for itself."""
+    selected_on: str | None
+    """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
+    those of the effects, no p value is given: a search makes some pair look significant by chance
+    in up to a third of data sets."""
+    proposed_on: str | None
+    """Fingerprint of the examples whose gradients proposed outsiders; None without outsiders."""
     axis_label: str
     """Axis title for the effect, with its unit."""
     dataset: str
@@ -128,7 +144,7 @@ class Explanation:
                 ("last", self.last),
                 ("value", self.shapley.per_example),
             ):
-                row |= self._fields(name, values[player])
+                row |= self._fields(name, values[player], n_subtracted=int(name != "alone"))
             row["sampling_error"] = self.shapley.sampling_error[player].item()
             row["verdict"] = self._verdict(player, row)
             rows.append(row)
@@ -158,11 +174,25 @@ class Explanation:
         """A mean below this may be rounding."""
         return RESOLUTION * self._scale.mean().item()
 
-    def _p_values(self, effects: Float[Tensor, "row example"]) -> list[float]:
-        """Corrected p values of rows that are differences of effects of subsets."""
-        scale = self._scale.expand_as(effects)
-        sums = by_cluster(without_rounding(effects, scale), self.clusters)
-        return holm(sign_flip_p_values(sums)).tolist()
+    @property
+    def is_tested(self) -> bool:
+        """Whether interactions have p values: not on the examples that the set was selected on."""
+        return self.selected_on != self.dataset_fingerprint
+
+    @property
+    def examples(self) -> str:
+        """Whether the set was selected on these examples, in words; empty where nobody says."""
+        return said_of_examples(self.selected_on, self.dataset_fingerprint)
+
+    @property
+    def n_independent(self) -> int:
+        """Independent examples: equal ones count once, and so do groups."""
+        return len(self.effect) if self.clusters is None else int(self.clusters.max()) + 1
+
+    def _p_values(self, effects: Float[Tensor, "row example"], scale: Tensor) -> list[float]:
+        """Corrected p values of rows that are differences of effects of subsets of a size."""
+        differences = without_rounding(effects.double(), scale.expand_as(effects).double())
+        return p_values(differences, weights=self.weights, clusters=self.clusters).tolist()
 
     @cached_property
     def interactions(self) -> pd.DataFrame:
@@ -170,14 +200,17 @@ class Explanation:
 
         Columns: `first` and `second`; the interaction `alone`, `averaged` (over subsets; NaN with
         more than 12 members) and `within` (all other members patched), each with its interval;
-        `p`, of the one in the context `tested_context`: sign flips over examples, corrected for
-        the number of pairs (Holm); `significant`, whether it is below 0.05.
+        `p`, of the one in the context `tested_context`, corrected for all pairs
+        (`tracekit.results.significance`; NaN on the examples that the set was selected on);
+        `significant`, whether it is below 0.05.
         """
         import pandas as pd
 
         labels, pairs = self.labels, self.pairs
         tested = pairs.within if pairs.averaged is None else pairs.averaged
-        p_values = self._p_values(tested)
+        p_values = [float("nan")] * len(tested)
+        if self.is_tested:
+            p_values = self._p_values(tested, self._scale)
         rows = []
         for rank, (first, second) in enumerate(pairs.pairs):
             averaged = None if pairs.averaged is None else pairs.averaged[rank]
@@ -185,11 +218,11 @@ class Explanation:
                 {
                     "first": labels[first],
                     "second": labels[second],
-                    **self._fields("alone", pairs.alone[rank]),
-                    **self._fields("averaged", averaged),
-                    **self._fields("within", pairs.within[rank]),
+                    **self._fields("alone", pairs.alone[rank], 1, 2),
+                    **self._fields("averaged", averaged, 2, 2),
+                    **self._fields("within", pairs.within[rank], 2, 2),
                     "p": p_values[rank],
-                    "significant": p_values[rank] < _LEVEL,
+                    "significant": p_values[rank] < LEVEL,
                 }
             )
         frame = pd.DataFrame(rows)
@@ -214,12 +247,12 @@ class Explanation:
         """
         import pandas as pd
 
-        singles = self.alone.sum(0)
+        singles, m = self.alone.sum(0), len(self.members)
         return pd.Series(
             {
                 **self._fields("effect", self.effect),
-                **self._fields("sum_of_singles", singles),
-                **self._fields("interaction", self.effect - singles),
+                **self._fields("sum_of_singles", singles, m),
+                **self._fields("interaction", self.effect - singles, 1, m),
             }
         )
 
@@ -246,7 +279,7 @@ class Explanation:
         rows = []
         for player, each in best.items():
             lost = self.last[player].mean().item()
-            recovered = self._fields("recovered", each.recovered)
+            recovered = self._fields("recovered", each.recovered, 1, 1)
             share = recovered["recovered"] / lost if lost else float("nan")
             rows.append({**self._named(each, "replacement"), "lost": lost, **recovered})
             rows[-1]["share"] = share
@@ -258,9 +291,9 @@ class Explanation:
 
         Columns: `component`, `backup`; `rise`, how much more the outsider brings to the set than
         to the set without the member, with its interval; `before`, what it brings to the latter;
-        `p`, by sign flips, corrected for all outsiders that were measured (Holm); `significant`,
-        whether it is below 0.05. Only those whose interval lies above 0. None where outsiders were
-        not looked for.
+        `p`, corrected for all outsiders that were measured, where other examples proposed them;
+        `significant`, whether it is below 0.05. Only those whose interval lies above 0. None where
+        outsiders were not looked for.
         """
         import pandas as pd
 
@@ -270,14 +303,17 @@ class Explanation:
         columns += ["significant"]
         if not self.outsiders:
             return pd.DataFrame(columns=columns)
-        p_values = self._p_values(torch.stack([each.rise for each in self.outsiders]))
+        p_values = [float("nan")] * len(self.outsiders)
+        if self.proposed_on != self.dataset_fingerprint:
+            rises = torch.stack([each.rise for each in self.outsiders])
+            p_values = self._p_values(rises, torch.stack([each.scale for each in self.outsiders]))
         rows = [
             {
                 **self._named(each, "backup"),
-                **self._fields("rise", each.rise),
+                **self._fields("rise", each.rise, 2, 2),
                 "before": each.recovered.mean().item(),
                 "p": p_value,
-                "significant": p_value < _LEVEL,
+                "significant": p_value < LEVEL,
             }
             for each, p_value in zip(self.outsiders, p_values, strict=True)
         ]
@@ -288,15 +324,21 @@ class Explanation:
         names = self.labels[outsider.player], self.registry.label(outsider.outsider)
         return dict(zip(("component", role), names, strict=True))
 
-    def _fields(self, name: str, values: Effects | None) -> dict[str, float]:
-        """A mean and its interval."""
+    def _fields(
+        self, name: str, values: Effects | None, n_added: int = 1, n_subtracted: int = 0
+    ) -> dict[str, float]:
+        """A mean of a sum of effects less others, and its interval."""
         if values is None:
             return dict.fromkeys((name, f"{name}_low", f"{name}_high"), float("nan"))
-        low, high = self._interval(values)
+        low, high = self._interval(values, n_added, n_subtracted)
         return {name: values.mean().item(), f"{name}_low": low, f"{name}_high": high}
 
-    def _interval(self, values: Effects) -> tuple[float, float]:
-        return effect_interval(values, weights=self.weights, clusters=self.clusters)
+    def _interval(
+        self, values: Effects, n_added: int = 1, n_subtracted: int = 1
+    ) -> tuple[float, float]:
+        bounds = bounds_of(self.metric).of_sum(n_added, n_subtracted)
+        over = Over(weights=self.weights, clusters=self.clusters)
+        return effect_interval(values, bounds=bounds, **over)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the explanation to a folder, such as that of its run; returns the folder."""
@@ -380,7 +422,8 @@ class Explanation:
         added = self.additivity
         lines = [
             f"{len(self.members)} components of {self.model} on {self.dataset}: "
-            f"{_number(added, 'effect')}, {self.axis_label}.",
+            f"{_number(added, 'effect')}, {self.axis_label}"
+            f"{f', {self.examples}' if self.examples else ''}.",
             f"Alone they sum to {_number(added, 'sum_of_singles')}; interaction brings "
             f"{_number(added, 'interaction')}.",
         ]
@@ -392,7 +435,9 @@ class Explanation:
         for verdict, text in _VERDICTS.items():
             named = self.table["component"][self.table["verdict"] == verdict]
             lines += [f"{text}: {', '.join(named)}."] if len(named) else []
-        significant = self.interactions[self.interactions["significant"]]
+        frame, name = self.interactions, self.tested_context
+        is_apart = (frame[f"{name}_low"] > self._least) | (frame[f"{name}_high"] < -self._least)
+        significant = frame[frame["significant"] if self.is_tested else is_apart]
         pairs = [
             f"{first} and {second} {value:+.3g}"
             for first, second, value in zip(
@@ -400,19 +445,27 @@ class Explanation:
                 strict=True,
             )
         ]
+        how = "p < .05" if self.is_tested else "interval apart from 0"
         lines.append(
             f"{len(pairs)} of {len(self.interactions)} pairs interact {self.context_text} "
-            f"(p < .05, Holm){': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
+            f"({how}){': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
         )
+        if not self.is_tested:
+            lines.append(
+                "There is no p on the examples that the set was selected on: give the tracer "
+                "held_out examples."
+            )
+        elif said_of_few(self.n_independent):
+            lines.append(said_of_few(self.n_independent))
         if self.backups is not None:
             columns = ["backup", "component", "rise"]
-            backups = self.backups
-            if len(backups):
-                backups = backups[backups["significant"]]
+            backups, how = self.backups, "interval above 0, on the examples that proposed them"
+            if self.proposed_on != self.dataset_fingerprint:
+                backups, how = backups[backups["significant"].astype(bool)], "p < .05"
             rows = zip(*(backups.get(name, ()) for name in columns), strict=True)
             rows = list(rows)[:_NAMED]
             named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
-            lines.append(f"Backups (p < .05, Holm): {', '.join(named) if named else 'none'}.")
+            lines.append(f"Backups ({how}): {', '.join(named) if named else 'none'}.")
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:
@@ -442,7 +495,7 @@ _VERDICTS = {
 
 
 def _number(values: Any, name: str) -> str:
-    return f"{values[name]:.3g} ({values[f'{name}_low']:.3g} to {values[f'{name}_high']:.3g})"
+    return f"{values[name]:.3g} ({interval_text(values[f'{name}_low'], values[f'{name}_high'])})"
 
 
 def explain_set(
@@ -455,10 +508,14 @@ def explain_set(
     seed: int,
     model: str,
     source: str = "counterfactual",
+    selected_on: str | None = None,
+    proposing: Engine | None = None,
 ) -> Explanation:
     """Measures the anatomy of a set of at least two components; see `Tracer.explain`.
 
-    The text calls the model and the source of patched values by the names given.
+    The text calls the model and the source of patched values by the names given. `selected_on` is
+    as in the explanation, and `proposing` has the examples whose gradients propose outsiders, if
+    not those of the engine.
     """
     _check(engine.registry, members, max_sets, tolerance)
     before = engine.cost
@@ -478,9 +535,13 @@ def explain_set(
         pairs=pair_interactions(game),
         redundancy=redundant_members(game, tolerance=tolerance),
         tolerance=tolerance,
-        outsiders=tuple(measured_outsiders(engine, members)) if look_outside else None,
+        outsiders=tuple(measured_outsiders(engine, members, proposing or engine))
+        if look_outside
+        else None,
         weights=engine.pairs.weights,
         clusters=engine.pairs.clusters,
+        selected_on=selected_on,
+        proposed_on=(proposing or engine).pairs.fingerprint if look_outside else None,
         axis_label=engine.metric.axis_label,
         dataset=engine.pairs.name,
         dataset_fingerprint=engine.pairs.fingerprint,

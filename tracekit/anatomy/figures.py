@@ -52,7 +52,7 @@ def member_heatmap(why: Any) -> go.Figure:
         cells[i][j], cells[j][i] = row["alone"], row[tested]
         pair = f"{plain(row['first'])} and {plain(row['second'])}<br>"
         hover[i][j] = f"{pair}alone: {_interval(row, 'alone')}"
-        hover[j][i] = f"{pair}{context}: {_interval(row, tested)}<br>p = {row['p']:.2g} (Holm)"
+        hover[j][i] = f"{pair}{context}: {_interval(row, tested)}<br>{_p_value(row)}"
         signed += [(j, i)] if row["significant"] else []
         ringed += [(j, i)] if _is_unsure(row, tested) else []
     bound = max((abs(value) for row in cells for value in row if value is not None), default=1.0)
@@ -80,7 +80,7 @@ def member_network(why: Any) -> go.Figure:
             second=labels.index(row["second"]),
             value=row[tested],
             hover=f"{plain(row['first'])} and {plain(row['second'])}: "
-            f"{_interval(row, tested)}, p = {row['p']:.2g}",
+            f"{_interval(row, tested)}, {_p_value(row)}",
             is_sure=row["significant"],
         )
         for row in joined
@@ -100,6 +100,10 @@ def _is_unsure(row: dict[Any, Any], name: str) -> bool:
     return not row["significant"] and (row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
 
 
+def _p_value(row: dict[Any, Any]) -> str:
+    return f"p = {row['p']:.2g}" if row["p"] == row["p"] else "no p on these examples"
+
+
 def _interval(row: dict[Any, Any], name: str) -> str:
     return f"{row[name]:+.4g} ({row[f'{name}_low']:.4g} to {row[f'{name}_high']:.4g})"
 
@@ -116,7 +120,8 @@ def strengths_figure(
             low=row["strength_low"],
             high=row["strength_high"],
             controls=of_controls,
-            hover=f"mean effect: {row['effect']:.4g}<br>p = {row['p']:.2g}",
+            hover=f"mean effect: {row['effect']:.4g}"
+            + (f"<br>p = {row['p']:.2g}" if row["p"] == row["p"] else ""),
             beside=_selectivity(row) if number else "",
         )
         for number, (row, of_controls) in enumerate(

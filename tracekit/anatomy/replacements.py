@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from tracekit.anatomy.set_game import SetGame
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
@@ -73,25 +75,34 @@ class MeasuredOutsider:
         return self.instead - self.without
 
     @property
+    def scale(self) -> Effects:
+        """Size of the effects that the rise is a difference of, on each example."""
+        parts = (self.without, self.instead, self.whole, self.joined)
+        return torch.stack(parts).abs().max(0).values
+
+    @property
     def rise(self) -> Effects:
         """How much more it brings once the member is patched."""
         return (self.joined - self.whole) - self.recovered
 
 
-def measured_outsiders(engine: Engine, members: ComponentSet) -> list[MeasuredOutsider]:
+def measured_outsiders(
+    engine: Engine, members: ComponentSet, proposing: Engine
+) -> list[MeasuredOutsider]:
     """Outsiders that may replace or back up each member, measured beside it.
 
     For every member, the five outsiders that the gradient at the set without it ranks first, and
-    the five whose predicted gain rises most when it is patched.
+    the five whose predicted gain rises most when it is patched. The gradients are those of
+    `proposing`, which may have other examples than the engine that measures.
     """
     outside = [index for index in range(engine.n_components) if index not in set(members)]
     if not outside:
         return []
-    at_set = engine.predict_changes(members).gains.nan_to_num()
+    at_set = proposing.predict_changes(members).gains.nan_to_num()
     proposals = []
     for player in range(len(members)):
         without = tuple(index for index in members if index != members[player])
-        gains = engine.predict_changes(without).gains.nan_to_num()
+        gains = proposing.predict_changes(without).gains.nan_to_num()
         chosen = [*_first(outside, gains), *_first(outside, at_set - gains)]
         proposals += [(player, without, outsider) for outsider in dict.fromkeys(chosen)]
     sets = {members: 0}

@@ -31,15 +31,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import printable
+from tracekit._util.clusters import Over, by_cluster
+from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import is_whole, shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
-from tracekit.metrics import Effects
-from tracekit.results.intervals import by_cluster, check_clusters, effect_interval, ratio_interval
-from tracekit.results.pareto_statistics import control_sets
+from tracekit.metrics import Bounds, Effects, bounds_of
+from tracekit.results.intervals import (
+    FEWEST,
+    check_clusters,
+    effect_interval,
+    ratio_interval,
+)
+from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
+from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import load, save
 
 if TYPE_CHECKING:
@@ -75,7 +82,7 @@ class EffectOn:
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None
-    """Number of the distinct example that each is; None if all are distinct."""
+    """Number of the independent example that each is part of; None if each stands for itself."""
 
     @property
     def strength(self) -> float:
@@ -118,6 +125,9 @@ class SideEffects:
     """`noising` or `denoising`."""
     seed: int
     """Drew the random sets, which are the same for all data."""
+    selected_on: str | None
+    """Fingerprint of the examples that the set was selected on; None where nobody says. On them the
+    table has no p: a set that was chosen for its effect does more than random ones by chance."""
     cost: Cost
     """Passes that it took, each over the data that it measured."""
 
@@ -130,6 +140,19 @@ class SideEffects:
     def labels(self) -> list[str]:
         """Their printed names."""
         return [self.registry.label(index) for index in self.members]
+
+    @property
+    def n_controls(self) -> int:
+        """How many other sets have as many components of every kind in every layer.
+
+        Some of them are drawn; all, if they are few.
+        """
+        return n_controls(self.registry, self.members)
+
+    @property
+    def control_overlap(self) -> float:
+        """Share of the members that such a set has too, on average; NaN if there is none."""
+        return control_overlap(self.registry, self.members)
 
     def selectivity(self, name: str) -> float:
         """How much more the set does to the target than to other data, in [-1, 1].
@@ -147,7 +170,8 @@ class SideEffects:
     def selectivity_interval(self, name: str) -> tuple[float, float]:
         """Its 95 % percentile bootstrap interval over the examples of both data sets.
 
-        If both are the same examples, by two metrics, they are resampled together.
+        NaN with fewer than three independent examples of one. If both are the same examples, by
+        two metrics, they are resampled together.
 
         Args:
             name: Of the other data.
@@ -157,6 +181,9 @@ class SideEffects:
         """
         other = self._other(name)
         is_paired = other.dataset_fingerprint == self.target.dataset_fingerprint
+        both = (self.target, other)
+        if min(len(by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
+            return float("nan"), float("nan")
         strengths = _resampled(self.target, 0), _resampled(other, 0 if is_paired else 1)
         values = _indices(*strengths)
         values = values[~values.isnan()]
@@ -190,10 +217,11 @@ class SideEffects:
         Columns: `name`, `dataset`, `metric`, `examples`; the mean `effect`, with its interval;
         `strength`, the mean absolute effect as a share of that of all components, with its
         interval; `control`, the mean strength of random sets, and the least and the greatest;
-        `p`, the share of random sets at least as strong; `selectivity` with its interval, and
+        `p`, the share of random sets at least as strong (NaN on the examples that the set was
+        selected on); `selectivity` with its interval, and
         `control_selectivity`, the median of that of random sets. Intervals end in `_low` and
         `_high`; those of effects and strengths are 95 % studentised bootstrap intervals over
-        examples. The target has no selectivity (NaN).
+        examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """
         import pandas as pd
 
@@ -204,10 +232,10 @@ class SideEffects:
         return self.table
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
-        low, high = effect_interval(each.effects, weights=each.weights, clusters=each.clusters)
-        of_strength = ratio_interval(
-            each.effects.abs(), each.full_effects.abs(), clusters=each.clusters
-        )
+        over = Over(weights=each.weights, clusters=each.clusters)
+        low, high = effect_interval(each.effects, bounds=bounds_of(each.metric), **over)
+        sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
+        of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
         controls, nan = each.control_strengths, float("nan")
         has_controls = len(controls) > 0
         row: dict[str, Any] = {
@@ -219,12 +247,12 @@ class SideEffects:
             "effect_low": low,
             "effect_high": high,
             "strength": each.strength,
-            "strength_low": max(0.0, of_strength[0]),
+            "strength_low": of_strength[0],
             "strength_high": of_strength[1],
             "control": controls.mean().item() if has_controls else nan,
             "control_low": controls.min().item() if has_controls else nan,
             "control_high": controls.max().item() if has_controls else nan,
-            "p": each.p,
+            "p": nan if each.dataset_fingerprint == self.selected_on else each.p,
         }
         selectivity, low, high, control = nan, nan, nan, nan
         if each is not self.target:
@@ -255,19 +283,30 @@ class SideEffects:
         n = len(self.members)
         names = ", ".join(self.labels[:8]) + (", ..." if n > 8 else "")
         lines = [f"{n} component{'' if n == 1 else 's'} of {self.model}: {names}."]
-        for row in self.table.to_dict("records"):
+        for row, each in zip(
+            self.table.to_dict("records"), (self.target, *self.others), strict=True
+        ):
             where = f"{row['name']} ({row['metric']} on {row['dataset']})"
             line = f"{where}: strength {_number(row, 'strength')}"
             if row["control"] == row["control"]:
                 line += (
                     f", random sets {row['control']:.3g} ({row['control_low']:.3g} to "
-                    f"{row['control_high']:.3g}), p = {row['p']:.2g}"
+                    f"{row['control_high']:.3g})"
                 )
+                examples = said_of_examples(self.selected_on, each.dataset_fingerprint)
+                line += f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
+                line += f", {examples}" if examples else ""
             if row["selectivity"] == row["selectivity"]:
                 line += f"; selectivity {_number(row, 'selectivity')}"
             if row["control_selectivity"] == row["control_selectivity"]:
                 line += f", of random sets {row['control_selectivity']:.3g}"
             lines.append(f"{line}.")
+        n_drawn = len(self.target.controls)
+        if n_drawn:
+            lines.append(
+                f"Random sets: {n_drawn} of {self.n_controls:.4g} others of these layers; they "
+                f"share {100 * self.control_overlap:.0f} % of the members on average."
+            )
         lines.append("Strength: mean absolute effect, as a share of that of all components.")
         return printable("\n".join(lines))
 
@@ -340,7 +379,7 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
 
 
 def _number(values: Mapping[Any, Any], name: str) -> str:
-    return f"{values[name]:.3g} ({values[f'{name}_low']:.3g} to {values[f'{name}_high']:.3g})"
+    return f"{values[name]:.3g} ({interval_text(values[f'{name}_low'], values[f'{name}_high'])})"
 
 
 def measure_side_effects(
@@ -352,6 +391,7 @@ def measure_side_effects(
     seed: int,
     model: str,
     source: str,
+    selected_on: str | None = None,
 ) -> SideEffects:
     """Measures a set, and random sets, on several data sets; see `Tracer.side_effects`.
 
@@ -363,6 +403,7 @@ def measure_side_effects(
         seed: Draws them.
         model: What the text calls the model.
         source: Where the values come from that are put in.
+        selected_on: As in the side effects.
 
     Raises:
         PairsError: There are no others, or no member, or all components together change
@@ -391,6 +432,7 @@ def measure_side_effects(
         source=source,
         direction=target.metric.direction,
         seed=seed,
+        selected_on=selected_on,
         cost=cost,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit._util.markup import interval_text
 from tracekit.anatomy.explanation import Explanation
 from tracekit.anatomy.side_effects import SideEffects
 
@@ -43,7 +44,7 @@ def _with_intervals(table: pd.DataFrame, name: str) -> pd.Series:
 
     rows = zip(*(table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True)
     texts = [
-        f"{value:.4g} ({low:.3g} to {high:.3g})" if value == value else _DASH
+        f"{value:.4g} ({interval_text(low, high)})" if value == value else _DASH
         for value, low, high in rows
     ]
     return pd.Series(texts)

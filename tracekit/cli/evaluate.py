@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tracekit._util.markup import interval_text
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     OPTIONAL_OUTPUT,
@@ -60,14 +61,13 @@ def evaluate(given: Given) -> None:
             else pd.DataFrame(index=range(len(effects)))
         )
         total = mask_of(entries, tracer.registry).sum().item()
-        low, high = effect_interval(
-            effects, weights=tracer.pairs.weights, clusters=tracer.pairs.clusters
-        )
+        bounds = tracer.engine.metric.bounds
+        low, high = effect_interval(effects, bounds=bounds, **tracer.pairs.over)
         table.add_row(
             name,
             f"{total:.4g}",
             f"{effects.mean().item():.6g}",
-            f"{low:.3g} to {high:.3g}",
+            interval_text(low, high),
             *(f"{further[column].mean():.6g}" for column in names),
         )
         rows += [

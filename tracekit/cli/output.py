@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import TypedDict
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import interval_text, printable
 from tracekit._util.version import __version__
 from tracekit.errors import FigureExportError, OutputError
 
@@ -364,8 +364,9 @@ def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         _print_rows_of(rows, is_full)
     console.print(
-        "Effect: mean over the examples that the set was selected on. Spread: 95 % bootstrap "
-        "interval. Passes: forward and backward, over all data; all budgets of a run share them.",
+        "Effect: mean over the examples that the set was selected on. Spread: of the mean, when "
+        "they are resampled. Passes: forward and backward, over all data; budgets of a run share "
+        "them.",
         style="dim",
     )
 
@@ -377,14 +378,24 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     columns: dict[str, list[Any]] = {"method": [result.series for result in results]}
     columns["budget"] = budgets
     columns["selected"] = [f"{result.n_selected} of {result.n_components}" for result in results]
-    best = [max(r.effect for r in results if r.budget == each.budget) for each in results]
-    columns["effect"] = [
-        Text(f"{each.effect:.4g}", "bold" if each.effect == top and len(results) > 1 else "")
-        for each, top in zip(results, best, strict=True)
+    # What a set does on the examples that selected it is no rank among methods.
+    is_tested = all(result.held_out is not None for result in results)
+    shown = [(r.held_out_effect or 0.0) if is_tested else r.effect for r in results]
+    tops = [
+        max(value for value, r in zip(shown, results, strict=True) if r.budget == each.budget)
+        for each in results
     ]
-    columns["95 % spread"] = ["{:.3g} to {:.3g}".format(*result.spread) for result in results]
-    columns["held out"] = [_held_out_cells(result)[0] for result in results]
-    columns["95 % interval"] = [_held_out_cells(result)[1] for result in results]
+    bold = [
+        "bold" if value == top and len(results) > 1 else ""
+        for value, top in zip(shown, tops, strict=True)
+    ]
+    columns["effect"] = [
+        Text(f"{each.effect:.4g}", "" if is_tested else style)
+        for each, style in zip(results, bold, strict=True)
+    ]
+    columns["95 % spread"] = [interval_text(*result.spread) for result in results]
+    cells = [_held_out_cells(r, s) for r, s in zip(results, bold, strict=True)]
+    columns["held out"], columns["95 % interval"] = map(list, zip(*cells, strict=True))
     for name in also:
         effects = [result.extra_effects.get(name) for result in results]
         columns[name] = ["-" if effect is None else f"{effect:.4g}" for effect in effects]
@@ -411,12 +422,12 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     print_rows(table, n_names=min(2, len(columns)))
 
 
-def _held_out_cells(result: TraceResult) -> tuple[str, str]:
-    """Effect on the held-out examples, and its interval."""
-    if result.held_out_effect is None or result.held_out_interval is None:
+def _held_out_cells(result: TraceResult, style: str) -> tuple[Text | str, str]:
+    """Effect on the held-out examples, in a style, and its interval."""
+    if result.held_out_effect is None:
         return "-", "-"
-    low, high = result.held_out_interval
-    return f"{result.held_out_effect:.4g}", f"{low:.3g} to {high:.3g}"
+    ends = result.held_out_interval or (nan, nan)
+    return Text(f"{result.held_out_effect:.4g}", style=style), interval_text(*ends)
 
 
 def save(run: TraceResult | TraceCurve, output: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from tracekit._util.markup import interval_text
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     COUNT,
@@ -120,7 +121,7 @@ def _print_front(front: ParetoFront) -> None:
         table.add_row(
             str(row.size),
             f"{row.effect:.4g}",
-            f"{row.effect_low:.3g} to {row.effect_high:.3g}",
+            interval_text(row.effect_low, row.effect_high),
             *("-" if isnan(value) else f"{value:.4g}" for value in (row.held_out, row.control)),
             "-" if isnan(row.stability) else f"{row.stability:.2f}",
             row.method,

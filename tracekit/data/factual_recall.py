@@ -120,6 +120,7 @@ def _counterfact_row(record: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": prompt,
         "x": rewrite["target_true"]["str"],
         "y": rewrite["target_new"]["str"],
+        "group": rewrite.get("relation_id"),
         **_subject_span(prompt, rewrite["subject"]),
     }
 
@@ -132,7 +133,8 @@ def _subject_span(prompt: str, subject: str) -> dict[str, Any]:
 def _known_fact_row(record: Mapping[str, Any]) -> dict[str, Any]:
     prompt = record["prompt"]
     span = _subject_span(prompt, record.get("subject", ""))
-    return {"prompt": prompt, "x": record["attribute"], **span}
+    group = record.get("relation_id")
+    return {"prompt": prompt, "x": record["attribute"], "group": group, **span}
 
 
 load_counterfact: partial[PromptPairs] = partial(

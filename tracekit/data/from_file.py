@@ -1,9 +1,9 @@
 """Prompt pairs from files and tables as people have them.
 
 The columns are those of `PromptPairs.from_text`: `prompt`, `counterfactual`, the target
-continuation `x`, the foil `y`, and `weight`. JSON may hold the lists `x_set` and `y_set` and the
-mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`. Columns of other
-names are mapped to these; published formats are known by their names (`formats.py`).
+continuation `x`, the foil `y`, `weight` and `group`. JSON may hold the lists `x_set` and `y_set`
+and the mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`. Columns of
+other names are mapped to these; published formats are known by their names (`formats.py`).
 """
 
 from __future__ import annotations

@@ -20,16 +20,17 @@ from tracekit.data.counterfactuals import (
     counterfactual_from_row,
 )
 from tracekit.data.display import ShownPair, shown_pair
+from tracekit.data.groups import group_from_row
 from tracekit.data.spans import Spans, checked_spans
 from tracekit.errors import PairsError, near_miss
 
 TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
-"""Keys of a row of text, beside `weight` and the token sets."""
+"""Keys of a row of text, beside `weight`, `group` and the token sets."""
 SET_KEYS = frozenset({"x_set", "y_set"})
 """Keys of a row of text that hold lists of texts."""
 SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
 """Keys of a row that hold mappings."""
-OWN_KEYS = frozenset({"weight"}) | SPAN_KEYS
+OWN_KEYS = frozenset({"weight", "group"}) | SPAN_KEYS
 """Keys of rows of both kinds."""
 _HINTS = dict.fromkeys(
     ("attention_mask", "special_tokens_mask", "token_type_ids"),
@@ -80,6 +81,8 @@ class PromptPair:
     """The texts that the ids were made from, for messages and tables."""
     weight: float = 1.0
     """Weight of its effect in the mean, relative to the other examples'."""
+    group: str | None = None
+    """What it shares with other examples, such as its template; None if it stands for itself."""
     drawn_for: Hashable = None
     """Identity of the example that its counterfactual was drawn for, if it was drawn."""
 
@@ -245,7 +248,13 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             f"The weight of example {number} is {shortened(row['weight'])}. "
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
-    pair = PromptPair(**ids, counterfactual=counterfactual, texts=texts or None, weight=weight)
+    pair = PromptPair(
+        **ids,
+        counterfactual=counterfactual,
+        texts=texts or None,
+        weight=weight,
+        group=group_from_row(row.get("group"), number),
+    )
     if row.get("counterfactual_spans") is not None and (
         row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
     ):

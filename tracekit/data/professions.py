@@ -67,6 +67,7 @@ def load(
                 "counterfactual": template.format(counterfactual),
                 "x": x,
                 "y": y,
+                "group": template,
             }
             for template in templates
             for occupation in occupations

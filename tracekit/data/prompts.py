@@ -17,12 +17,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened, whole_numbers
 from tracekit._util.warn import warn
 from tracekit.data.chat import in_chat, said, warn_of_spaces, within
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import MOST_ROWS, pairs_html
+from tracekit.data.groups import check_groups, group_from_row, independent, refuse_shared
 from tracekit.data.pair import (
     OWN_KEYS,
     SET_KEYS,
@@ -142,6 +144,29 @@ class PromptPairs(Sequence[PromptPair]):
             origin = replace(origin, examples=tuple(origin.examples[i] for i in indices))
         return replace(self, pairs=tuple(self.pairs[i] for i in indices), origin=origin)
 
+    def grouped(self, groups: Sequence[str | int | None]) -> PromptPairs:
+        """The pairs with other groups.
+
+        Pairs of one group, say of one template, are no independent evidence. Intervals resample
+        groups, sign flips flip them, and a split, halves of a search and held-out pairs keep them
+        whole.
+
+        Args:
+            groups: A label for each pair; None for one that stands for itself.
+
+        Raises:
+            PairsError: Not as many labels as pairs, or one label for all of them.
+        """
+        if len(groups) != len(self):
+            raise PairsError(
+                f"{len(groups)} groups were given for {len(self)} pairs. Give the group of each "
+                "pair, in their order."
+            )
+        labels = [group_from_row(group, number) for number, group in enumerate(groups)]
+        check_groups(labels)
+        pairs = zip(self.pairs, labels, strict=True)
+        return replace(self, pairs=tuple(replace(pair, group=label) for pair, label in pairs))
+
     def reversed(self) -> PromptPairs:
         """The pairs with prompts and counterfactuals exchanged: what denoising starts from.
 
@@ -153,7 +178,7 @@ class PromptPairs(Sequence[PromptPair]):
     def split(self, share: float, *, seed: int = 0) -> tuple[PromptPairs, PromptPairs]:
         """Two disjoint random parts; the first holds `share` of the pairs, rounded.
 
-        Equal examples stay in one part, so that the share is met as nearly as they allow.
+        Equal examples and groups stay in one part: the share is met as nearly as they allow.
 
         Args:
             share: Between 0 and 1.
@@ -170,15 +195,15 @@ class PromptPairs(Sequence[PromptPair]):
             raise ConfigError(
                 f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
                 "Use a share strictly between 0 and 1 that gives each part a pair; equal pairs "
-                "stay in one part."
+                "and groups stay in one part."
             )
         return self.subset(first), self.subset(rest)
 
     def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
-        """Numbers of the pairs in two parts that share no example, ascending.
+        """Numbers of the pairs in two parts that share no example and no group, ascending.
 
-        The first `count` in `order` come into the first part, or fewer where equal pairs do not
-        fit.
+        The first `count` in `order` come into the first part, or fewer where equal pairs or groups
+        do not fit.
         """
         by_example: dict[int, list[int]] = {}
         for number in order:
@@ -268,31 +293,30 @@ class PromptPairs(Sequence[PromptPair]):
 
     @cached_property
     def examples(self) -> Int[Tensor, " example"]:
-        """Number of the distinct example that each pair is, in order of their first pairs."""
-        numbers: dict[Any, int] = {}
-        return torch.tensor([numbers.setdefault(p.identity, len(numbers)) for p in self.pairs])
+        """Number of the independent example that each pair is part of, in order of first pairs.
+
+        Equal pairs are one, and so are those of a group.
+        """
+        return torch.tensor(independent(self.pairs))
 
     @property
     def n_distinct(self) -> int:
-        """Distinct examples."""
+        """Independent examples: equal pairs count once, and so do groups."""
         return int(self.examples.max()) + 1
 
     @property
     def clusters(self) -> Int[Tensor, " example"] | None:
-        """These numbers where pairs repeat, for intervals; None where all are distinct."""
+        """These numbers where pairs repeat or have groups, for intervals; None where all differ."""
         return None if self.n_distinct == len(self) else self.examples.clone()
 
+    @property
+    def over(self) -> Over:
+        """Weights and clusters, as intervals take them."""
+        return Over(weights=self.weights, clusters=self.clusters)
+
     def refuse_shared(self, held_out: PromptPairs) -> None:
-        """Refuses held-out pairs that are also among these."""
-        own = {pair.identity for pair in self}
-        both = [f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.identity in own]
-        if both:
-            more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
-            raise PairsError(
-                f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
-                f"searched on ({'; '.join(both[:3])}{more}). Leave them out of one of the two; "
-                "pairs.split(...) makes parts that share none."
-            )
+        """Refuses held-out pairs that are also among these, or share a group with some."""
+        refuse_shared(self, held_out)
 
     @cached_property
     def report(self) -> PairsReport:
@@ -367,12 +391,12 @@ class PromptPairs(Sequence[PromptPair]):
         """Pairs from token ids.
 
         Args:
-            rows: Mappings with `prompt_ids`, `x_ids`, and optionally `y_ids`, `weight`,
-                `x_set_ids` and `y_set_ids` (first tokens that count as x and y), `spans` (name of
-                each -> [first token, one past the last]; `counterfactual_spans` where the
-                counterfactual prompt has others) and one of `counterfactual_ids` and `noise` (a
-                list or tensor of shape `pos d_model`); without one, only sources that need none
-                can be traced (`Tracer(..., source="zero")`).
+            rows: Mappings with `prompt_ids`, `x_ids`, and optionally `y_ids`, `weight`, `group`
+                (see `grouped`), `x_set_ids` and `y_set_ids` (first tokens that count as x and y),
+                `spans` (name of each -> [first token, one past the last]; `counterfactual_spans`
+                where the counterfactual prompt has others) and one of `counterfactual_ids` and
+                `noise` (a list or tensor of shape `pos d_model`); without one, only sources that
+                need none can be traced (`Tracer(..., source="zero")`).
                 `prompt`, `counterfactual`, `x` and `y` are kept as texts. Nobody reads other keys:
                 those like a known one are refused, others warned of.
             name: Name of the data set.
@@ -408,6 +432,7 @@ class PromptPairs(Sequence[PromptPair]):
                 "(--skip-mismatched)."
             )
         aligned = tuple(pair for pair in pairs if pair.is_aligned)
+        check_groups([pair.group for pair in aligned])
         return cls(pairs=aligned, name=name, skipped=tuple(misaligned))
 
     @classmethod
@@ -430,11 +455,11 @@ class PromptPairs(Sequence[PromptPair]):
         before every text; with them a continuation is the tokens that it adds to the prompt's.
 
         Args:
-            rows: Mappings with `prompt`, `x`, optionally `y`, `weight`, `x_set` and `y_set` (lists
-                of first tokens that count as x and y), `spans` (name of each -> its text in the
-                prompt, or a range of tokens; `counterfactual_spans` where the counterfactual has
-                others), and `counterfactual` unless `noise` is given or the source of the Tracer
-                needs none.
+            rows: Mappings with `prompt`, `x`, optionally `y`, `weight`, `group` (see `grouped`),
+                `x_set` and `y_set` (lists of first tokens that count as x and y), `spans` (name of
+                each -> its text in the prompt, or a range of tokens; `counterfactual_spans` where
+                the counterfactual has others), and `counterfactual` unless `noise` is given or the
+                source of the Tracer needs none.
             model: The model to be traced, for its tokenizer and width; or a tokenizer.
             noise: Draws the counterfactual of every row as noise on the embeddings.
             name: Name of the data set.
@@ -592,8 +617,7 @@ def _encoded(
     given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
     entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
     _require_text(entry, number)
-    if row.get("weight") is not None:
-        entry["weight"] = row["weight"]
+    entry |= {key: row[key] for key in ("weight", "group") if row.get(key) is not None}
     for key in sorted(TEXT_KEYS & set(entry)):
         if key in _PROMPTS:
             own = encode("", row[key])

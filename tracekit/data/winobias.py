@@ -99,6 +99,7 @@ def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | No
         "counterfactual": f"{context} {in_counterfactual}",
         "x": by_pronoun[female][1],
         "y": by_pronoun[male][1],
+        "group": context,
     }
 
 

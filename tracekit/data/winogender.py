@@ -111,6 +111,7 @@ def _example(
             "pronoun, or resolve alike. Get the file again."
         )
     prompt, counterfactual = prompts.pop()
+    sentence = _PRONOUN.split(first[3])[0].strip()
     to_occupation, to_participant = continuations["0"], continuations["1"]
     is_female = shares[occupation] > 50
     return {
@@ -118,4 +119,5 @@ def _example(
         "counterfactual": counterfactual,
         "x": to_occupation if is_female else to_participant,
         "y": to_participant if is_female else to_occupation,
+        "group": sentence,
     }

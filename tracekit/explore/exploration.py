@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.clusters import Over
 from tracekit._util.options import is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
@@ -29,8 +30,8 @@ from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import stream_changes
 from tracekit.errors import ComponentError, TracekitError
-from tracekit.metrics import Effects
-from tracekit.results.intervals import effect_interval
+from tracekit.metrics import Bounds, Effects
+from tracekit.results.intervals import UNBOUNDED, effect_interval
 
 Pin = Literal["A", "B"]
 """Name of a pinned set."""
@@ -56,7 +57,9 @@ class Measurement:
     weights: Float[Tensor, " example"] | None = None
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None = None
-    """Number of the distinct example that each is; None if all are distinct."""
+    """Number of the independent example that each is part of; None if each stands for itself."""
+    bounds: Bounds = UNBOUNDED
+    """What an effect can be."""
 
     @property
     def effect(self) -> float:
@@ -69,7 +72,8 @@ class Measurement:
 
         No confidence interval of a set that was chosen by its effect on these examples.
         """
-        return effect_interval(self.effects, weights=self.weights, clusters=self.clusters)
+        over = Over(weights=self.weights, clusters=self.clusters)
+        return effect_interval(self.effects, bounds=self.bounds, **over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +316,7 @@ class Exploration:
 
     def _record(self, measurement: Measurement) -> Measurement:
         pairs = self.engine.pairs
-        weighted = replace(measurement, weights=pairs.weights, clusters=pairs.clusters)
+        weighted = replace(measurement, bounds=self.engine.metric.bounds, **pairs.over)
         self.measurements[measurement.members] = weighted
         return weighted
 

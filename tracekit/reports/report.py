@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 import pandas as pd
 import plotly.graph_objects as go
 
+from tracekit._util.markup import interval_text
 from tracekit.anatomy import Explanation, SideEffects
 from tracekit.anatomy.tables import member_table, side_effects_table
 from tracekit.data.registry import DATASETS
@@ -118,7 +119,7 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
     low, high = best.spread
     lead = (
         f"{best.title} selects {best.n_selected} of {best.n_components} components with an effect "
-        f"of {best.effect:.4g} [{low:.3g}, {high:.3g}]: "
+        f"of {best.effect:.4g} [{interval_text(low, high)}]: "
         f"{100 * best.share_of_full_effect:.0f} % of that of all components."
     )
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
@@ -184,7 +185,7 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
                 "budget": "\u2013" if result.budget is None else result.budget,
                 "selected": result.n_selected,
                 "effect": f"{result.effect:.4g}",
-                "95 % spread": f"{low:.3g} to {high:.3g}",
+                "95 % spread": interval_text(low, high),
                 "of all": f"{100 * result.share_of_full_effect:.0f} %",
                 "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
                 "largest share": f"{100 * share:.0f} %",

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from tracekit._util.markup import printable
+import torch
+
+from tracekit._util.clusters import Over
+from tracekit._util.markup import interval_text, printable
 from tracekit.errors import ComparisonError, NoResultError
+from tracekit.metrics import bounds_of
 from tracekit.results.display import COLUMNS, card, table
+from tracekit.results.intervals import row_intervals
 from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult, tracer_of
+from tracekit.results.significance import LEVEL, p_values, without_rounding
 from tracekit.results.tables import check_comparable
 
 if TYPE_CHECKING:
@@ -82,10 +89,12 @@ class Comparison(Sequence[TraceResult]):
 
         Columns: `result` (its label), `method`, `budget`, `selected` (number of components),
         `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all components;
-        may exceed 1), `held_out`, `passes`, `components`.
+        may exceed 1), `held_out` with its 95 % interval `held_out_low` and `held_out_high`,
+        `passes`, `components`.
         """
         import pandas as pd
 
+        ends = [result.held_out_interval or (None, None) for result in self.results]
         return pd.DataFrame(
             {
                 "result": list(self.labels),
@@ -97,27 +106,76 @@ class Comparison(Sequence[TraceResult]):
                 "high": [result.spread[1] for result in self.results],
                 "share": [result.share_of_full_effect for result in self.results],
                 "held_out": [result.held_out_effect for result in self.results],
+                "held_out_low": [low for low, _ in ends],
+                "held_out_high": [high for _, high in ends],
                 "passes": [result.cost.forward_equivalents for result in self.results],
                 "components": [" ".join(result.labels) for result in self.results],
             }
         )
 
     def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
-        r"""A LaTeX table (booktabs): the best effect of each size is bold, the second underlined.
+        r"""A LaTeX table (booktabs): of each size the best is bold, the second underlined.
 
-        By default the caption says data, model and metric.
+        That is by the effect on held-out examples where every result has one, else by the effect.
+        By default the caption says data, model and metric, and how many differences between
+        held-out effects are significant.
 
         Raises:
             ComparisonError: The results are of different examples.
         """
         check_comparable(self.results)
+        frame = self._printable_frame()
         return Table(
-            frame=self._printable_frame(),
+            frame=frame,
             caption=self._caption() if caption is None else caption,
             label=label,
-            best=["effect"],
+            best=["held out" if self._has_held_out else "effect"],
             groups=["selected"],
         ).latex()
+
+    @property
+    def _has_held_out(self) -> bool:
+        return all(result.held_out is not None for result in self.results)
+
+    def differences(self) -> Any:
+        """Held-out effects of all pairs of results, compared example by example.
+
+        Returns:
+            A pandas DataFrame with the columns `first` and `second` (labels), `difference` (of the
+            mean held-out effects) with its 95 % interval `low` and `high`, `p`, corrected for all
+            pairs (`tracekit.results.significance`), and `significant` (below 0.05).
+
+        Raises:
+            NoResultError: There is one result, or one without held-out effects.
+            ComparisonError: The results are of different examples.
+        """
+        import pandas as pd
+
+        check_comparable(self.results)
+        if not self._has_held_out or len(self) < 2:
+            raise NoResultError(
+                "Differences are between held-out effects of two results or more. Trace each with "
+                "Tracer(..., held_out=...)."
+            )
+        pairs = list(combinations(range(len(self)), 2))
+        effects = [result.held_out for result in self.results if result.held_out is not None]
+        rows = torch.stack([effects[i].double() - effects[j].double() for i, j in pairs])
+        first = self.results[0]
+        over = Over(weights=first.held_out_weights, clusters=first.held_out_clusters)
+        ends = row_intervals(rows, bounds=bounds_of(first.setup.metric).of_sum(1, 1), **over)
+        scale = torch.stack([effects[i].abs() + effects[j].abs() for i, j in pairs]).double()
+        corrected = p_values(without_rounding(rows, scale), **over)
+        return pd.DataFrame(
+            {
+                "first": [self.labels[i] for i, _ in pairs],
+                "second": [self.labels[j] for _, j in pairs],
+                "difference": rows.mean(1).tolist(),
+                "low": ends[:, 0].tolist(),
+                "high": ends[:, 1].tolist(),
+                "p": corrected.tolist(),
+                "significant": (corrected < LEVEL).tolist(),
+            }
+        )
 
     def to_markdown(self) -> str:
         """The same columns as a Markdown table."""
@@ -129,21 +187,34 @@ class Comparison(Sequence[TraceResult]):
     def _printable_frame(self) -> Any:
         frame = self.to_frame()
         frame["95 % spread"] = [
-            f"{low:.3g} to {high:.3g}"
-            for low, high in zip(frame["low"], frame["high"], strict=True)
+            interval_text(low, high) for low, high in zip(frame["low"], frame["high"], strict=True)
         ]
         frame["result"] = frame["result"].map(printable)
-        columns = ["result", "selected", "effect", "95 % spread", "share", "held_out", "passes"]
-        frame = frame[columns].dropna(axis="columns", how="all")
+        columns = ["result", "selected", "effect", "95 % spread", "share"]
+        if frame["held_out"].notna().any():
+            columns += ["held_out", "95 % interval"]
+            frame["95 % interval"] = [
+                "" if low is None or low != low else interval_text(low, high)
+                for low, high in zip(frame["held_out_low"], frame["held_out_high"], strict=True)
+            ]
+        frame = frame[[*columns, "passes"]]
         return frame.astype({"passes": int}).rename(columns={"held_out": "held out"})
 
     def _caption(self) -> str:
         first = self.results[0]
+        tested = ""
+        if self._has_held_out and len(self) > 1:
+            significant = self.differences()["significant"]
+            tested = (
+                f" Bold and underlined by the effect held out; {significant.sum()} of "
+                f"{len(significant)} differences between these are significant (p < .05, "
+                "corrected)."
+            )
         return latex_text(
             f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {first.dataset}, "
             f"{first.model}: {first.registry.describe()}. Spread is over resamples of the "
             f"{len(first.per_example)} examples that sets were selected on; share is of the "
-            "effect of all components."
+            f"effect of all components.{tested}"
         )
 
     def _repr_html_(self) -> str:
@@ -178,7 +249,8 @@ def compare(
 
     Raises:
         NoResultError: There are none.
-        ComparisonError: They answer different questions, or there are not as many labels.
+        ComparisonError: They answer different questions, have different held-out examples, or
+            there are not as many labels.
     """
     flat: list[TraceResult] = []
     for result in results:
@@ -186,6 +258,15 @@ def compare(
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
     check_comparable(flat, across_data=True)
+    own = {each.dataset_fingerprint for each in flat if each.held_out is not None}
+    pairs = {
+        (e.dataset_fingerprint, e.held_out_fingerprint) for e in flat if e.held_out is not None
+    }
+    if len(pairs) > len(own):
+        raise ComparisonError(
+            f"The results have {len(pairs)} different sets of held-out examples, so one column "
+            "would mix effects on them. Trace each with the same held_out."
+        )
     if labels is not None and len(labels) != len(flat):
         raise ComparisonError(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."

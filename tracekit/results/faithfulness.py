@@ -9,8 +9,11 @@ For metrics that are linear in a score, such as `logit-difference`, faithfulness
 benchmark, (score of the set - score of nothing) / (score of the model - score of nothing), as means
 over examples. Its areas are taken by the trapezoid rule over the shares of components of
 `MIB_SHARES`: CPR under the curve, CMD between the curve and 1. Completeness is that of Marks et al.
-2024: the faithfulness of the complement. When clean values are put back (`denoising`), the set's
-own effect over F is its faithfulness.
+2024: the faithfulness of the complement.
+
+When clean values are put back (`denoising`), the set's own effect over F is its faithfulness. The
+set is then copied in and not computed anew, so that the areas are not MIB's: they are `area` and
+`distance`, and no CPR and CMD.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Literal
 
-from tracekit.errors import BudgetError
+from tracekit._util.markup import interval_text
+from tracekit.errors import BudgetError, ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,11 +47,12 @@ class Faithfulness:
     faithfulness: tuple[float, ...]
     """Of each set; 1 where the set does all that the model does. May lie outside [0, 1]."""
     faithfulness_intervals: tuple[tuple[float, float], ...]
-    """95 % bootstrap intervals over examples."""
+    """95 % intervals over examples (`ratio_interval`): infinite where the whole effect does not
+    differ from 0, NaN with fewer than three independent examples."""
     completeness: tuple[float, ...]
     """Of each set; 0 where nothing is left without it."""
     completeness_intervals: tuple[tuple[float, float], ...]
-    """95 % bootstrap intervals over examples."""
+    """The same."""
     shares: tuple[float, ...] = ()
     """Share of all components that each set was made for; empty if the sets were given."""
     ranking: str = "sets"
@@ -55,6 +61,10 @@ class Faithfulness:
     """Metric of the effects."""
     method: str = ""
     """Search method of the sets."""
+    direction: str = "noising"
+    """`noising`, which computes the set anew among patched components, or `denoising`."""
+    examples: str = ""
+    """Whether the sets were selected on these examples, in words; empty where nobody says."""
 
     @property
     def cpr(self) -> float:
@@ -62,12 +72,31 @@ class Faithfulness:
 
         Raises:
             BudgetError: The sets do not reach from the smallest share to all components.
+            ConfigError: Clean values were put back, so that the area is not MIB's.
         """
-        return self._area(lambda value: value)
+        return self._of_mib(self.area)
 
     @property
     def cmd(self) -> float:
         """Area between faithfulness and 1 over the share of components (MIB); lower is better."""
+        return self._of_mib(self.distance)
+
+    def _of_mib(self, area: float) -> float:
+        if self.direction == "denoising":
+            raise ConfigError(
+                "CPR and CMD compute the set anew among patched components, and in denoising it is "
+                "copied in. Trace with direction='noising', or read area and distance."
+            )
+        return area
+
+    @property
+    def area(self) -> float:
+        """Area under faithfulness, in either direction; in noising it is MIB's CPR."""
+        return self._area(lambda value: value)
+
+    @property
+    def distance(self) -> float:
+        """Area between faithfulness and 1, in either direction; in noising it is MIB's CMD."""
         return self._area(lambda value: abs(1 - value))
 
     def _area(self, height: Callable[[float], float]) -> float:
@@ -111,9 +140,12 @@ class Faithfulness:
                 sizes=list(frame["size"]),
                 values=columns[0],
                 style=STYLES[style],
-                low=columns[1],
-                high=columns[2],
-                hover=[f"{v:.4g} ({a:.3g} to {b:.3g})" for v, a, b in zip(*columns, strict=True)],
+                # Plotly draws no end that is not finite.
+                low=[end if isfinite(end) else nan for end in columns[1]],
+                high=[end if isfinite(end) else nan for end in columns[2]],
+                hover=[
+                    f"{v:.4g} ({interval_text(*ends)})" for v, *ends in zip(*columns, strict=True)
+                ],
             )
             lines.append(line)
         made = "given sets" if self.ranking == "sets" else f"{self.ranking} ranking"
@@ -131,6 +163,10 @@ class Faithfulness:
             f"{size}: {value:.3g}"
             for size, value in zip(self.sizes, self.faithfulness, strict=True)
         )
-        areas = f"; CPR {self.cpr:.4g}, CMD {self.cmd:.4g}" if self.shares == MIB_SHARES else ""
-        source = self.method or "scores"
+        areas, source = "", self.method or "scores"
+        if self.shares == MIB_SHARES:
+            names = ("CPR", "CMD") if self.direction == "noising" else ("area", "distance")
+            areas = f"; {names[0]} {self.area:.4g}, {names[1]} {self.distance:.4g}"
+            areas += "" if self.direction == "noising" else " (denoising, not MIB's)"
+        areas += f"; {self.examples}" if self.examples else ""
         return f"Faithfulness({source} by {self.metric}, {self.ranking}: {values}{areas})"

@@ -85,6 +85,7 @@ def measure_faithfulness(
         ranking=how,
         metric=engine.metric.name,
         method=method,
+        direction=engine.metric.direction,
     )
 
 

@@ -25,10 +25,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.markup import html_table, printable
+from tracekit._util.markup import html_table, interval_text, printable
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, card, line
+from tracekit.results.significance import LEVEL, said_of_few
 from tracekit.results.storage import load, save_numbers
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from tracekit.figures.pairs import Cell
 
-LEVEL = 0.05
-"""Corrected p value below which an interaction counts."""
 _MARKED = 5
 """Largest interactions, whose signs are written into the map."""
 _LEAST_MARKED = 0.02
@@ -67,14 +66,19 @@ class InteractionGrid:
     direction: str = "noising"
     """`noising` or `denoising`."""
     singles_interval: Float[Tensor, "component 2"] | None = None
-    """Low and high end of the 95 % studentised bootstrap interval over examples of each l({i})."""
+    """Low and high end of the 95 % studentised bootstrap interval over examples of each l({i});
+    None with fewer than three independent examples."""
     interaction_interval: Float[Tensor, "pair 2"] | None = None
     """The same of each interaction, for pairs in the order of `itertools.combinations`."""
     p: Float[Tensor, " pair"] | None = None
-    """Two-sided p values of the hypothesis that interactions are symmetric around 0 over examples:
-    sign flips, corrected for all pairs of the grid (step-down maxT; Westfall and Young, 1993).
-    Interactions below 1e-4 of the effects that they are differences of count as 0: they may be
-    rounding."""
+    """Two-sided p values of the hypothesis that mean interactions are 0, corrected for all pairs of
+    the grid (`tracekit.results.significance`). None for a set that was selected on these examples:
+    nothing can be tested on them. Interactions below 1e-4 of the effects that they are differences
+    of count as 0: they may be rounding."""
+    n_independent: int | None = None
+    """Independent examples: equal ones count once, and so do groups."""
+    examples: str = ""
+    """Whether a set whose members are paired was selected on these examples, in words."""
     opposite: InteractionGrid | None = None
     """The same pairs in the other direction, if they were measured so."""
 
@@ -94,7 +98,13 @@ class InteractionGrid:
         text = f"{self.title + ': ' if self.title else ''}{n} components"
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
-        return printable(f"InteractionGrid({text})")
+        return printable(f"InteractionGrid({text}{self._notes})")
+
+    @property
+    def _notes(self) -> str:
+        """Which examples these are, and whether too few for any p value below .05."""
+        few = "" if self.p is None or not self.n_independent else said_of_few(self.n_independent)
+        return "".join(f"; {note}" for note in (self.examples, few) if note)
 
     def _repr_html_(self) -> str:
         """A table for notebooks: the pairs with the largest interactions."""
@@ -104,16 +114,21 @@ class InteractionGrid:
             [f"{row.first}, {row.second}", f"{row.effect:.4g}", f"{row.interaction:+.4g}"]
             for row in frame.itertuples()
         ]
-        if "p" in frame:
-            columns += ["95 % interval", "p"]
+        if "low" in frame:
+            columns += ["95 % interval"]
             for cells, row in zip(rows, frame.itertuples(), strict=True):
-                cells += [f"{row.low:.3g} to {row.high:.3g}", f"{row.p:.2g}"]
+                cells.append(interval_text(row.low, row.high))
+        if "p" in frame:
+            columns += ["p"]
+            for cells, row in zip(rows, frame.itertuples(), strict=True):
+                cells.append(f"{row.p:.2g}")
         if "kind" in frame:
             columns += ["kind"]
             for cells, kind in zip(rows, frame["kind"], strict=True):
                 cells.append(kind)
         n = len(self.labels)
         text = f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"
+        text += self._notes
         return card(self.title or "Interactions", line(text), html_table(columns, rows))
 
     def to_frame(self) -> Any:
@@ -324,9 +339,9 @@ def _hover(grid: InteractionGrid) -> list[list[str]]:
             pair = (i, j)
             first, second = (j, i) if is_below else pair
             text = f"{labels[first]} and {labels[second]}<br>interaction: {interaction[pair]:.4g}"
-            if drawn.interaction_interval is not None and drawn.p is not None:
-                low, high = drawn.interaction_interval[rank].tolist()
-                text += f" ({low:.3g} to {high:.3g}), p = {drawn.p[rank]:.2g}"
+            if drawn.interaction_interval is not None:
+                text += f" ({interval_text(*drawn.interaction_interval[rank].tolist())})"
+            text += "" if drawn.p is None else f", p = {drawn.p[rank]:.2g}"
             text += (
                 f"<br>together: {drawn.pairs[pair]:.4g}"
                 f"<br>alone: {drawn.singles[first]:.4g}, {drawn.singles[second]:.4g}"

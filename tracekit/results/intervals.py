@@ -5,26 +5,34 @@ resample says how many of its own standard errors its mean lies from the mean of
 few examples carry the mean, as with odds ratios, a resample without them has both a low mean and a
 small standard error, and the interval reaches further up. Percentiles of resampled means do not:
 of 16 log-normal effects (sigma 1.5) their 95 % interval holds the true mean in 70 % of draws, a
-studentised one in 86 % (`pytest tests/results/test_intervals.py`).
+studentised one in 86 % (`pytest tests/results/test_intervals.py`; `docs/statistics.md` has more).
 
-Pairs that repeat an example are drawn together, as one of a larger weight: they are no further
-evidence. Their numbers (`clusters`) are those of `PromptPairs.clusters`.
+Pairs that repeat an example, and those of a group, are drawn together, as one of a larger weight:
+they are no independent evidence. Their numbers (`clusters`) are those of `PromptPairs.clusters`.
+Below three independent examples there is no interval: both ends are NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, nan
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_RESAMPLES = 2000
+from tracekit._util.clusters import by_cluster, ratio_and_error
+from tracekit.metrics import Bounds
+
+FEWEST = 3
+"""Independent examples that an interval needs."""
+N_RESAMPLES = 2000
 _AT_ONCE = 4_000_000
 """Numbers that are drawn together; bounds memory."""
-_LEAST_ERROR = 0.2
+LEAST_ERROR = 0.2
 """A resample's standard error is at least this share of that of the examples: where most of them
 are alike, a resample may have none."""
+UNBOUNDED = Bounds()
 
 
 def effect_interval(
@@ -32,21 +40,25 @@ def effect_interval(
     *,
     weights: Float[Tensor, " example"] | None = None,
     clusters: Int[Tensor, " example"] | None = None,
+    bounds: Bounds = UNBOUNDED,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Studentised bootstrap interval of the mean effect over examples.
+    """Studentised bootstrap interval of the mean effect over examples; NaN below three of them.
 
     Args:
         per_example: Effects, times the weights of their examples if these have weights.
         weights: These weights; None if all examples count alike.
-        clusters: Which distinct example each is; None if all are distinct.
+        clusters: Which independent example each is part of; None if all are independent.
+        bounds: What the mean can be. If effects are whole numbers within bounds, and all equal,
+            the interval is exact (Clopper and Pearson, 1934): other values have a share of up to
+            1 - 0.025^(1/n).
         confidence: How often such an interval is to hold the true mean.
         seed: Of the resamples.
     """
-    ones = torch.ones_like(per_example)
-    bases = ones if weights is None else weights
-    return ratio_interval(per_example, bases, clusters=clusters, confidence=confidence, seed=seed)
+    rows = _intervals(per_example[None], weights, clusters, bounds, (1 - confidence) / 2, seed)
+    low, high = rows[0].tolist()
+    return low, high
 
 
 def row_intervals(
@@ -54,41 +66,102 @@ def row_intervals(
     *,
     weights: Float[Tensor, " example"] | None = None,
     clusters: Int[Tensor, " example"] | None = None,
+    bounds: Bounds = UNBOUNDED,
 ) -> Float[Tensor, "row 2"]:
     """Low and high end of the `effect_interval` of each row, from the same resamples."""
-    bases = torch.ones(per_example.shape[1]) if weights is None else weights
-    values, bases = by_cluster(per_example, clusters), by_cluster(bases, clusters)
-    n = len(bases)
-    centres, spreads = _ratio_and_error(values, bases.expand_as(values))
-    residuals = values - centres[:, None] * bases
-    # How often each resample has each example; sums over it are then products.
-    picks = torch.cat(list(_resamples(n, seed=0)))
-    counts = torch.zeros(len(picks), n, dtype=torch.float64)
-    counts = counts.scatter_add(1, picks, torch.ones_like(picks, dtype=torch.float64)).T
-    base_sums, base_squares = bases @ counts, bases.square() @ counts
-    ends = torch.tensor([0.975, 0.025], dtype=torch.float64)
+    return _intervals(per_example, weights, clusters, bounds, 0.025, 0)
+
+
+def _intervals(
+    per_example: Float[Tensor, "row example"],
+    weights: Float[Tensor, " example"] | None,
+    clusters: Int[Tensor, " example"] | None,
+    bounds: Bounds,
+    tail: float,
+    seed: int,
+) -> Float[Tensor, "row 2"]:
     parts = []
-    rows_at_once = max(1, _AT_ONCE // len(picks))
-    for first in range(0, len(values), rows_at_once):
-        rows = residuals[first : first + rows_at_once]
-        spread = spreads[first : first + rows_at_once, None]
-        shifts = rows @ counts / base_sums
-        squares = (
-            rows.square() @ counts
-            - 2 * shifts * ((rows * bases) @ counts)
-            + shifts.square() * base_squares
-        )
-        variances = squares.clamp(min=0) / max(1, n - 1) / n
-        errors = torch.maximum(variances.sqrt() / (base_sums / n).abs(), _LEAST_ERROR * spread)
-        deviations = torch.where(errors > 0, shifts / errors, 0.0)
-        parts.append(deviations.quantile(ends, dim=1).T * spread)
-    return centres[:, None] - torch.cat(parts)
+    rows_at_once = max(1, _AT_ONCE // N_RESAMPLES)
+    for rows in per_example.split(rows_at_once):
+        resamples = Resamples(rows, weights, clusters, seed)
+        ends = resamples.centres[:, None] - resamples.quantiles(tail) * resamples.errors[:, None]
+        if bounds.counts and bounds.low > -inf and bounds.high < inf:
+            off = resamples.share_unseen(tail)
+            exact = resamples.centres[:, None] + torch.tensor([-off, off], dtype=ends.dtype)
+            ends = torch.where(resamples.is_constant[:, None], exact, ends)
+        parts.append(ends.clamp(bounds.low, bounds.high))
+    return torch.cat(parts)
 
 
-def _resamples(n: int, seed: int) -> Iterator[Int[Tensor, "draw example"]]:
+class Resamples:
+    """Means of rows of effects on resampled examples, and the standard errors of these."""
+
+    def __init__(
+        self,
+        per_example: Float[Tensor, "row example"],
+        weights: Float[Tensor, " example"] | None,
+        clusters: Int[Tensor, " example"] | None,
+        seed: int = 0,
+    ) -> None:
+        """Draws nothing yet; arguments as of `effect_interval`."""
+        ones = torch.ones(per_example.shape[1])
+        values = by_cluster(per_example, clusters)
+        self._bases = by_cluster(ones if weights is None else weights, clusters)
+        self._seed = seed
+        self.centres, self.errors = ratio_and_error(values, self._bases.expand_as(values))
+        """Mean effects, and their standard errors to first order."""
+        self._residuals = values - self.centres[:, None] * self._bases
+
+    @property
+    def is_constant(self) -> Bool[Tensor, " row"]:
+        """Whether all effects of a row are one whole number."""
+        least = 1e-6 * self._bases.mean()
+        is_whole = (self.centres - self.centres.round()).abs() < 1e-6
+        return is_whole & (self._residuals.abs().amax(1) <= least)
+
+    def share_unseen(self, tail: float) -> float:
+        """Largest share of examples that as many as these may all miss."""
+        n_effective = (self._bases.sum().square() / self._bases.square().sum()).item()
+        return 1 - tail ** (1 / n_effective)
+
+    def deviations(
+        self, at_once: int = N_RESAMPLES
+    ) -> Iterator[tuple[Float[Tensor, "row draw"], Float[Tensor, "row draw"]]]:
+        """How far resampled means lie from the mean, and their standard errors, in portions."""
+        n, residuals, bases = len(self._bases), self._residuals, self._bases
+        for part in _resamples(n, self._seed, at_once):
+            # How often each resample has each example; sums over it are then products.
+            counts = torch.zeros(len(part), n, dtype=torch.float64)
+            counts = counts.scatter_add(1, part, torch.ones_like(part, dtype=torch.float64)).T
+            base_sums, base_squares = bases @ counts, bases.square() @ counts
+            shifts = residuals @ counts / base_sums
+            squares = (
+                residuals.square() @ counts
+                - 2 * shifts * ((residuals * bases) @ counts)
+                + shifts.square() * base_squares
+            )
+            variances = squares.clamp(min=0) / max(1, n - 1) / n
+            yield shifts, variances.sqrt() / (base_sums / n).abs()
+
+    def quantiles(self, tail: float) -> Float[Tensor, "row 2"]:
+        """Upper and lower quantile of the deviations, in standard errors of each resample."""
+        if len(self._bases) < FEWEST:
+            return torch.full((len(self.centres), 2), nan, dtype=torch.float64)
+        ends = torch.tensor([1 - tail, tail], dtype=torch.float64)
+        parts = []
+        for shifts, errors in self.deviations():
+            floored = torch.maximum(errors, LEAST_ERROR * self.errors[:, None])
+            # Where nothing varies, nothing deviates.
+            parts.append(torch.where(floored > 0, shifts / floored, 0.0))
+        return torch.cat(parts, dim=1).quantile(ends, dim=1).T
+
+
+def _resamples(
+    n: int, seed: int, at_once: int = N_RESAMPLES
+) -> Iterator[Int[Tensor, "draw example"]]:
     """Examples of every resample, in portions that bound memory."""
     generator = torch.Generator().manual_seed(seed)
-    for count in _portions(_RESAMPLES, max(1, _AT_ONCE // n)):
+    for count in _portions(N_RESAMPLES, min(at_once, max(1, _AT_ONCE // n))):
         yield torch.randint(n, (count, n), generator=generator)
 
 
@@ -97,26 +170,55 @@ def ratio_interval(
     denominators: Float[Tensor, " example"],
     *,
     clusters: Int[Tensor, " example"] | None = None,
-    confidence: float = 0.95,
+    bounds: Bounds = UNBOUNDED,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Studentised bootstrap interval of a ratio of two means over the same examples.
+    """95 % interval of a ratio of two means over the same examples, by a studentised bootstrap.
 
-    Values are times the weights of their examples if these have weights. Every resample is divided
-    by its own sum, so that a constant ratio has an interval of no width.
+    Where some denominators are negative, it is after Fieller (1954) and holds the ratios r for
+    which the mean of `numerators - r * denominators` does not differ from 0. Where the mean of the
+    denominators itself does not differ from 0, any ratio may be: the ends are infinite. Values are
+    times the weights of their examples if these have weights. NaN below three independent examples.
     """
     values, bases = by_cluster(numerators, clusters), by_cluster(denominators, clusters)
-    centre, error = _ratio_and_error(values, bases)
-    deviations = []
-    for picks in _resamples(len(values), seed):
-        ratios, errors = _ratio_and_error(values[picks], bases[picks])
-        errors = errors.clamp(min=_LEAST_ERROR * error.item())
-        # Where nothing varies, nothing deviates.
-        deviations.append(torch.where(errors > 0, (ratios - centre) / errors, 0.0))
-    tail = (1 - confidence) / 2
-    ends = torch.tensor([1 - tail, tail], dtype=torch.float64)
-    low, high = (centre - torch.cat(deviations).quantile(ends) * error).tolist()
-    return low, high
+    n = len(values)
+    if n < FEWEST:
+        return nan, nan
+    centre, error = ratio_and_error(values, bases)
+    if error == 0:
+        return centre.item(), centre.item()
+    if bases.min() < 0:
+        of_whole = effect_interval(bases, seed=seed)
+        if of_whole[0] <= 0 <= of_whole[1]:
+            return -inf, inf
+        residuals = Resamples((values - centre * bases)[None], None, None, seed)
+        upper, lower = residuals.quantiles(0.025)[0].tolist()
+        low, high = _fieller(values, bases, upper, -1), _fieller(values, bases, lower, 1)
+    else:
+        deviations = []
+        for picks in _resamples(n, seed):
+            ratios, errors = ratio_and_error(values[picks], bases[picks])
+            floored = errors.clamp(min=LEAST_ERROR * error.item())
+            deviations.append((ratios - centre) / floored)
+        ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+        low, high = (centre - torch.cat(deviations).quantile(ends).flip(0) * error).tolist()
+    return max(low, bounds.low), min(high, bounds.high)
+
+
+def _fieller(
+    values: Float[Tensor, " example"], bases: Float[Tensor, " example"], errors: float, side: int
+) -> float:
+    """The ratio below or above the measured one that lies as many standard errors from it."""
+    n = len(values)
+    both = torch.stack([values, bases])
+    (a, b), covariances = both.mean(1).tolist(), (errors**2 / n * torch.cov(both)).tolist()
+    # (a - r b)^2 = errors^2 var(values - r bases) / n, a quadratic equation of r.
+    of_square = b * b - covariances[1][1]
+    half = a * b - covariances[0][1]
+    root = half * half - of_square * (a * a - covariances[0][0])
+    if of_square <= 0:
+        return side * inf
+    return (half + side * max(root, 0.0) ** 0.5) / of_square
 
 
 def standard_error(
@@ -125,37 +227,13 @@ def standard_error(
     clusters: Int[Tensor, " example"] | None = None,
 ) -> float:
     """Standard error of the mean effect over examples; arguments as in `effect_interval`."""
-    bases = torch.ones_like(per_example) if weights is None else weights
-    sums = by_cluster(per_example, clusters), by_cluster(bases, clusters)
-    return _ratio_and_error(*sums)[1].item()
-
-
-def by_cluster(
-    values: Float[Tensor, "*row example"], clusters: Int[Tensor, " example"] | None
-) -> Float[Tensor, "*row cluster"]:
-    """Sums over the pairs of each distinct example, in float64 on the CPU; all of them if None."""
-    values = values.double().cpu()
-    if clusters is None:
-        return values
-    sums = values.new_zeros(*values.shape[:-1], int(clusters.max()) + 1)
-    return sums.index_add(-1, clusters, values)
+    return Resamples(per_example[None], weights, clusters).errors.item()
 
 
 def check_clusters(clusters: Int[Tensor, " example"] | None) -> None:
     """Raises a `ValueError` for numbers that are none of as many examples."""
     if clusters is not None and not 0 <= clusters.min() <= clusters.max() < len(clusters):
         raise ValueError("The clusters are no numbers of examples.")
-
-
-def _ratio_and_error(
-    values: Float[Tensor, "*draw example"], bases: Float[Tensor, "*draw example"]
-) -> tuple[Float[Tensor, "*draw"], Float[Tensor, "*draw"]]:
-    """Ratios of means, and their standard errors to first order."""
-    n = values.shape[-1]
-    ratio = values.sum(-1) / bases.sum(-1)
-    residuals = values - ratio[..., None] * bases
-    variance = residuals.square().sum(-1) / max(1, n - 1) / n
-    return ratio, variance.sqrt() / bases.mean(-1).abs()
 
 
 def _portions(total: int, largest: int) -> list[int]:

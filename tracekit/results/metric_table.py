@@ -11,7 +11,7 @@ from torch import Tensor
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
-from tracekit.metrics import Metric
+from tracekit.metrics import Bounds, Metric
 from tracekit.results.intervals import effect_interval
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ def metric_table(
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
     full_effects = metric_effects(engine.data, torch.ones_like(mask), metrics)
-    columns = {n: effect_row(v, full_effects[n], engine.pairs) for n, v in effects.items()}
+    bounds = {metric.name: metric.bounds for metric in metrics}
+    columns = {
+        name: effect_row(values, full_effects[name], engine.pairs, bounds[name])
+        for name, values in effects.items()
+    }
     return pd.DataFrame(columns)
 
 
@@ -43,15 +47,19 @@ def effect_table(engines: Mapping[str, Engine], mask: Tensor) -> pd.DataFrame:
     import pandas as pd
 
     rows = {
-        name: effect_row(engine.effects(mask), engine.full_effects, engine.pairs)
+        name: effect_row(
+            engine.effects(mask), engine.full_effects, engine.pairs, engine.metric.bounds
+        )
         for name, engine in engines.items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def effect_row(effects: Tensor, full_effects: Tensor, pairs: PromptPairs) -> dict[str, float]:
+def effect_row(
+    effects: Tensor, full_effects: Tensor, pairs: PromptPairs, bounds: Bounds
+) -> dict[str, float]:
     """Entries of a set in a table: `effect`, `low`, `high`, `full_effect`, `share`."""
-    low, high = effect_interval(effects, weights=pairs.weights, clusters=pairs.clusters)
+    low, high = effect_interval(effects, bounds=bounds, **pairs.over)
     effect, full = effects.mean().item(), full_effects.mean().item()
     share = effect / full if full else float("nan")
     return {"effect": effect, "low": low, "high": high, "full_effect": full, "share": share}

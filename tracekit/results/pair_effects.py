@@ -13,8 +13,8 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.intervals import by_cluster, row_intervals
-from tracekit.results.significance import max_t_p_values, without_rounding
+from tracekit.results.intervals import FEWEST, row_intervals
+from tracekit.results.significance import p_values, said_of_examples, without_rounding
 
 _MOST_EFFECTS = 2**29
 """Effects of sets on examples that are held at once: 2 GiB in float32."""
@@ -68,11 +68,14 @@ def measure_pairs(
     *,
     title: str = "",
     given: ComponentSet = (),
+    selected_on: str | None = None,
 ) -> InteractionGrid:
     """Measures every component and every pair of components, in the order wanted on the axes.
 
-    `given` is patched besides, in every set. Effects on single examples are held in float32 while
-    intervals and p values are computed from them, and no longer.
+    `given` is patched besides, in every set. `selected_on` is the fingerprint of the examples that
+    the components were selected on, if a search found them: on these there are no p values. Effects
+    on single examples are held in float32 while intervals and p values are computed from them, and
+    no longer.
     """
     order = list(components)
     n = len(order)
@@ -84,7 +87,8 @@ def measure_pairs(
     grid = torch.diag(means[:n])
     grid[rank[0], rank[1]] = means[n:]
     grid[rank[1], rank[0]] = means[n:]
-    weights, clusters = engine.pairs.weights, engine.pairs.clusters
+    over, fingerprint = engine.pairs.over, engine.pairs.fingerprint
+    bounds, is_few = engine.metric.bounds, engine.pairs.n_distinct < FEWEST
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
     return InteractionGrid(
@@ -97,13 +101,19 @@ def measure_pairs(
         given=tuple(engine.registry.label(i) for i in given),
         given_effect=context,
         direction=engine.metric.direction,
-        singles_interval=row_intervals(effects[:n], weights=weights, clusters=clusters).float(),
-        interaction_interval=row_intervals(
-            interactions, weights=weights, clusters=clusters
+        singles_interval=None
+        if is_few
+        else row_intervals(
+            effects[:n], bounds=bounds.of_sum(1, 1) if given else bounds, **over
         ).float(),
-        p=max_t_p_values(
-            by_cluster(without_rounding(interactions, scale.double()), clusters)
-        ).float(),
+        interaction_interval=None
+        if is_few
+        else row_intervals(interactions, bounds=bounds.of_sum(2, 2), **over).float(),
+        p=None
+        if selected_on == fingerprint
+        else p_values(without_rounding(interactions, scale.double()), **over).float(),
+        examples=said_of_examples(selected_on, fingerprint),
+        n_independent=engine.pairs.n_distinct,
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import comb, isnan, prod
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
-from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.search.auto import CrossFit
@@ -49,7 +49,8 @@ class SizeStatistics:
     examples."""
     held_out_low: float | None = None
     held_out_high: float | None = None
-    """Its 95 % confidence interval, by a studentised bootstrap over examples."""
+    """Its 95 % confidence interval, by a studentised bootstrap over examples; None with fewer than
+    three independent ones."""
     held_out_error: float | None = None
     """Its standard error over examples."""
     held_out_by: Mapping[str, float] | None = None
@@ -60,6 +61,10 @@ class SizeStatistics:
     control_low: float | None = None
     control_high: float | None = None
     """Least and greatest of them."""
+    controls: int = 0
+    """Other sets of this form, of which up to five were drawn."""
+    control_overlap: float | None = None
+    """Share of the components of the front's set that such a set has too, on average."""
     stability: float | None = None
     """Jaccard similarity, in [0, 1], of the sets that the two halves selected."""
     from_all: float | None = None
@@ -94,13 +99,15 @@ def measure_statistics(
     names do on halves of the examples; None with too few examples.
     """
     generator = torch.Generator().manual_seed(seed)
-    held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine.pairs)
+    held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine)
     from_all = _from_all(engine, maximised, sets, others)
     statistics = []
     for (size, members), *parts in zip(sets.items(), held_out, from_all, strict=True):
         fields = {**parts[0], **parts[1]}
         controls = _control_effects(engine, members, generator, f"controls of {size}")
         if len(controls):
+            fields["controls"] = n_controls(engine.registry, members)
+            fields["control_overlap"] = control_overlap(engine.registry, members)
             fields["control"] = controls.mean().item()
             fields["control_low"] = controls.min().item()
             fields["control_high"] = controls.max().item()
@@ -108,19 +115,19 @@ def measure_statistics(
     return tuple(statistics)
 
 
-def _held_out(fit: CrossFit, names: Sequence[str], pairs: PromptPairs) -> list[dict[str, Any]]:
+def _held_out(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[dict[str, Any]]:
     """Held-out effects and stability at each size."""
-    rows = []
+    rows, pairs = [], engine.pairs
     for rank, search in enumerate(fit.choice()):
         effects = fit.effects[search, rank]
-        low, high = effect_interval(effects, weights=pairs.weights, clusters=pairs.clusters)
+        low, high = effect_interval(effects, bounds=engine.metric.bounds, **pairs.over)
         first, second = fit.sets[search]
         by_search = fit.effects[:, rank].mean(-1).tolist()
         rows.append(
             {
                 "held_out": effects.mean().item(),
-                "held_out_low": low,
-                "held_out_high": high,
+                "held_out_low": None if isnan(low) else low,
+                "held_out_high": None if isnan(high) else high,
                 "held_out_error": standard_error(effects, pairs.weights, pairs.clusters),
                 "held_out_by": dict(zip(names, by_search, strict=True)),
                 "stability": jaccard(first[rank], second[rank]),
@@ -173,15 +180,38 @@ def _control_effects(
 def control_sets(
     registry: ComponentRegistry, members: ComponentSet, draws: int, generator: torch.Generator
 ) -> list[ComponentSet]:
-    """Random sets with as many components of every kind in every layer as a set has.
+    """Different random sets with as many components of every kind in every layer as a set has.
 
-    Each is ascending and drawn by itself, so that a set may come twice. There are none if no other
-    set has this form.
+    Each is ascending, and none is the set itself. There are fewer than `draws` if no more have this
+    form: all of them.
     """
     sites = [range(site.start, site.stop) for site in registry.sites]
-    if not any(0 < sum(i in site for i in members) < len(site) for site in sites):
-        return []
-    return [_control(sites, members, generator) for _ in range(draws)]
+    count = min(draws, n_controls(registry, members))
+    drawn = dict.fromkeys([tuple(sorted(members))])
+    while len(drawn) <= count:
+        drawn[_control(sites, members, generator)] = None
+    return list(drawn)[1:]
+
+
+def n_controls(registry: ComponentRegistry, members: ComponentSet) -> int:
+    """How many other sets have as many components of every kind in every layer; 10^15 if more."""
+    return min(prod(comb(n, count) for n, count in _counts(registry, members)) - 1, 10**15)
+
+
+def control_overlap(registry: ComponentRegistry, members: ComponentSet) -> float:
+    """Share of the members that such another set has on average; NaN if there is none."""
+    others = n_controls(registry, members)
+    if not others:
+        return float("nan")
+    shared = sum(count * count / n for n, count in _counts(registry, members)) / len(members)
+    # Of all such sets one is the set itself.
+    return shared - (1 - shared) / others
+
+
+def _counts(registry: ComponentRegistry, members: ComponentSet) -> list[tuple[int, int]]:
+    """Components of every kind in every layer, and how many of them are members."""
+    sites = [range(site.start, site.stop) for site in registry.sites]
+    return [(len(site), sum(i in site for i in members)) for site in sites]
 
 
 def _control(

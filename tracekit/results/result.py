@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
@@ -24,7 +25,7 @@ from tracekit.data.prompts import DataOrigin
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, NoResultError
-from tracekit.metrics import Effects
+from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import card, line, named
 from tracekit.results.intervals import check_clusters, effect_interval
 from tracekit.results.mib import check_registry, write_mib
@@ -116,9 +117,11 @@ class TraceResult:
     held_out_weights: Float[Tensor, " held_out_example"] | None = None
     """Weights of those examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None = None
-    """Number of the distinct example that each is; None if all are distinct."""
+    """Number of the independent example that each is part of; None if each stands for itself."""
     held_out_clusters: Int[Tensor, " held_out_example"] | None = None
     """The same of the examples that were held out."""
+    held_out_fingerprint: str | None = None
+    """Fingerprint of the examples that were held out."""
     held_out_by: Mapping[str, float] | None = None
     """With `objective="auto"`, the mean effect of each search's selection from one half of the
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
@@ -205,9 +208,15 @@ class TraceResult:
         """How far the effect moves when the examples are resampled (95 %, studentised bootstrap).
 
         No confidence interval: the set was selected for its effect on these examples. On others
-        it has less; `held_out_interval`, and the statistics of a front, say how much.
+        it has less; `held_out_interval`, and the statistics of a front, say how much. NaN with
+        fewer than three independent examples.
         """
-        return effect_interval(self.per_example, weights=self.weights, clusters=self.clusters)
+        return effect_interval(
+            self.per_example,
+            weights=self.weights,
+            clusters=self.clusters,
+            bounds=bounds_of(self.setup.metric),
+        )
 
     @property
     def held_out_effect(self) -> float | None:
@@ -216,12 +225,19 @@ class TraceResult:
 
     @property
     def held_out_interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of it, by a studentised bootstrap over those examples."""
+        """95 % confidence interval of it, by a studentised bootstrap over those examples.
+
+        None with fewer than three independent ones.
+        """
         if self.held_out is None:
             return None
-        return effect_interval(
-            self.held_out, weights=self.held_out_weights, clusters=self.held_out_clusters
+        low, high = effect_interval(
+            self.held_out,
+            weights=self.held_out_weights,
+            clusters=self.held_out_clusters,
+            bounds=bounds_of(self.setup.metric),
         )
+        return None if isnan(low) else (low, high)
 
     @property
     def ranked_by(self) -> Mask:
@@ -330,7 +346,7 @@ class TraceResult:
         return [
             self.n_selected,
             f"{self.effect:.4g}",
-            f"{low:.3g} to {high:.3g}",
+            interval_text(low, high),
             f"{100 * self.share_of_full_effect:.0f} %",
             named(self.labels, 6),
         ]
@@ -517,7 +533,7 @@ def load_run(folder: Path, digest: str | None = None) -> TraceResult:
 
 
 def _ends(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.3g}, {interval[1]:.3g}"
+    return interval_text(*interval).replace(" to ", ", ")
 
 
 def tracer_of(result: TraceResult) -> Any:

@@ -34,7 +34,7 @@ from tracekit._util.options import shortened
 from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 NOT_SAVED = {"saved": False}
 """Metadata of a field that stays in this process."""
 MAY_BE_INFINITE = {"finite": False}

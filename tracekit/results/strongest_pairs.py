@@ -25,16 +25,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.results.interactions import LEVEL
-from tracekit.results.intervals import by_cluster, row_intervals
+from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size
-from tracekit.results.significance import max_t_p_values, without_rounding
+from tracekit.results.significance import LEVEL, p_values, without_rounding
 from tracekit.results.storage import load, save_numbers
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class StrongestPairs:
     """Interaction that gradients predicted."""
     intervals: Float[Tensor, "pair 2"] | None
     """Low and high end of the 95 % studentised bootstrap interval of the interaction over the
-    examples that had no part in proposing pairs. None with fewer than eight examples."""
+    examples that had no part in proposing pairs. None with fewer than eight independent ones."""
     p: Float[Tensor, " pair"] | None
     """Two-sided p values on the same examples, corrected for all pairs that were measured on them
     (see `InteractionGrid.p`)."""
@@ -162,15 +162,17 @@ def strongest_pairs(
     interactions = together - parts.sum(1)
     scale = together.abs() + parts.abs().sum(1)
     strongest = interactions.mean(1).abs().argsort(descending=True)[:count]
-    intervals = p_values = None
+    intervals = corrected = None
     if is_split:
         tested = interactions[:, testing]
         weights = engine.pairs.weights
-        picked = None if weights is None else weights[testing]
-        clusters = engine.pairs.subset(testing.tolist()).clusters
-        intervals = row_intervals(tested[strongest], weights=picked, clusters=clusters).float()
-        sums = by_cluster(without_rounding(tested, scale[:, testing]), clusters)
-        p_values = max_t_p_values(sums)[strongest].float()
+        over = Over(
+            weights=None if weights is None else weights[testing],
+            clusters=engine.pairs.subset(testing.tolist()).clusters,
+        )
+        bounds = engine.metric.bounds.of_sum(2, 2)
+        intervals = row_intervals(tested[strongest], bounds=bounds, **over).float()
+        corrected = p_values(without_rounding(tested, scale[:, testing]), **over)[strongest]
     label = engine.registry.label
     return StrongestPairs(
         first=tuple(label(proposals[row].pair[0]) for row in strongest.tolist()),
@@ -179,7 +181,7 @@ def strongest_pairs(
         interactions=interactions.mean(1)[strongest].float(),
         predicted=torch.tensor([proposals[row].predicted for row in strongest.tolist()]),
         intervals=intervals,
-        p=p_values,
+        p=None if corrected is None else corrected.float(),
         n_components=len(components),
         n_measured=len(proposals),
         given=tuple(label(i) for i in given),

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tracekit._util.clusters import by_cluster, ratio_and_error
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -180,6 +181,8 @@ class CrossFit:
     """Work of the searches on halves, in passes over the whole data set."""
     on_all_examples: Cost
     """Work of measuring what they selected on the whole data set."""
+    clusters: Int[Tensor, " example"] | None = None
+    """Number of the independent example that each is part of; None if each stands for itself."""
     on_all: Float[Tensor, "search size example"] | None = None
     """Effect on each example of the set that was selected on all of them; needed to choose."""
 
@@ -204,7 +207,7 @@ class CrossFit:
             return [0] * len(self.sizes)
         assert self.on_all is not None
         on_own, on_others = self._leads(self.on_all), self._leads(self.effects)
-        is_joint = _is_ahead(on_own, _AHEAD) & _is_ahead(on_others, -_BEHIND)
+        is_joint = self._is_ahead(on_own, _AHEAD) & self._is_ahead(on_others, -_BEHIND)
         joint, alone = self.on_all.mean(-1)
         is_joint |= only_first_raises(joint, alone)
         return [0 if joint else 1 for joint in is_joint.tolist()]
@@ -219,6 +222,15 @@ class CrossFit:
         sizes = torch.tensor(self.sizes, dtype=means.dtype)
         nearness = torch.minimum(sizes[:, None], sizes) / torch.maximum(sizes[:, None], sizes)
         return nearness @ ((joint - alone) / largest[:, None])
+
+    def _is_ahead(
+        self, leads: Float[Tensor, "size example"], errors: float
+    ) -> Bool[Tensor, " size"]:
+        """Whether leads are by as many standard errors on average."""
+        sizes = by_cluster(torch.ones(leads.shape[-1]), self.clusters)
+        sums = by_cluster(leads, self.clusters)
+        mean, error = ratio_and_error(sums, sizes.expand_as(sums))
+        return mean >= errors * error
 
     def choice_near(self, size: int) -> int:
         """The choice at the nearest size."""
@@ -264,6 +276,7 @@ def cross_fit(
         effects=effects,
         on_halves=cost,
         on_all_examples=engine.cost - before,
+        clusters=engine.pairs.clusters,
         on_all=on_all,
     )
 
@@ -273,11 +286,6 @@ def only_first_raises(
 ) -> Bool[Tensor, " *size"]:
     """Whether the first of two mean effects is above zero and the second is not."""
     return (joint > 0) & (alone <= 0)
-
-
-def _is_ahead(leads: Float[Tensor, "size example"], errors: float) -> Bool[Tensor, " size"]:
-    """Whether leads are by as many standard errors on average."""
-    return leads.mean(1) >= errors * leads.std(1) / leads.shape[1] ** 0.5
 
 
 def _without_checkpoint(search: Search) -> Search:

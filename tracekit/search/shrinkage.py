@@ -19,9 +19,10 @@ effect of its changes, all of them moved by the same amount to the shrunken mean
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.clusters import by_cluster
 from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
@@ -46,12 +47,13 @@ def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]
     data = engine.data
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     weights = _weights(engine)
+    clusters = engine.pairs.clusters
     if curves is None:
-        return shrunken_means(effects / weights, weights).float()
+        return shrunken_means(effects / weights, weights, clusters).float()
     start = curves.linearization.to_linear(curves.clean).double()
     parts = effects.split(_TOGETHER)
     changes = torch.cat([curves.quantity(part.double().T).T - start for part in parts])
-    return _effects_of_shrunken(curves, changes, weights)
+    return _effects_of_shrunken(curves, changes, weights, clusters)
 
 
 def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component example"]) -> Mask:
@@ -62,24 +64,27 @@ def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component 
     data = engine.data
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     weights = _weights(engine)
+    clusters = engine.pairs.clusters
     if curves is None:
         # Those of the effect, times the weight of the example.
-        return shrunken_means(slopes / weights, weights).float()
-    return _effects_of_shrunken(curves, slopes, weights)
+        return shrunken_means(slopes / weights, weights, clusters).float()
+    return _effects_of_shrunken(curves, slopes, weights, clusters)
 
 
 def shrunken_means(
-    changes: Float[Tensor, "component example"], weights: Float[Tensor, " example"]
+    changes: Float[Tensor, "component example"],
+    weights: Float[Tensor, " example"],
+    clusters: Int[Tensor, " example"] | None = None,
 ) -> Float[Tensor, " component"]:
     """Mean changes, shrunken to the ratio to their root mean square that all have in common.
 
-    Weights are 1 on average.
+    Weights are 1 on average; `clusters` are those of `PromptPairs.clusters`.
     """
     means = _weighted_means(changes, weights)
     sizes = _weighted_means(changes.square(), weights).sqrt()
     is_moved = sizes > 0
-    # Weights make examples fewer (Kish's effective number).
-    n_examples = (weights.sum().square() / weights.square().sum()).item()
+    # Weights and groups make examples fewer (Kish's effective number).
+    n_examples = (weights.sum().square() / by_cluster(weights, clusters).square().sum()).item()
     if n_examples <= 1 or int(is_moved.sum()) < _FEWEST:
         return means
     ratios = means[is_moved] / sizes[is_moved]
@@ -97,10 +102,11 @@ def _effects_of_shrunken(
     curves: ExampleCurves,
     changes: Float[Tensor, "component example"],
     weights: Float[Tensor, " example"],
+    clusters: Int[Tensor, " example"] | None,
 ) -> Mask:
     """Mean effects of changes that are moved to their shrunken means."""
     start = curves.linearization.to_linear(curves.clean).double()
-    moved = shrunken_means(changes, weights) - _weighted_means(changes, weights)
+    moved = shrunken_means(changes, weights, clusters) - _weighted_means(changes, weights)
     effects = [
         curves.effects((start + part + by[:, None]).clamp(start - _WIDEST, start + _WIDEST).T).T
         for part, by in zip(changes.split(_TOGETHER), moved.split(_TOGETHER), strict=True)

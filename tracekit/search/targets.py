@@ -416,5 +416,5 @@ def cost_of(target: Target, cost: Cost) -> Cost:
 
 
 def _named(metric: Metric, name: str) -> Metric:
-    """A metric with a name of its own, for checkpoints. Scores may be below its bound."""
-    return replace(metric, name=name, lower_bound=None)
+    """A metric with a name of its own, for checkpoints. Scores may be beyond its bounds."""
+    return replace(metric, name=name, lower_bound=None, upper_bound=None, counts=False)

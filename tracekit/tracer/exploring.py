@@ -79,6 +79,7 @@ def open_explorer(
                 each.per_example,
                 weights=each.weights,
                 clusters=each.clusters,
+                bounds=traced.engine.metric.bounds,
             )
             for each in earlier
             if is_own(each)

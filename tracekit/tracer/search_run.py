@@ -190,6 +190,7 @@ class RunContext:
             held_out_weights=None if self.held_out is None else self.held_out.pairs.weights,
             clusters=engine.pairs.clusters,
             held_out_clusters=None if self.held_out is None else self.held_out.pairs.clusters,
+            held_out_fingerprint=None if self.held_out is None else self.held_out.pairs.fingerprint,
             held_out_by=selection.held_out_by,
             extra_metrics=tuple(metric.name for metric in self.extra_metrics),
             extra_per_example=self._extra_per_example(mask),

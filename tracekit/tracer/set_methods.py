@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 from jaxtyping import Float
 from torch import Tensor
@@ -42,6 +42,7 @@ from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.pair_effects import MOST_IN_GRID, chosen_for_pairs, measure_pairs
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.results.significance import said_of_examples
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
@@ -83,6 +84,9 @@ class SetMethods:
     """The data set, before the setup prepared it."""
     _held_out: Engine | None
     _known: BestMeasured
+    _held_out_given: PromptPairs | None
+    _last: Sequence[TraceResult]
+    """Results of the last search."""
 
     @property
     def registry(self) -> ComponentRegistry:
@@ -127,6 +131,30 @@ class SetMethods:
         clean = self.engine.data.clean
         return None if clean.y is None else int((clean.x > clean.y).sum())
 
+    @property
+    def _fresh(self) -> Engine:
+        """The engine of the examples that no search saw, where there are some."""
+        return self.engine if self._held_out is None else self._held_out
+
+    def _found_on(self, given: Any) -> str | None:
+        """Fingerprint of the examples that a set was selected on; None for one of somebody's own.
+
+        A set of this tracer's results is known as a list or a mask, too.
+        """
+        if isinstance(given, TraceResult):
+            return given.dataset_fingerprint
+        members = set(members_of(given, self.registry, or_none=True))
+        if len(members) == len(self.registry):
+            return None  # Nobody chose among them.
+        own = (set(members_of(each, self.registry)) for each in (*self.results, *self._last))
+        return self.pairs.fingerprint if members in own else None
+
+    def _selected_on(self, given: Any) -> str | None:
+        """The same; with held-out examples no set was selected on others than the tracer's own."""
+        found_on = self._found_on(given)
+        is_fresh = found_on is None and self._held_out is not None
+        return self.pairs.fingerprint if is_fresh else found_on
+
     def _traced(self) -> RunContext:
         return RunContext(
             engine=self.engine,
@@ -169,7 +197,8 @@ class SetMethods:
                 and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
             metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
                 pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
-                (95 % interval), `full_effect` (all components) and `share` of it.
+                (95 % interval), `full_effect` (all components) and `share` of it. It is of the
+                held-out examples, if the tracer has some, and its index is named by that.
             per_example: Give one effect per example instead of their mean; times the example's
                 weight, if examples have weights.
 
@@ -190,9 +219,19 @@ class SetMethods:
             resolved = self._bound.metrics(metrics)
             if not resolved:
                 raise ConfigError("metrics is empty. Name at least one, or leave it out.")
-            return metric_table(self.engine, entries, resolved, per_example=per_example)
+            engine = self.engine if per_example else self._fresh
+            frame = metric_table(engine, entries, resolved, per_example=per_example)
+            return frame if per_example else self._said(frame, mask)
         effects = self.engine.effects(entries)
         return effects if per_example else effects.mean().item()
+
+    def _said(self, frame: pd.DataFrame, given: Any) -> pd.DataFrame:
+        """A table whose index says whether the set was selected on its examples."""
+        entries = mask_of(given, self.registry)
+        is_set = bool(((entries == 0) | (entries == 1)).all())
+        selected_on = self._selected_on(given) if is_set else None
+        name = said_of_examples(selected_on, self._fresh.pairs.fingerprint)
+        return frame.rename_axis(index=name or None)
 
     def noising_and_denoising(self, members: Any) -> pd.DataFrame:
         """The effect of a set in both directions: is it necessary, is it sufficient?
@@ -205,19 +244,21 @@ class SetMethods:
 
         Returns:
             A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`,
-            `low` and `high` (95 % interval), `full_effect` (all components), `share` of it.
+            `low` and `high` (95 % interval), `full_effect` (all components), `share` of it; of the
+            held-out examples, if the tracer has some. The name of the index says so.
 
         Raises:
             PairsError: The source is no run of the model that denoising could start from.
         """
         checks.check_unchanged(self.engine)
-        engines = {"noising": self.engine, "denoising": self._opposite}
-        if self.direction == "denoising":
-            engines = {"noising": self._opposite, "denoising": self.engine}
-        return effect_table(engines, mask_of(members, self.registry))
+        both = {self.direction: self._fresh, self._other_direction: self._opposite(self._fresh)}
+        engines = {name: both[name] for name in get_args(Direction)}
+        return self._said(effect_table(engines, mask_of(members, self.registry)), members)
 
     def faithfulness(self, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
         """How much sets of components do alone, and how much is left without them.
+
+        It is measured on the held-out examples, if the tracer has some.
 
         Args:
             members: A set or a mask, as in `evaluate`; a curve or a front, for all of its sets; or,
@@ -231,7 +272,11 @@ class SetMethods:
             MaskError, ComponentError: About the set, or soft masks.
         """
         checks.check_unchanged(self.engine)
-        return faithfulness_of(self.engine, members, ranking)
+        measured = faithfulness_of(self._fresh, members, ranking)
+        first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
+        found_on = first.dataset_fingerprint if isinstance(first, TraceResult) else None
+        examples = said_of_examples(found_on, self._fresh.pairs.fingerprint)
+        return replace(measured, examples=examples)
 
     def explain(
         self,
@@ -249,6 +294,9 @@ class SetMethods:
         print(why)
         why.table, why.interactions, why.additivity, why.redundant, why.backups
         ```
+
+        It is measured on the held-out examples, if the tracer has some. On the examples that the
+        set was selected on there are no p values.
 
         Args:
             members: A set as in `evaluate`, or a mask of zeros and ones; for a size of a front,
@@ -269,8 +317,10 @@ class SetMethods:
         check_seed(seed)
         checks.check_unchanged(self.engine)
         return run_explanation(
-            self.engine,
+            self._fresh,
             members_of(members, self.registry),
+            selected_on=self._selected_on(members),
+            proposing=self.engine,
             max_sets=max_sets,
             tolerance=tolerance,
             look_outside=look_outside,
@@ -290,9 +340,9 @@ class SetMethods:
         checks.check_unchanged(self.engine)
         chosen = members_of(members, self.registry)
         planned = plan_explanation(
-            self.engine, chosen, max_sets=max_sets, look_outside=look_outside
+            self._fresh, chosen, max_sets=max_sets, look_outside=look_outside
         )
-        return estimate_planned("explain", planned, self.engine)
+        return estimate_planned("explain", planned, self._fresh)
 
     def as_game(self, members: Any) -> SetGame:
         """The effect of every subset of a set, as libraries for cooperative games take it.
@@ -320,14 +370,16 @@ class SetMethods:
         side.to_frame(), side.figure()
         ```
 
-        Each data set is measured with this tracer's components, source and direction.
+        Each data set is measured with this tracer's components, source and direction; the target
+        on the held-out examples, if the tracer has some. On the examples that the set was selected
+        on there is no `p`.
 
         Args:
             members: As in `explain`; one component is enough.
             others: By name, pairs, which are measured by the tracer's metric, or pairs with a
                 metric. As the tracer was given its own: denoising reverses them.
-            draws: Random sets with as many components of every kind in every layer, the same for
-                all data. `p` cannot be below 1 / (draws + 1).
+            draws: Different random sets with as many components of every kind in every layer, the
+                same for all data; all, if there are fewer. `p` cannot be below 1 / (draws + 1).
             seed: Draws them.
 
         Raises:
@@ -341,9 +393,10 @@ class SetMethods:
         check_seed(seed)
         checks.check_unchanged(self.engine)
         return run_side_effects(
-            self.engine,
+            self._fresh,
             engines_of(self._bound, others),
             members_of(members, self.registry),
+            selected_on=self._selected_on(members),
             draws=draws,
             seed=seed,
             model=model_name(self.model),
@@ -469,11 +522,22 @@ class SetMethods:
         """
         return read_mib(Path(path), self.registry, model_sizes(self.model.cfg))
 
+    @property
+    def _other_direction(self) -> Direction:
+        return "denoising" if self.direction == "noising" else "noising"
+
+    def _opposite(self, engine: Engine) -> Engine:
+        """The engine of the same data set in the other direction; each is made once."""
+        key = "own" if engine is self.engine else "held out"
+        if key not in self._opposites:
+            given = self._given if engine is self.engine else self._held_out_given
+            assert given is not None
+            self._opposites[key] = self._bound.engine(given, direction=self._other_direction)
+        return self._opposites[key]
+
     @cached_property
-    def _opposite(self) -> Engine:
-        """The engine of the data set in the other direction."""
-        other: Direction = "denoising" if self.direction == "noising" else "noising"
-        return self._bound.engine(self._given, direction=other)
+    def _opposites(self) -> dict[str, Engine]:
+        return {}
 
     def interactions(
         self,
@@ -486,7 +550,8 @@ class SetMethods:
         """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
 
         Every interaction has a 95 % interval over examples and a p value that is corrected for
-        all pairs.
+        all pairs. The members of a result are paired on the held-out examples, if the tracer has
+        some, and without p values on the examples that they were selected on.
 
         Args:
             components: The components, as a set of `evaluate`; all by default.
@@ -503,6 +568,8 @@ class SetMethods:
         """
         checks.check_unchanged(self.engine)
         context = members_of(given, self.registry, or_none=True)
+        found_on = None if components is None else self._found_on(components)
+        engine = self.engine if found_on is None else self._fresh
         if components is not None:
             components = ordered_in(components, self.registry)
         if layers is not None:
@@ -511,11 +578,11 @@ class SetMethods:
         paired = chosen_for_pairs(
             self.registry, components, given=context, layers=layers, most=MOST_IN_GRID
         )
-        grid = measure_pairs(self.engine, paired, title=self._title, given=context)
-        if not both_directions:
-            return grid
-        opposite = measure_pairs(self._opposite, paired, title=self._title, given=context)
-        return replace(grid, opposite=opposite)
+        grids = [
+            measure_pairs(each, paired, title=self._title, given=context, selected_on=found_on)
+            for each in ([engine, self._opposite(engine)] if both_directions else [engine])
+        ]
+        return grids[0] if not both_directions else replace(grids[0], opposite=grids[1])
 
     @property
     def _title(self) -> str:

@@ -143,6 +143,7 @@ class Tracer(SetMethods):
         for each in self.extra_metrics:
             check_continuations(self.engine.pairs, each)
         checks.check_engine(self.engine)
+        self._held_out_given = held_out
         self._held_out = None if held_out is None else self._bound.engine(held_out)
         diagnostics.warn_of_pairs(pairs, self.engine, self.source)
         if held_out is not None:

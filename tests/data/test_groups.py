@@ -1,0 +1,155 @@
+"""Groups: pairs that share a template or a relation are no independent evidence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.data import professions, winobias, winogender
+from tracekit.data.factual_recall import _counterfact_row, _known_fact_row
+from tracekit.errors import PairsError
+from tracekit.results import effect_interval
+from tracekit.search.auto import cross_fit
+from tracekit.search.shrinkage import shrunken_means
+
+
+def grouped(labels, seed=0):
+    rows = tiny.rows(len(labels), seed=seed)
+    return tk.PromptPairs.from_ids(
+        [{**row, "group": label} for row, label in zip(rows, labels, strict=True)]
+    )
+
+
+def test_pairs_of_a_group_are_one_example():
+    pairs = grouped(["a", "b", "a", None, None, 3, 3])
+    assert pairs.n_distinct == 5
+    assert pairs.clusters.tolist() == [0, 1, 0, 2, 3, 4, 4]
+    assert [pair.group for pair in pairs[[0, 3, 5]]] == ["a", None, "3"]
+    assert pairs.reversed()[0].group == "a"
+    assert pairs.fingerprint == pairs.grouped([None] * 7).fingerprint
+    assert pairs.grouped(list("abcdefg")).clusters is None
+
+
+def test_equal_pairs_of_two_groups_make_them_one():
+    rows = tiny.rows(5)
+    twice = [*rows, rows[0]]
+    labels = ["a", "a", "b", "c", None, "b"]
+    pairs = tk.PromptPairs.from_ids(
+        [{**row, "group": label} for row, label in zip(twice, labels, strict=True)]
+    )
+    assert pairs.clusters.tolist() == [0, 0, 0, 1, 2, 0]
+
+
+def test_a_split_keeps_groups_whole():
+    pairs = grouped([f"template {n % 6}" for n in range(30)])
+    for seed in range(5):
+        first, second = pairs.split(0.5, seed=seed)
+        assert len(first) == len(second) == 15
+        first.refuse_shared(second)
+        assert not {p.group for p in first} & {p.group for p in second}
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a"] * 6, "All 6 pairs are of the one group 'a', so no two are independent, and nothing"),
+        (["a"] * 7, "7 groups were given for 6 pairs. Give the group of each pair, in their order"),
+        ([*"abcde", 1.5], "The group of example 5 is 1.5. Give a text or a whole number, the same"),
+        ([*"abcde", True], "The group of example 5 is True. Give a text or a whole number"),
+    ],
+)
+def test_groups_that_are_none(labels, message):
+    pairs = tiny.pairs(6)
+    with pytest.raises(PairsError) as caught:
+        pairs.grouped(labels)
+    assert str(caught.value).startswith(message)
+    if len(labels) == 6:
+        with pytest.raises(PairsError) as caught:
+            grouped(labels)
+        assert str(caught.value).startswith(message)
+
+
+def test_a_group_on_both_sides_is_refused(model):
+    pairs = grouped(["a", "a", "b", "b", "c", "c", "d", "d"])
+    with pytest.raises(PairsError) as caught:
+        tk.Tracer(model, pairs[:5], held_out=pairs[5:])
+    assert str(caught.value) == (
+        "1 groups have pairs among those that are held out and among those that are searched on "
+        "('c'). Keep each group on one side; pairs.split(...) does."
+    )
+    tracer = tk.Tracer(model, pairs[:4], held_out=pairs[4:])
+    result = tracer.run("top-k", budget=2)
+    assert result.held_out_clusters.tolist() == [0, 0, 1, 1]
+    assert result.held_out_interval is None
+
+
+def test_what_a_search_makes_of_groups(model):
+    pairs = grouped([f"g{n // 2}" for n in range(16)])
+    tracer = tk.Tracer(model, pairs)
+    search = tk.search.make("top-k", {})
+    fit = cross_fit(tracer.engine, [search], [2], 0)
+    first, second = ({pairs[n].group for n in half} for half in fit.halves)
+    assert (len(first), len(second), first & second) == (4, 4, set())
+    # A lead on four groups of equal leads is no lead on sixteen examples.
+    fit = cross_fit(tracer.engine, [search, search], [2], 0)
+    leads = torch.tensor([1.0, -1.0, 1.0, 0.5, 1.0, -1.0, 0.5, 1.0]).repeat_interleave(2)[None]
+    t = leads.mean() / (leads[0, ::2].std() / 8**0.5)
+    assert fit._is_ahead(leads, t.item() - 0.01)
+    assert not fit._is_ahead(leads, t.item() + 0.01)
+
+
+def test_shrinkage_takes_groups_for_single_examples():
+    generator = torch.Generator().manual_seed(0)
+    changes = torch.randn(12, 8, generator=generator).double() + torch.arange(12)[:, None] / 6
+    once = shrunken_means(changes, torch.ones(8).double())
+    often, weights = changes.repeat_interleave(3, dim=1), torch.ones(24).double()
+    clusters = torch.arange(8).repeat_interleave(3)
+    torch.testing.assert_close(shrunken_means(often, weights, clusters), once)
+    assert not torch.allclose(shrunken_means(often, weights), once)
+
+
+def test_the_interval_of_grouped_examples_is_that_of_their_sums():
+    values = torch.randn(24, generator=torch.Generator().manual_seed(1))
+    clusters = torch.arange(24) // 4
+    own = effect_interval(values.reshape(6, 4).mean(1))
+    assert effect_interval(values, clusters=clusters) == pytest.approx(own)
+
+
+def test_groups_of_the_built_in_data_sets(monkeypatch):
+    first = "1 [The developer] argued with the designer because [he] did not like the design."
+    second = "2 The developer argued with [the designer] because [her] idea cannot be implemented."
+    row = winobias._example(
+        first, second.replace("[her] idea", "[she] had an idea"), keep_case=False
+    )
+    assert row["group"] == "The developer argued with the designer because"
+    sentence = "The $OCCUPATION told the $PARTICIPANT that $NOM_PRONOUN could pay with cash."
+    rows = [["technician", "customer", answer, sentence] for answer in "01"]
+    row = winogender._example(*rows, {"technician": 20.0}, keep_case=False)
+    assert row["group"] == "The $OCCUPATION told the $PARTICIPANT that"
+    record = {"prompt": "Paris is in", "attribute": "France", "relation_id": "P17"}
+    assert _known_fact_row(record)["group"] == "P17"
+    rewrite = {"prompt": "{} is in", "subject": "Paris", "relation_id": "P17"}
+    rewrite |= {"target_true": {"str": "France"}, "target_new": {"str": "Peru"}}
+    assert _counterfact_row({"requested_rewrite": rewrite})["group"] == "P17"
+    monkeypatch.setattr(professions, "check_count", lambda *_: None)
+    lines = {"templates.txt": ["The {} said", "The {} ran"]}
+    monkeypatch.setattr(
+        type(professions._FILES), "lines", lambda self, folder, name: lines.get(name, ["nurse"])
+    )
+    taken = {}
+    monkeypatch.setattr(
+        tk.PromptPairs, "from_text", lambda rows, model, **options: taken.update(rows=rows)
+    )
+    professions.load(None)
+    assert [row["group"] for row in taken["rows"]] == ["The {} said", "The {} ran"] * 2
+
+
+def test_files_hold_groups(tmp_path, demo_model):
+    row = "the maid visited the {0} since she,the maid visited the {0} since he, a, b,{1}\n"
+    text = "prompt,counterfactual,x,y,group\n"
+    text += "".join(row.format(who, who[0]) for who in ("soldier", "singer", "mechanic"))
+    (tmp_path / "mine.csv").write_text(text)
+    pairs = tk.load_pairs(tmp_path / "mine.csv", demo_model)
+    assert pairs.clusters.tolist() == [0, 0, 1]

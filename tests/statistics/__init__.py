@@ -1,0 +1,1 @@
+"""Simulations of intervals and p values: `python -m tests.statistics` prints their table."""

@@ -1,0 +1,153 @@
+"""Draws of effects whose true mean is known, and how often intervals and p values are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from tracekit.metrics import Bounds
+from tracekit.results.intervals import UNBOUNDED, row_intervals
+from tracekit.results.significance import LEVEL, max_t_p_values, p_values
+
+SIZES = (8, 20, 100)
+"""Independent examples."""
+ROWS = (1, 10, 45)
+"""Rows that are tested together: a pair, the pairs of 5 and of 10 components."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A distribution of effects."""
+
+    draw: Callable[[tuple[int, int], Generator], Tensor]
+    """Effects for a number of rows and examples."""
+    mean: float
+    bounds: Bounds = UNBOUNDED
+    is_weighted: bool = False
+    """Whether half of the examples weigh five times as much."""
+    group: int = 1
+    """Examples of a group, which share four fifths of their variance."""
+
+    def effects(self, rows: int, n: int, generator: Generator) -> tuple[Tensor, dict]:
+        """Effects of rows, times their weights, and what intervals take besides."""
+        values = self.draw((rows, n * self.group), generator).double()
+        weights = torch.tensor([5.0, 1.0]).repeat(n // 2) if self.is_weighted else None
+        if weights is not None:
+            weights = (weights / weights.mean()).double()
+            values = values * weights
+        clusters = None if self.group == 1 else torch.arange(n * self.group) // self.group
+        return values, {"weights": weights, "clusters": clusters}
+
+
+def _normal(shape: tuple[int, int], generator: Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def _log_normal(sigma: float) -> Callable[[tuple[int, int], Generator], Tensor]:
+    return lambda shape, generator: (sigma * _normal(shape, generator)).exp()
+
+
+def _product(shape: tuple[int, int], generator: Generator) -> Tensor:
+    """Interactions of odds ratios - 1 whose components add up in the log-odds."""
+    first, second = (_normal(shape, generator).exp() - math.exp(0.5) for _ in range(2))
+    return first * second
+
+
+def _beta(a: float, b: float) -> Callable[[tuple[int, int], Generator], Tensor]:
+    def draw(shape: tuple[int, int], generator: Generator) -> Tensor:
+        numbers = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
+        return torch.from_numpy(numbers.beta(a, b, shape))
+
+    return draw
+
+
+def _choice(shares: dict[float, float]) -> Callable[[tuple[int, int], Generator], Tensor]:
+    values, weights = torch.tensor(list(shares)), torch.tensor(list(shares.values()))
+
+    def draw(shape: tuple[int, int], generator: Generator) -> Tensor:
+        drawn = torch.multinomial(weights, shape[0] * shape[1], True, generator=generator)
+        return values[drawn].reshape(shape)
+
+    return draw
+
+
+def _grouped(shape: tuple[int, int], generator: Generator) -> Tensor:
+    rows, n = shape
+    shared = _normal((rows, n // 4), generator).repeat_interleave(4, dim=1)
+    return 0.84**0.5 * shared + 0.16**0.5 * _normal(shape, generator)
+
+
+KINDS = {
+    "normal": Kind(_normal, 0),
+    "normal, weights 5 : 1": Kind(_normal, 0, is_weighted=True),
+    "normal, groups of 4": Kind(_grouped, 0, group=4),
+    "skewed (products of odds)": Kind(_product, 0),
+    "skewed (log-normal, sigma 1)": Kind(_log_normal(1), math.exp(0.5)),
+    "the same, weights 5 : 1": Kind(_log_normal(1), math.exp(0.5), is_weighted=True),
+    "skewed (log-normal, sigma 1.5)": Kind(_log_normal(1.5), math.exp(1.125)),
+    "bounded (beta .3, .3)": Kind(_beta(0.3, 0.3), 0.5, Bounds(0, 1)),
+    "bounded (beta 5, .3)": Kind(_beta(5, 0.3), 5 / 5.3, Bounds(0, 1)),
+    "0 or 1, p = .5": Kind(_choice({0.0: 0.5, 1.0: 0.5}), 0.5, Bounds(0, 1, True)),
+    "0 or 1, p = .9": Kind(_choice({0.0: 0.1, 1.0: 0.9}), 0.9, Bounds(0, 1, True)),
+    "0 or 1, p = .98": Kind(_choice({0.0: 0.02, 1.0: 0.98}), 0.98, Bounds(0, 1, True)),
+    "-2, 0 or 1": Kind(_choice({-2.0: 0.1, 0.0: 0.7, 1.0: 0.2}), 0, Bounds(-3, 3, True)),
+}
+
+
+def coverage(kind: Kind, n: int, draws: int = 600) -> float:
+    """How often a 95 % interval holds the true mean."""
+    values, over = kind.effects(draws, n, torch.Generator().manual_seed(n))
+    low, high = row_intervals(values, bounds=kind.bounds, **over).T
+    return ((low - 1e-9 <= kind.mean) & (kind.mean <= high + 1e-9)).double().mean().item()
+
+
+def family_wise_error(kind: Kind, n: int, rows: int, draws: int = 200, *, test=p_values) -> float:
+    """How often any of some rows of mean 0 is significant."""
+    generator, wrong = torch.Generator().manual_seed(1000 * rows + n), 0
+    for _ in range(draws):
+        values, over = kind.effects(rows, n, generator)
+        values -= kind.mean * (1 if over["weights"] is None else over["weights"])
+        wrong += int((test(values, **over) < LEVEL).any())
+    return wrong / draws
+
+
+def power(n: int, rows: int, shift: float, draws: int = 200) -> float:
+    """How often the one of some rows whose mean is not 0 is significant; normal effects."""
+    generator, found = torch.Generator().manual_seed(n), 0
+    for _ in range(draws):
+        values = _normal((rows, n), generator).double()
+        values[0] += shift
+        found += int(p_values(values)[0] < LEVEL)
+    return found / draws
+
+
+def flips_alone(values: Tensor, *, weights: Tensor | None, clusters: Tensor | None) -> Tensor:
+    """P values of sign flips, to compare with; they know of no groups."""
+    del weights, clusters
+    return max_t_p_values(values)
+
+
+def table() -> Iterator[str]:
+    """Lines of the table of `docs/statistics.md`."""
+    yield "| effects | coverage, n = 8, 20, 100 | error, n = 8 | n = 20 | n = 100 |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, kind in KINDS.items():
+        cells = [", ".join(_share(coverage(kind, n)) for n in SIZES)]
+        for n in SIZES:
+            cells.append(", ".join(_share(family_wise_error(kind, n, rows)) for rows in ROWS))
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+    yield "| one of 1, 10, 45 rows is found | n = 8 | n = 20 | n = 100 |"
+    yield "| --- | --- | --- | --- |"
+    for shift in (0.5, 1.0, 2.0):
+        cells = [", ".join(_share(power(n, rows, shift)) for rows in ROWS) for n in SIZES]
+        yield f"| mean of {shift:g} standard deviations | {' | '.join(cells)} |"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")

@@ -1,0 +1,205 @@
+"""What is said of a found set comes from examples that it was not selected on, or is said so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.anatomy import Explanation, SideEffects
+from tracekit.errors import ComparisonError, ConfigError, NoResultError
+from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
+
+SAME = "on the examples that the set was selected on"
+OTHER = "on examples that the set was not selected on"
+PAIRS = tiny.pairs(24, seed=5)
+
+
+@pytest.fixture(scope="module")
+def without(model):
+    tracer = tk.Tracer(model, PAIRS[:12], metric="probability-drop")
+    return tracer, tracer.run("top-k", budget=3)
+
+
+@pytest.fixture(scope="module")
+def fresh(model):
+    tracer = tk.Tracer(model, PAIRS[:12], metric="probability-drop", held_out=PAIRS[12:])
+    return tracer, tracer.run("top-k", budget=3)
+
+
+def test_an_explanation_without_fresh_examples_has_no_p(without, tmp_path):
+    tracer, result = without
+    for given in (result, result.components, result.binary_mask):
+        why = tracer.explain(given)
+        assert why.interactions["p"].isna().all()
+        assert not why.interactions["significant"].any()
+        text = str(why)
+        assert f", {SAME}." in text
+        assert "p < .05" not in text
+        assert "There is no p on the examples that the set was selected on: give" in text
+    loaded = Explanation.load(why.save(tmp_path))
+    assert loaded.interactions.equals(why.interactions)
+    own = tracer.explain(tracer.registry[:3])
+    assert own.interactions["p"].notna().all()
+    assert own.examples == ""
+    assert why.heatmap().data
+    assert why.network().data
+
+
+def test_an_explanation_is_of_held_out_examples(fresh, model):
+    tracer, result = fresh
+    why = tracer.explain(result)
+    test = tk.Tracer(model, PAIRS[12:], metric="probability-drop")
+    torch.testing.assert_close(why.effect, test.evaluate(result, per_example=True))
+    torch.testing.assert_close(why.effect, result.held_out)
+    assert why.interactions["p"].notna().all()
+    assert f", {OTHER}." in str(why)
+    # Others propose the outsiders than those that test them.
+    assert why.proposed_on == tracer.pairs.fingerprint != why.dataset_fingerprint
+    elsewhere = test.explain(result)
+    assert elsewhere.interactions["p"].tolist() == why.interactions["p"].tolist()
+    assert elsewhere.backups["p"].isna().all()
+
+
+def test_interactions_of_a_found_set(without, fresh):
+    tracer, result = without
+    grid = tracer.interactions(result)
+    assert grid.p is None
+    assert grid.interaction_interval is not None
+    assert SAME in repr(grid)
+    assert SAME in grid._repr_html_()
+    assert tracer.interactions(layers=[1]).p is not None
+    tracer, result = fresh
+    grid = tracer.interactions(result, both_directions=False)
+    assert grid.p is not None
+    assert OTHER in repr(grid)
+    i, j = (tracer.registry.index(component) for component in result.components[:2])
+    both = tracer._held_out.set_effects([(i, j), (i,), (j,)], "test").mean(1)
+    assert grid.interaction[0, 1].item() == pytest.approx((both[0] - both[1:].sum()).item())
+
+
+def test_side_effects(without, fresh, tmp_path):
+    tracer, result = without
+    other = tiny.pairs(9, seed=8)
+    side = tracer.side_effects(result, {"other": other, "kl": (tracer.pairs, "kl")}, draws=4)
+    p = side.table.set_index("name")["p"]
+    assert p.isna().to_dict() == {"target": True, "other": False, "kl": True}
+    target, further, kl, *_ = str(side).splitlines()[1:]
+    assert f", {SAME}" in target
+    assert "p = " not in target + kl
+    assert f", p = {p['other']:.2g}, {OTHER}" in further
+    loaded = SideEffects.load(side.save(tmp_path))
+    assert loaded.table.equals(side.table)
+    tracer, result = fresh
+    side = tracer.side_effects(result, {"other": other}, draws=4)
+    assert side.target.dataset_fingerprint == tracer._held_out.pairs.fingerprint
+    assert side.table["p"].notna().all()
+
+
+def test_tables_name_their_examples(without, fresh):
+    for (tracer, result), name in ((without, SAME), (fresh, OTHER)):
+        frame = tracer.evaluate(result, metrics=["kl", "probability-drop"])
+        assert frame.index.name == name
+        both = tracer.noising_and_denoising(result)
+        assert both.index.name == name
+        assert list(both.index) == ["noising", "denoising"]
+        found = tracer.faithfulness(result)
+        assert found.examples == name
+        assert repr(found).endswith(f"; {name})")
+    assert frame.loc["effect", "probability-drop"] == pytest.approx(result.held_out_effect)
+    assert both.loc["noising", "effect"] == pytest.approx(result.held_out_effect)
+    tracer, result = without
+    assert tracer.evaluate(tracer.registry[:2], metrics=["kl"]).index.name is None
+    assert tracer.evaluate(torch.full((12,), 0.5), metrics=["kl"]).index.name is None
+
+
+class TestComparisons:
+    def test_they_rank_by_what_holds(self, fresh):
+        tracer, result = fresh
+        others = [tracer.run("random", budget=3, draws=2, seed=seed) for seed in range(3)]
+        compared = tk.compare([result, *others])
+        frame = compared.to_frame()
+        best = frame["held_out"].idxmax()
+        text = compared.to_latex()
+        row = text.splitlines()[text.splitlines().index(r"\midrule") + 1 + best]
+        assert "\\textbf" in row.split("&")[5]
+        assert "\\textbf" not in row.split("&")[2]
+        differences = compared.differences()
+        assert len(differences) == 6
+        row = differences.iloc[0]
+        measured = (result.held_out - others[0].held_out).mean().item()
+        assert row["difference"] == pytest.approx(measured)
+        assert row["low"] <= measured <= row["high"]
+        n = differences["significant"].sum()
+        assert f"{n} of 6 differences between these are significant" in text
+        low, high = result.held_out_interval
+        assert frame.loc[0, ["held_out_low", "held_out_high"]].tolist() == [low, high]
+        assert f"| {low:.3g} to {high:.3g} |" in compared.to_markdown()
+
+    def test_other_held_out_examples_are_refused(self, fresh, model):
+        _, result = fresh
+        other = tk.Tracer(model, PAIRS[:12], metric="probability-drop", held_out=PAIRS[12:20])
+        with pytest.raises(ComparisonError) as caught:
+            tk.compare([result, other.run("top-k", budget=2)])
+        assert str(caught.value) == (
+            "The results have 2 different sets of held-out examples, so one column would mix "
+            "effects on them. Trace each with the same held_out."
+        )
+
+    def test_differences_need_held_out_effects(self, fresh, without):
+        for results in ([fresh[1]], [without[1], fresh[1]]):
+            with pytest.raises(NoResultError, match="Differences are between held-out effects of"):
+                tk.compare(results).differences()
+
+
+class TestControls:
+    def test_none_is_the_set_and_none_comes_twice(self, tracer):
+        members = (1, 4, 6)
+        assert n_controls(tracer.registry, members) == 4 * 6 - 1
+        drawn = control_sets(tracer.registry, members, 20, torch.Generator().manual_seed(0))
+        assert len(set(drawn)) == 20
+        assert members not in drawn
+        every = control_sets(tracer.registry, members, 100, torch.Generator().manual_seed(0))
+        assert len(set(every)) == 23
+        shared = [len({*members} & {*control}) / 3 for control in every]
+        assert control_overlap(tracer.registry, members) == pytest.approx(sum(shared) / 23)
+        whole = tuple(range(4))
+        assert control_sets(tracer.registry, whole, 5, torch.Generator()) == []
+        assert math.isnan(control_overlap(tracer.registry, whole))
+
+    def test_they_are_counted_in_text_and_statistics(self, tracer):
+        side = tracer.side_effects(tracer.registry[:1], {"other": tiny.pairs(9, seed=8)}, draws=20)
+        assert len(side.target.controls) == 3
+        assert "Random sets: 3 of 3 others of these layers; they share 0 % of the members" in str(
+            side
+        )
+        row = tracer.pareto(max_budget=1, max_passes=60).statistics[0]
+        assert (row.controls, row.control_overlap) == (3, 0)
+
+
+def test_cpr_and_cmd_are_of_noising(model):
+    tracer = tk.Tracer(model, PAIRS[:12], direction="denoising", metric="probability-drop")
+    found = tracer.faithfulness(torch.arange(12.0), ranking="signed")
+    for name in ("cpr", "cmd"):
+        with pytest.raises(ConfigError) as caught:
+            getattr(found, name)
+        assert str(caught.value) == (
+            "CPR and CMD compute the set anew among patched components, and in denoising it is "
+            "copied in. Trace with direction='noising', or read area and distance."
+        )
+    assert repr(found).endswith(
+        f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's))"
+    )
+    noising = tk.Tracer(model, PAIRS[:12], metric="probability-drop")
+    found = noising.faithfulness(torch.arange(12.0), ranking="signed")
+    assert (found.cpr, found.cmd) == (found.area, found.distance)
+
+
+def test_few_examples_are_said(model):
+    tracer = tk.Tracer(model, PAIRS[:5], metric="probability-drop")
+    said = "With 5 independent examples no p can be below 0.062, so that none can reach .05."
+    assert said in str(tracer.explain(tracer.registry[:2]))
+    assert said[:-1] in repr(tracer.interactions(layers=[0]))

@@ -1,0 +1,71 @@
+"""Groups of pairs that are no independent evidence, as those of one template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from tracekit._util.options import shortened
+from tracekit.errors import PairsError
+
+
+def group_from_row(group: object, number: int) -> str | None:
+    """The group of an example, as text; a number is as good as its text."""
+    if group is None or (isinstance(group, (str, int)) and not isinstance(group, bool)):
+        return None if group in (None, "") else str(group)
+    raise PairsError(
+        f"The group of example {number} is {shortened(group)}. Give a text or a whole number, "
+        "the same for examples that share a template, say."
+    )
+
+
+def check_groups(groups: Sequence[str | None]) -> None:
+    """Refuses groups that leave nothing independent of anything; of two pairs little is said."""
+    if len(groups) > 2 and groups[0] is not None and len(set(groups)) == 1:
+        raise PairsError(
+            f"All {len(groups)} pairs are of the one group {groups[0]!r}, so no two are "
+            "independent, and nothing can be said beyond them. Give pairs of several groups, or "
+            "leave the group out."
+        )
+
+
+def independent(pairs: Iterable[Any]) -> list[int]:
+    """Number of the independent example that each pair is part of, in order of first pairs."""
+    keys: dict[Any, int] = {}
+    edges = []
+    for pair in pairs:
+        own = (pair.identity,)
+        shared = own if pair.group is None else pair.group
+        edges.append([keys.setdefault(key, len(keys)) for key in (own, shared)])
+    # Equal pairs of two groups make these one.
+    links = coo_array((np.ones(len(edges)), np.array(edges).T), shape=(len(keys), len(keys)))
+    labels = connected_components(links)[1]
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(int(labels[own]), len(numbers)) for own, _ in edges]
+
+
+def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
+    """Refuses held-out pairs that are also among those searched on, or share a group with some."""
+    searched = {pair.identity for pair in own}
+    both = [
+        f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.identity in searched
+    ]
+    if both:
+        more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
+        raise PairsError(
+            f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
+            f"searched on ({'; '.join(both[:3])}{more}). Leave them out of one of the two; "
+            "pairs.split(...) makes parts that share none."
+        )
+    groups = {pair.group for pair in held_out} & {pair.group for pair in own} - {None}
+    if groups:
+        named = ", ".join(map(repr, sorted(map(str, groups))[:3]))
+        raise PairsError(
+            f"{len(groups)} groups have pairs among those that are held out and among those "
+            f"that are searched on ({named}{', ...' if len(groups) > 3 else ''}). Keep each "
+            "group on one side; pairs.split(...) does."
+        )
