@@ -80,8 +80,7 @@ def load_pairs(
             `format` together.
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
-    is_file = isinstance(data, (str, Path))
-    source = str(data) if is_file else f"the {type(data).__name__}"
+    source = _named(data)
     rows, has_ids = read_rows(data, columns=columns, format=format)
     skipped: list[str] = []
     if format is not None:
@@ -98,7 +97,7 @@ def load_pairs(
                 f"{option}={shortened(value)} was given, and {source} {of}, so nothing reads it. "
                 "Leave it out."
             )
-    name = name or (Path(data).stem if is_file else "pairs")
+    name = name or (Path(data).stem if isinstance(data, (str, Path)) else "pairs")
     if has_ids:
         return PromptPairs.from_ids(rows, name=name, on_mismatch=on_mismatch)
     noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
@@ -128,9 +127,8 @@ def read_rows(
         raise UnknownNameError("format", format, FORMATS)
     if format is not None and columns is not None:
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
-    is_file = isinstance(data, (str, Path))
-    path = str(data) if is_file else f"the {type(data).__name__}"
-    rows = _from_file(Path(data)) if is_file else _from_table(data)
+    path = _named(data)
+    rows = _from_file(Path(data)) if isinstance(data, (str, Path)) else _from_table(data)
     if format is not None:
         return rows, False
     rows = _renamed(rows, columns, path)
@@ -147,6 +145,11 @@ def read_rows(
                 "'prompt'}, or left out by None."
             )
     return rows, has_ids
+
+
+def _named(data: Any) -> str:
+    """What messages call the data."""
+    return str(data) if isinstance(data, (str, Path)) else f"the {type(data).__name__}"
 
 
 def _from_file(path: Path) -> list[dict[str, Any]]:

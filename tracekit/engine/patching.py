@@ -127,7 +127,7 @@ def _mix(
     parts: Sequence[tuple[Tensor, FeatureMap | None]],
 ) -> Tensor:
     """An activation with counterfactual values mixed in, by the weights of each site in turn."""
-    if activation.shape[kind.position_dim] < first + source.shape[kind.position_dim]:
+    if activation.shape[kind.position_dim] == 1 < first + source.shape[kind.position_dim]:
         # A later step of a generation: the prompt is in the cache of keys and values.
         return activation
     start = _covered_positions(activation, kind, first, source.shape[kind.position_dim])

@@ -117,37 +117,39 @@ def export_model(
 
 def _exact_constants(engine: Engine, setup: Setup) -> Constants:
     """What components are replaced by; refuses what weights cannot do exactly."""
-    counterfactuals = [pair.counterfactual for pair in engine.pairs]
-    constants = constants_of(counterfactuals)
-    problem = None
-    hooks = {site.kind.hook for site in engine.registry.sites}
+    constants = constants_of([pair.counterfactual for pair in engine.pairs])
+    registry, positions = engine.registry, setup.positions
     one_token = all(len(p.x_ids) == 1 == len(p.y_ids or p.x_ids) for p in engine.pairs)
-    if setup.direction != "noising":
-        problem = "Denoising starts from another run", "direction='noising'"
-    elif constants is None or constants.positional:
-        problem = (
+    is_foldable = all(s.kind.hook in _PROJECTIONS and not s.kind.features for s in registry.sites)
+    for is_so, reason, instead in (
+        (setup.direction != "noising", "Denoising starts from another run", "direction='noising'"),
+        (
+            constants is None or constants.positional,
             f"The source {setup.source!r} has other values for every prompt or position",
             "source='zero' or 'mean'",
-        )
-    elif not hooks <= set(_PROJECTIONS) or any(s.kind.features for s in engine.registry.sites):
-        problem = (
-            f"{engine.registry.describe()} are no inputs or outputs of a projection",
+        ),
+        (
+            not is_foldable,
+            f"{registry.describe()} are no inputs or outputs of a projection",
             "head-outputs, mlp-outputs, mlp-neurons, mlp-blocks or attention-blocks",
-        )
-    elif engine.registry.spans:
-        problem = "Spans act at some tokens only", "a trace without split_by"
-    elif setup.positions != "all" and not (setup.positions == "prompt" and one_token):
-        problem = (
-            f"positions={setup.positions!r} leaves some tokens as they are, and weights act at all",
+        ),
+        (bool(registry.spans), "Spans act at some tokens only", "a trace without split_by"),
+        (
+            positions != "all" and not (positions == "prompt" and one_token),
+            f"positions={positions!r} leaves some tokens as they are, and weights act at all",
             "positions='all', or 'prompt' with x and y of one token",
-        )
-    elif not hasattr(engine.model, "original_model"):
-        problem = "The model is none of Hugging Face", "tk.load_model(folder)"
-    if problem or constants is None:
-        reason, instead = problem or ("", "")
-        raise ConfigError(
-            f"{reason}, so that no weights do exactly the same. Exact would be {instead}."
-        )
+        ),
+        (
+            not hasattr(engine.model, "original_model"),
+            "The model is none of Hugging Face",
+            "tk.load_model(folder)",
+        ),
+    ):
+        if is_so:
+            raise ConfigError(
+                f"{reason}, so that no weights do exactly the same. Exact would be {instead}."
+            )
+    assert constants is not None
     return constants
 
 
