@@ -523,18 +523,7 @@ class PromptPairs(Sequence[PromptPair]):
         name: str = "template",
         seed: int = 0,
     ) -> PromptPairs:
-        """Pairs from a sentence with named fields.
-
-        ```python
-        pairs = tk.PromptPairs.from_template(
-            "When {A} and {B} went to the {place}, {A} gave a drink to",
-            model,
-            x="{B}",
-            y="{A}",
-            counterfactual={"A": "C"},
-            values={"A": names, "B": names, "place": ["park", "office"]},
-        )
-        ```
+        """Pairs from a sentence with named fields, such as `"{A} met {B}, and {A} thanked"`.
 
         Every field takes each of its values about equally often; the fields of an example have
         different values. Only counterfactuals of as many tokens are taken, whose fields stand at
