@@ -326,12 +326,6 @@ class PromptPairs(Sequence[PromptPair]):
     def check(self, model: HookedModel) -> PairsCheck:
         """Does the model do the task, and do the pairs show it? A line with a colour for each.
 
-        ```python
-        check = pairs.check(model)
-        print(check)
-        check.table.sort_values("p_x")
-        ```
-
         The model is run on every prompt with x and with y. The lines say whether it prefers x, how
         many tokens x and y are, whether one x is commonest, whether a length or a word gives x
         away, and what `report` remarks on.

@@ -408,12 +408,6 @@ class SetMethods:
     ) -> Export:
         """Writes a plain Hugging Face model in which a set is replaced for good.
 
-        ```python
-        tracer = tk.Tracer(model, pairs, "head-outputs", source="mean", positions="all")
-        print(tracer.export(tracer.run(budget=3), "edited"))
-        AutoModelForCausalLM.from_pretrained("edited")  # needs no tracekit
-        ```
-
         Zeros, means and tensors of one's own are folded into weights and biases, of heads, MLP
         outputs, neurons and blocks. The model is read again from disk and measured on every
         example, held-out ones too; nothing stays if it has another effect. A README says the
@@ -444,11 +438,6 @@ class SetMethods:
 
     def steer(self, members: Any, strength: float = 1.0) -> AbstractContextManager[HookedModel]:
         """A block in which every pass of the model has a set replaced, at every token.
-
-        ```python
-        with tracer.steer(result, 1.5) as model:
-            model.generate("The nurse said that", max_new_tokens=20)
-        ```
 
         Args:
             members: As in `explain`; one component is enough.
