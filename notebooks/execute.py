@@ -1,6 +1,7 @@
 """Executes every notebook in this folder, each in a fresh kernel.
 
-`python notebooks/execute.py` checks: it fails on the first error and changes nothing.
+`python notebooks/execute.py` checks: it fails on the first error, and where a number or a label is
+another than the stored output has; it changes nothing.
 `python notebooks/execute.py --write` also stores the outputs. `--jobs 2` executes two at a time;
 names of notebooks execute only these.
 """
@@ -8,7 +9,9 @@ names of notebooks execute only these.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -30,14 +33,59 @@ warnings.filterwarnings("ignore", message="The kopts argument is ignored")
 """Figures of a notebook share a browser: starting one takes longer than drawing."""
 
 
+_TOLERANCE = 0.01
+"""Share by which a number may differ, as sums of another processor do."""
+_NUMBER = re.compile(r"[-\u2212]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+_TIMES = re.compile(r"\d+(?:\.\d+)?\s*(?:s|ms|min|h|seconds|minutes|MiB|GiB)\b|0x[0-9a-f]+")
+_SECONDS = "seconds"
+"""A table with a column of this name is compared without its numbers."""
+
+
+class OutputError(Exception):
+    """An output that is not the stored one."""
+
+
+def shown(cell: nbformat.NotebookNode) -> str:
+    """What a cell prints and shows as text, without times; figures and warnings are left out."""
+    texts = []
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if output.get("name") == "stdout":
+            texts.append(output["text"])
+        elif "image/png" not in data and "text/plain" in data:
+            texts.append(data["text/plain"])
+    return _TIMES.sub("", "".join(texts))
+
+
+def compare(stored: str, now: str, where: str) -> None:
+    """Refuses a text with other words than the stored one, or with other numbers."""
+    if _SECONDS in stored:
+        stored, now = (_NUMBER.sub("", text) for text in (stored, now))
+    words = [_NUMBER.sub("#", text).split() for text in (stored, now)]
+    numbers = [
+        [float(number.replace("\u2212", "-")) for number in _NUMBER.findall(text)]
+        for text in (stored, now)
+    ]
+    is_same = words[0] == words[1] and all(
+        math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=2e-3)
+        for one, other in zip(*numbers, strict=True)
+    )
+    if not is_same:
+        raise OutputError(
+            f"{where} gives another output than the stored one. Look at both, and store it by "
+            f"--write.\nStored:\n{stored[:2000]}\nNow:\n{now[:2000]}"
+        )
+
+
 def execute(path: Path, *, write: bool, timeout: int) -> float:
-    """Executes one notebook in a temporary working directory.
+    """Executes one notebook in a temporary working directory; compares its outputs, or stores them.
 
     Returns:
         Seconds.
     """
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
+    stored = [shown(cell) for cell in notebook.cells]
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
@@ -52,8 +100,11 @@ def execute(path: Path, *, write: bool, timeout: int) -> float:
             client.kc.execute(_ONE_BROWSER, silent=True, store_history=False)
             for number, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, number)
+    _make_storable(notebook)
+    for number, (cell, before) in enumerate(zip(notebook.cells, stored, strict=True)):
+        if not write:
+            compare(before, shown(cell), f"Cell {number} of {path.name}")
     if write:
-        _make_storable(notebook)
         nbformat.validate(notebook)
         nbformat.write(notebook, path)
     return time.perf_counter() - start
@@ -106,7 +157,7 @@ def main(given: Sequence[str] | None = None) -> int:
         for path, future in running.items():
             try:
                 seconds = future.result()
-            except CellExecutionError as error:
+            except (CellExecutionError, OutputError) as error:
                 sys.stderr.write(f"{path.name}: {error}\n")
                 pool.shutdown(cancel_futures=True)
                 return 1

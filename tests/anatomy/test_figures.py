@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import torch
@@ -124,6 +125,18 @@ def side(tracer):
     members = [tracer.registry[i] for i in (1, 4, 6)]
     others = {"<b>": (tracer.pairs, "kl"), "odds": (tracer.pairs, "odds-ratio")}
     return tracer.side_effects(members, others, draws=5)
+
+
+def test_cards_show_what_print_does(why, side, tracer):
+    for shown in (why, side):
+        lines = str(shown).splitlines()
+        html = shown._repr_html_()
+        assert all(line in unescape(html) for line in lines)
+    faithful = tracer.faithfulness("all")._repr_html_()
+    assert "<th" in faithful
+    assert "faithfulness" in faithful
+    pairs = tracer.strongest_pairs(2)
+    assert f"{pairs.interactions[0]:.4g}" in pairs._repr_html_()
 
 
 def test_side_effects_stand_beside_random_sets(side):

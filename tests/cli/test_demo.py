@@ -32,7 +32,7 @@ def test_the_demo_tells_the_story_with_its_numbers(demo_run):
     out, folder = demo_run
     story = (
         "L1H4 alone 0.138, L1H7 alone 0.007, together 0.293. Top-k takes L0H1 and L1H4 "
-        "instead: 0.148. It is below the best random sets at 2 and 6 heads."
+        "instead: 0.148. Top-k is below the best random sets at 2 and 6 heads."
     )
     assert story in " ".join(out.split())
     rows = {

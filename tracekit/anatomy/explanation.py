@@ -31,6 +31,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects, bounds_of
+from tracekit.results.display import text_html
 from tracekit.results.intervals import (
     check_clusters,
     effect_interval,
@@ -467,6 +468,8 @@ class Explanation:
             named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
             lines.append(f"Backups ({how}): {', '.join(named) if named else 'none'}.")
         return printable("\n".join(lines))
+
+    _repr_html_ = text_html
 
     def __repr__(self) -> str:
         return printable(

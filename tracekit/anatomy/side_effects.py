@@ -39,6 +39,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, bounds_of
+from tracekit.results.display import text_html
 from tracekit.results.intervals import (
     FEWEST,
     check_clusters,
@@ -309,6 +310,8 @@ class SideEffects:
             )
         lines.append("Strength: mean absolute effect, as a share of that of all components.")
         return printable("\n".join(lines))
+
+    _repr_html_ = text_html
 
     def __repr__(self) -> str:
         others = ", ".join(

@@ -66,11 +66,12 @@ class _Findings:
         parts = [f"{component} alone {self.alone(component):.3f}" for component in pair.components]
         below = [str(k) for k in _BUDGETS if top_k.at(k).effect < random.at(k).effect]
         story = (
+            "How far the probability of the right answer drops: "
             f"{', '.join(parts)}, together {pair.effect:.3f}. Top-k takes "
             f"{' and '.join(top_k.at(2).labels)} instead: {top_k.at(2).effect:.3f}."
         )
         if below:
-            story += f" It is below the best random sets at {' and '.join(below)} heads."
+            story += f" Top-k is below the best random sets at {' and '.join(below)} heads."
         return story
 
     def alone(self, component: Any) -> float:
@@ -187,7 +188,7 @@ def _write_page(findings: _Findings, output: Path) -> Path:
         ],
         columns=["head", "alone", "lost without it"],
     )
-    everything = findings.tracer.full_effect
+    everything, example = findings.tracer.full_effect, findings.tracer.pairs[0].texts or {}
     return write_page(
         output / "index.html",
         "tracekit: which attention heads act together?",
@@ -195,7 +196,8 @@ def _write_page(findings: _Findings, output: Path) -> Path:
             Section(
                 lead=findings.story,
                 paragraphs=[
-                    "The embedded model has learned facts such as who lives where. Noise on the "
+                    "The embedded model has learned facts such as "
+                    f"'{example['prompt']}' \u2192 '{example['x'].strip()}'. Noise on the "
                     "embeddings of a prompt makes it forget; the attention patterns of a few heads "
                     "are copied from that noisy run into the clean one. The effect of a set of "
                     "heads is how far the probability of the right answer drops, on average over "
@@ -217,11 +219,11 @@ def _write_page(findings: _Findings, output: Path) -> Path:
             Section(
                 heading="The best set of every size",
                 paragraphs=[
-                    "Local search finds the best set of every size in one run; where heads that do "
-                    "most alone hold better on facts held out, theirs is shown. Band: "
+                    "Local search finds the best set of every size in one run; if ranking heads "
+                    "one by one does better on held-out facts, that set is shown. Band: "
                     "how far the effect moves when the facts are resampled. Held out: selected on "
                     "one half of the facts, measured on the other; bars are 95 % intervals. "
-                    "Right: the size from which on a head is in the best sets."
+                    "Right: the smallest size at which a head is selected."
                 ],
                 figures=[findings.front.curve(), findings.front.heatmap()],
             ),

@@ -143,6 +143,8 @@ def network(
         [n for layer in band for n, at in enumerate(layers) if at == layer] for band in bands
     ]
     widest = max(map(len, by_band))
+    # Room for the edge from the first to the last of a row.
+    above = max(0.6, 0.35 + 0.11 * widest)
     spots = {
         n: (column + (widest - len(band)) / 2, layers[n])
         for band in by_band
@@ -187,10 +189,10 @@ def network(
         tickmode="array",
         tickvals=used,
         ticktext=list(map(str, used)),
-        range=[used[-1] + 0.6 * row, used[0] - 0.6 * row],
+        range=[used[-1] + 0.6 * row, used[0] - above * row],
         gridcolor="#e8e8e8",
     )
-    plot = max(_PLOT, _COLUMN * widest), height + 0.2 * _ROW
+    plot = max(_PLOT, _COLUMN * widest), height + (above - 0.4) * _ROW
     figure.update_layout(showlegend=bool(edges))
     below = add_legend(figure, plot) if edges else 24.0
     add_margins(figure, {"l": 62.0, "r": 24.0, "t": 70.0, "b": below}, *plot)

@@ -23,6 +23,18 @@ def line(text: str) -> str:
     return f"<p>{html_text(text)}</p>"
 
 
+def text_html(self: Any) -> str:
+    """A card for notebooks that shows what `print` does."""
+    first, *rest = str(self).splitlines()
+    return card(first, *map(line, rest))
+
+
+def frame_html(title: str, frame: Any) -> str:
+    """A card of a pandas DataFrame, its numbers to four digits."""
+    rows = [[f"{c:.4g}" if isinstance(c, float) else c for c in row] for row in frame.to_numpy()]
+    return card(title, table(list(frame), rows))
+
+
 def named(labels: Sequence[str], most: int = 24) -> str:
     """Labels as one text, of which so many are named."""
     names = ", ".join(labels[:most])

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tracekit._util.markup import interval_text
 from tracekit.errors import BudgetError, ConfigError
+from tracekit.results.display import frame_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,9 +155,14 @@ class Faithfulness:
             n_components=n,
             largest=max(self.sizes),
             value_title="share of the whole effect",
-            title=f"{plain(self.method)}: faithfulness by {plain(self.metric)}",
+            title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
             subtitle=f"{made} of {n} components",
         )
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a row per set."""
+        title = f"Faithfulness by {self.metric}, {self.method or 'scores'}"
+        return frame_html(title, self.to_frame())
 
     def __repr__(self) -> str:
         values = ", ".join(

@@ -32,6 +32,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
+from tracekit.results.display import MOST_ROWS, frame_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size
 from tracekit.results.significance import LEVEL, p_values, without_rounding
@@ -99,6 +100,10 @@ class StrongestPairs:
             columns["low"], columns["high"] = self.intervals.T.tolist()
             columns |= {"p": self.p.tolist(), "significant": (self.p < LEVEL).tolist()}
         return pd.DataFrame(columns)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: the pairs that interact most."""
+        return frame_html(repr(self), self.to_frame().head(MOST_ROWS))
 
     def __repr__(self) -> str:
         n_pairs = self.n_components * (self.n_components - 1) // 2

@@ -78,7 +78,7 @@ class Tracer(SetMethods):
         capabilities: Capabilities | None = None,
         **options: Unpack[SetupOptions],
     ) -> None:
-        """Binds them, and checks that every hook acts.
+        """Binds model, data, components and metric, and checks that every hook acts.
 
         Args:
             model: A TransformerLens model, or anything `load_model` takes.
@@ -156,7 +156,7 @@ class Tracer(SetMethods):
         return printable(
             f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
             f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name}"
-            f"{', ' if self._preferred else ''}{self._preferred})"
+            f"{self._preferred})"
         )
 
     @property
@@ -164,7 +164,7 @@ class Tracer(SetMethods):
         """On how many examples the model prefers x, if the model was run before."""
         # Looking at a tracer runs nothing.
         count = self.n_prefers_x if "full_effects" in vars(self.engine) else None
-        return "" if count is None else f"x preferred on {count} of {len(self.pairs)}"
+        return "" if count is None else f", x preferred on {count} of {len(self.pairs)}"
 
     def _repr_html_(self) -> str:
         """Summary in a notebook: model, data, setup, and the results so far."""
@@ -173,13 +173,12 @@ class Tracer(SetMethods):
         metric = self.engine.metric
         facts = [
             ("model", model_name(self.model)),
-            ("data", f"{len(self.pairs)} examples of {self.pairs.name}"),
+            ("data", f"{len(self.pairs)} examples of {self.pairs.name}{self._preferred}"),
             ("components", self.registry.describe()),
             ("metric", f"{metric.name}: {metric.axis_label}"),
             ("positions", str(self.setup.positions)),
             ("source", f"{self.source}, {self.direction}"),
         ]
-        facts += [("model", self._preferred)] if self._preferred else []
         if "full_effects" in vars(self.engine):
             facts.append(("all components", f"effect {self.full_effect:.4g}"))
         return tracer_html(facts, [[each.title, *each.cells()] for each in self.results])
