@@ -534,8 +534,8 @@ class PromptPairs(Sequence[PromptPair]):
                 takes another of the field that it replaces. Or a template of its own (several, if
                 there are several prompts). None: none, for sources that need none.
             values: The values of every field. Fields that belong together have rows of values:
-                `{("country", "capital"): [("France", "Paris"), ...]}`; with `counterfactual=
-                {"country": "country2", "capital": "capital2"}` the foil can be `{capital2}`.
+                `{("country", "capital"): [("France", "Paris"), ...]}`; where the counterfactual
+                replaces both, by `country2` and `capital2`, the foil can be `{capital2}`.
             n: Pairs wanted. Where there are fewer, that is a warning.
             one_token: Leave values out that are more than one token, of these fields; True: of
                 those in x and y.
