@@ -93,7 +93,10 @@ def test_results_of_two_data_sets_are_compared_by_their_sets(model):
     named = [tracer.run("top-k", budget=3) for tracer in (first, second)]
     named[1] = replace(named[1], dataset="others")
     comparison = tk.compare(named)
-    assert comparison.labels == (f"{named[0].dataset}, top-k", "others, top-k")
+    assert comparison.labels == (named[0].dataset, "others")
+    assert tk.compare([named[0], replace(second.run("greedy", budget=2), dataset="others")]).labels[
+        1
+    ] == ("others, greedy")
     effects = comparison.cross_effects()
     assert effects.iloc[0, 0] == named[0].effect
     assert effects.iloc[0, 1] == second.evaluate(named[0])

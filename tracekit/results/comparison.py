@@ -282,7 +282,8 @@ def _labels(results: Sequence[TraceResult]) -> list[str]:
     """Methods; with sizes where a method repeats, and numbers where these repeat too."""
     titles = [result.title for result in results]
     if len({result.dataset for result in results}) > 1:
-        titles = [f"{result.dataset}, {result.title}" for result in results]
+        is_one = len(set(titles)) == 1
+        titles = [r.dataset if is_one else f"{r.dataset}, {r.title}" for r in results]
     if len(set(titles)) < len(titles):
         titles = [f"{t}, {r.n_selected}" for t, r in zip(titles, results, strict=True)]
     counts = {title: titles.count(title) for title in titles}
