@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 import tracekit as tk
-from tests.benchmarks.setting import Model, Padded, medians, peak_bytes, some
+from tests.benchmarks.setting import DATA, Model, Padded, medians, peak_bytes, some, wait
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import sampled_values
 from tracekit.data.registry import DATASETS
@@ -296,6 +296,45 @@ def memory(plan: Plan) -> Iterator[Figure]:
     yield Figure("200 facts with noise, GPT-2 xl", peak_bytes(trace, plan.device) / 2**30, 2, "GiB")
 
 
+def real(plan: Plan) -> Iterator[Figure]:
+    """SmolLM2-135M against its own plain forward over the same rows, logits at all positions."""
+    model = tk.load_model("smollm2-135m", device=plan.device)
+    pairs = tk.load_dataset("winobias", model, data_dir=DATA / "winobias")
+    pairs = pairs.subset(some(pairs, STEP))
+    begin = time.perf_counter()
+    tracer = tk.Tracer(model, pairs, "attention-patterns", "odds-ratio")
+    wait(plan.device)
+    took = {"tracer": time.perf_counter() - begin}
+    begin = time.perf_counter()
+    _ = tracer.full_effect
+    wait(plan.device)
+    took["first effect, with clean and counterfactual runs"] = time.perf_counter() - begin
+    engine = tracer.engine
+    bare = model.original_model
+    ones = torch.ones(engine.n_components)
+    singles = [(9 * layer + head,) for layer in range(0, 30, 5) for head in range(9)]
+    search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[list(range(STEP))])
+
+    def plain() -> None:
+        with torch.no_grad():
+            for batch in engine.data.batches:
+                bare(batch.sequences.tokens, use_cache=False)
+
+    tasks = {
+        "plain": plain,
+        "evaluation of a mask": lambda: tracer.evaluate(ones),
+        "epoch of PGB-CT, with its evaluation": lambda: search.search(engine, Goal(), 0),
+        "top-k, a set": lambda: engine.set_effects(singles),
+    }
+    took |= medians(tasks, plan.device, 1 if plan.quick else 3)
+    took["top-k, a set"] /= len(singles)
+    bounds = {"tracer": 3, "evaluation of a mask": 1.2, "top-k, a set": 0.45}
+    plain_seconds = took.pop("plain")
+    yield Figure("plain forward of 32 examples", plain_seconds, None, "s")
+    for name, seconds in took.items():
+        yield Figure(name, seconds / plain_seconds, bounds.get(name), "plain forwards")
+
+
 def start(plan: Plan) -> Iterator[Figure]:
     """Importing, the command's help, and the demonstration."""
     commands = {
@@ -370,5 +409,6 @@ FIGURES = {
     "share": share,
     "memory": memory,
     "start": start,
+    "real": real,
     "compiled": compiled,
 }

@@ -343,7 +343,7 @@ def test_heatmaps_have_spans_on_the_axis(model):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     tracer = tk.Tracer(model, pairs, "residual", split_by="span")
     result = tracer.run("top-k", budget=3)
-    figure = result.heatmap()
+    figure = result.heatmap(color="selected")
     assert list(figure.layout.xaxis.ticktext) == ["first", "second", "rest", "last"]
     cells = figure.data[-1]
     expected = result.binary_mask.reshape(tracer.registry.grid_shape).tolist()
