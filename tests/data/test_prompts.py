@@ -50,7 +50,7 @@ def test_mismatched_lengths_are_listed_or_skipped():
     assert str(caught.value) == (
         "1 of 2 counterfactuals differ in length from their prompts (example 1: 2 tokens in "
         "[1 2], 3 in its counterfactual). Align them token by token, give both spans, or drop them "
-        'with on_mismatch="skip".'
+        'with on_mismatch="skip" (--skip-mismatched).'
     )
     kept = tk.PromptPairs.from_ids(rows, on_mismatch="skip")
     assert len(kept) == 1

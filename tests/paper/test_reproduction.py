@@ -434,24 +434,24 @@ class TestReports:
     """What is made of runs."""
 
     def test_effects_with_held_out_examples(self, tmp_path):
-        setting = Setting(models=[DEMO], limit=10, methods=["top-k"])
+        setting = Setting(models=[DEMO], limit=20, methods=["top-k"])
         (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
         table = written.report.tables["effects"].frame
         assert table["budget"].tolist() == [3, 6, 9, 12]
-        pairs = tk.load_dataset("demo-bias", tk.load_model("demo"))[:10]
+        pairs = tk.load_dataset("demo-bias", tk.load_model("demo"))[:20]
         inside, outside = pairs.split(0.8)
         tracer = tk.Tracer("demo", pairs)
         whole = tracer.run("top-k", budget=6)
         row = table.set_index("budget").loc[6]
         assert row["effect"] == pytest.approx(whole.effect, rel=1e-5)
-        assert row["n_examples"] == 10
+        assert row["n_examples"] == 20
         part = tk.Tracer("demo", inside, held_out=outside).run("top-k", budget=6)
         assert row["held_out"] == pytest.approx(part.held_out_effect, rel=1e-5)
         assert row["chosen_without"] == pytest.approx(part.effect, rel=1e-5)
         assert row["held_out_low"] <= row["held_out"] <= row["held_out_high"]
         assert table["published"].isna().all()
         assert "not a reproduction of its numbers" in written.report.notes[0]
-        assert "first 10 examples" in written.report.notes[1]
+        assert "first 20 examples" in written.report.notes[1]
         read = pd.read_csv(tmp_path / "table-heads" / "effects.csv")
         assert read["effect"].tolist() == pytest.approx(table["effect"].tolist())
         notes = (tmp_path / "table-heads" / "notes.md").read_text()

@@ -183,13 +183,17 @@ def data_options(
     """Options of a data set: the published code's, the experiment's (`further`), the setting's.
 
     Options of the setting that the data set lacks are left out. The paper's Llamas read a
-    beginning-of-sequence token first.
+    beginning-of-sequence token first. With another model than the paper's, examples that its
+    tokenizer makes unequal are left out, and noise is that of its own embeddings.
     """
-    allowed = describe(dataset).options
+    allowed = (*describe(dataset).options, "on_mismatch")
     requested = {name: value for name, value in setting.data_options.items() if name in allowed}
     published = dict(_AS_PUBLISHED.get(dataset, {}))
     if model.paper is not None and model.paper.prepends_bos and "prepend_bos" in allowed:
         published["prepend_bos"] = True
+    if model.paper is None and not model.is_demo:
+        published.pop("noise_std", None)
+        published["on_mismatch"] = "skip"
     return {**published, **further, **requested}
 
 

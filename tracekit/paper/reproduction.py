@@ -192,6 +192,7 @@ def _check_data_options(experiments: Sequence[Experiment], setting: Setting) -> 
         for dataset in experiment.datasets_for(setting, model)
     }
     allowed = {option for dataset in datasets for option in describe(dataset).options}
+    allowed.add("on_mismatch")
     for option in setting.data_options:
         if option not in allowed:
             raise UnknownOptionError(option, allowed)
@@ -207,10 +208,22 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
     )
     lines = [f"# {experiment.name}: {experiment.about}", ""]
     lines += [f"- {note}" for note in report.notes]
+    lines += _left_out(runs)
     lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
     lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
     folder.mkdir(parents=True, exist_ok=True)
     write_beside(folder / "notes.md", ("\n".join(lines) + "\n").encode())
+
+
+def _left_out(runs: Sequence[Run]) -> list[str]:
+    """A line for each data set of which a tokenizer does not allow every example."""
+    lines = [
+        f"- {run.info.n_skipped} examples of {run.job.dataset} are left out with {run.job.model}: "
+        "their prompts and counterfactuals differ in the number of tokens."
+        for run in runs
+        if run.info.n_skipped
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def slug(name: str) -> str:

@@ -48,6 +48,9 @@ class RunInfo:
     """Hash of the examples."""
     versions: Mapping[str, str]
     """Versions of the packages that decide numbers."""
+    n_examples: int
+    n_skipped: int
+    """Of the whole data set, those that the model's tokenizer does not allow."""
     device: str
     processes: int
     threads: int

@@ -117,6 +117,8 @@ class Worker:
             weights=config["weights"],
             data=config["data"],
             versions=config["versions"],
+            n_examples=len(pairs),
+            n_skipped=len(pairs.skipped),
             device=str(tracer.engine.device),
             processes=self._processes,
             threads=torch.get_num_threads(),
