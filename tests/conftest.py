@@ -26,8 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         cells = item.get_closest_marker("cells")
         # By a digest of its name, so that the cells are the same everywhere and of all sorts.
-        if cells is not None and crc32(item.nodeid.encode()) % cells.args[0]:
-            item.add_marker(pytest.mark.slow)
+        if cells is not None and (cell := crc32(item.nodeid.encode()) % cells.args[0]):
+            item.add_marker(pytest.mark.slow if cell == 1 else pytest.mark.soak)
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

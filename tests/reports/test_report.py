@@ -66,7 +66,8 @@ def test_a_report_says_what_was_found(tracer, runs, tmp_path):
     assert "arithmetic mean of token probabilities" in text
     # Every example, with its prompt.
     for number, pair in enumerate(tracer.pairs):
-        cells = f'>{number}</td><td style="text-align:right">{pair.texts["prompt"]}</td>'
+        cells = f'>{number}</td><td style="text-align:left;min-width:24ch;white-space:normal">'
+        cells += f"{pair.texts['prompt']}</td>"
         assert cells in text
         assert f">{front[-1].per_example[number].item():.4g}</td>" in text
     # Curve, panel, front and its heatmap, grid.

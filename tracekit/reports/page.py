@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CSS = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 Arial, Helvetica, sans-serif; color: #111; background: #f4f4f2; margin: 0; }
-main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 64px; }
+main { max-width: 1320px; margin: 0 auto; padding: 24px 16px 64px; }
 h1 { font-size: 26px; margin: 8px 0 16px; }
 h2 { font-size: 19px; margin: 0 0 8px; }
 section { background: white; border: 1px solid #ddd; border-radius: 6px; padding: 16px 20px;
@@ -27,11 +27,12 @@ section { background: white; border: 1px solid #ddd; border-radius: 6px; padding
 p { margin: 0 0 10px; max-width: 80ch; }
 .lead { font-size: 20px; line-height: 1.4; }
 .figures { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
+.figures > div { max-width: 100%; overflow-x: auto; }
 table { border-collapse: collapse; margin: 4px 0 10px; }
 th, td { padding: 4px 12px; border-bottom: 1px solid #ddd; white-space: nowrap; }
-td:last-child { white-space: normal; }
 .note { color: #444; font-size: 14px; }
-pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto; }
+pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 
 
