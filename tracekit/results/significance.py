@@ -12,6 +12,7 @@ table, `pytest -m soak tests/statistics` its numbers):
 The first two are corrected for all rows (step-down maxT: Westfall and Young, Resampling-based
 multiple testing, 1993): the p value of the row with the largest statistic is the share of draws in
 which the largest of all rows reaches it; that of the next row leaves the first one out, and so on.
+Rows that a single example makes up are left out of the others' bootstrap.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import by_cluster
@@ -36,6 +37,9 @@ _SAME = "on the examples that the set was selected on"
 _DRAWS = 10_000
 _AT_ONCE = 20_000_000
 """Signs that are drawn together; bounds memory."""
+_MOST = 0.5
+"""Share of the summed effects of a row that one example may have, for the row to count with the
+others."""
 _LEAST_ERROR = 0.1
 """As in `intervals.py`, of p values: lower, which finds less in skewed effects by chance."""
 
@@ -122,12 +126,13 @@ def _resampled_p_values(
         nan=0.0, posinf=torch.inf, neginf=-torch.inf
     )
     measured, order = statistics.abs().sort(descending=True)
-    n_rows = len(statistics)
+    n_rows, is_shared = len(statistics), _is_shared(by_cluster(effects, clusters))
     hits, above, below = torch.ones(3, n_rows, dtype=torch.float64)
     for shifts, errors in resamples.deviations(max(1, _AT_ONCE // 8 // n_rows)):
         floored = torch.maximum(errors, _LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
-        hits += _reached(deviations[order].abs(), measured - 1e-9)
+        shared = torch.where(is_shared[:, None], deviations.abs(), 0.0)
+        hits += _reached(shared[order], measured - 1e-9)
         floored = torch.maximum(errors, LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
         above += deviations.ge(statistics[:, None] - 1e-9).sum(1)
@@ -135,6 +140,16 @@ def _resampled_p_values(
     tails = (2 * torch.minimum(above, below) / (N_RESAMPLES + 1)).clamp(max=1)
     corrected = (hits / (N_RESAMPLES + 1)).cummax(0).values
     return torch.maximum(torch.empty_like(corrected).scatter(0, order, corrected), tails)
+
+
+def _is_shared(effects: Float[Tensor, "row example"]) -> Bool[Tensor, " row"]:
+    """Whether no single example makes up most of a row.
+
+    Every third resample of a row leaves such an example out, deviates widely, and would hide what
+    all other rows show. Its own p value is that of the tails.
+    """
+    sizes = effects.abs()
+    return sizes.amax(1) <= _MOST * sizes.sum(1)
 
 
 def _reached(
