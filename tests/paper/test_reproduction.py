@@ -490,7 +490,7 @@ class TestReports:
         asked = replace(setting, data_options={"prepend_bos": False})
         assert {job.data_options["prepend_bos"] for job in table.jobs(asked)} == {False}
         copy = Setting(models=[ModelAt(title="Llama-3.2-1B", source="/a/copy")])
-        assert {str(job.data_options) for job in table.jobs(copy)} == {"{}"}
+        assert {str(job.data_options) for job in table.jobs(copy)} == {"{'on_mismatch': 'skip'}"}
 
     def test_reports_say_what_cannot_be_equalled(self):
         def notes(title, dataset="winobias", **options):
