@@ -462,7 +462,7 @@ def damaged_saves(kind, data):
             assert _numbers(kind, _load(kind, folder)) == _numbers(kind, _load(kind, saved()))
 
 
-@about(160, kind=_KINDS.filter(lambda kind: kind != "checkpoint"), data=st.data())
+@about(320, kind=_KINDS.filter(lambda kind: kind != "checkpoint"), data=st.data())
 def forged_saves(kind, data):
     """Entries that were changed together with their digest: taken or refused, and consistent."""
     with tempfile.TemporaryDirectory() as name:
