@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-
 from tracekit._util.options import shortened
 from tracekit.errors import PairsError
 
@@ -35,17 +31,20 @@ def check_groups(groups: Sequence[str | None]) -> None:
 
 def independent(pairs: Iterable[Any]) -> list[int]:
     """Number of the independent example that each pair is part of, in order of first pairs."""
-    keys: dict[Any, int] = {}
-    edges = []
+    parents: dict[Any, Any] = {}
+
+    def first_of(key: Any) -> Any:
+        while parents.setdefault(key, key) != key:
+            parents[key] = key = parents[parents[key]]
+        return key
+
+    owns = []
     for pair in pairs:
-        own = (pair.identity,)
-        shared = own if pair.group is None else pair.group
-        edges.append([keys.setdefault(key, len(keys)) for key in (own, shared)])
-    # Equal pairs of two groups make these one.
-    links = coo_array((np.ones(len(edges)), np.array(edges).T), shape=(len(keys), len(keys)))
-    labels = connected_components(links)[1]
-    numbers: dict[int, int] = {}
-    return [numbers.setdefault(int(labels[own]), len(numbers)) for own, _ in edges]
+        owns.append((pair.identity,))
+        # Equal pairs of two groups make these one.
+        parents[first_of(owns[-1])] = first_of(owns[-1] if pair.group is None else pair.group)
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
 
 
 def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
