@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tracekit._util.markup import printable
+from tracekit._util.options import first_few
 from tracekit.errors import (
     ConfigError,
     MetricError,
@@ -636,9 +637,9 @@ def check_finite(effects: Effects, metric: Metric, describe: Callable[[int], str
     """
     bad = (~torch.isfinite(effects)).nonzero()[:, 0].tolist()
     if bad:
-        named = "; ".join(f"example {i} ({describe(i)}): {effects[i].item():g}" for i in bad[:5])
-        more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
+        named = [f"example {i} ({describe(i)}): {effects[i].item():g}" for i in bad]
         raise NonFiniteMetricError(
             f"The metric {metric.name!r} is not finite on {len(bad)} of {len(effects)} examples: "
-            f"{named}{more}. Leave them out, or use a bounded metric such as probability-drop."
+            f"{first_few(named, 5)}. Leave them out, or use a bounded metric such as "
+            "probability-drop."
         )

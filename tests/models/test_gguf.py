@@ -17,7 +17,7 @@ from tracekit.errors import (
 )
 from tracekit.models import checkpoint, loading
 from tracekit.models import gguf as reading
-from tracekit.models.hooked import model_name
+from tracekit.models.hooked import is_exact, model_name
 
 gguf = pytest.importorskip("gguf")
 
@@ -70,6 +70,7 @@ def test_gguf_computes_what_its_weights_do_as_a_directory(tmp_path, name):
     expected = tk.load_model(tmp_path / "folder")
     difference = (model(TOKENS) - expected(TOKENS)).abs().max()
     assert difference < 1e-5
+    assert is_exact(model)
     assert model_name(model) == "tiny.gguf"
     effects = [
         tk.Tracer(each, tiny.pairs(4), "head-outputs").evaluate(torch.ones(12))
@@ -127,12 +128,15 @@ def test_gguf_of_an_architecture_that_transformer_lens_lacks(tmp_path, monkeypat
         tk.load_model(tmp_path / "tiny.gguf")
 
 
-def test_gguf_with_scaled_rotary_frequencies_warns(tmp_path, monkeypatch):
+def test_gguf_with_scaled_rotary_frequencies_warns(tmp_path):
     path = tmp_path / "tiny.gguf"
     write(path, "llama", vocabulary=True)
     path.write_bytes(path.read_bytes().replace(b"output_norm.weight", b"rope_freqs.weight "))
-    with pytest.warns(ModelWarning, match="holds scaled rotary frequencies"):
-        reading.warn_of_rotary_scaling(path)
+    with (
+        pytest.warns(ModelWarning, match="holds scaled rotary frequencies"),
+        pytest.raises(UnsupportedModelError, match=r"lack model.norm.weight"),
+    ):
+        tk.load_model(path)
 
 
 def test_smollm2_without_its_package_and_the_hub_says_what_to_install(monkeypatch):

@@ -148,6 +148,8 @@ def test_dtype_auto_is_float32_where_it_fits_else_of_the_checkpoint(
 
 def test_dtype_auto_knows_the_free_memory(monkeypatch):
     assert 2**27 < loading._free_bytes(torch.device("cpu")) < 2**50
+    monkeypatch.setattr(loading, "granted_bytes", lambda: 5)
+    assert loading._free_bytes(torch.device("cpu")) == 5
 
 
 def test_a_type_that_no_weights_have_is_refused(directory, tmp_path):

@@ -199,13 +199,15 @@ class TestTime:
     def test_is_taken_once_of_a_few_examples(self, model, monkeypatch):
         tracer = tk.Tracer(model, tiny.pairs(40), "head-outputs")
         timed = []
-        original = estimating._seconds_of_passes
-        monkeypatch.setattr(
-            estimating,
-            "_seconds_of_passes",
-            lambda few, **given: (timed.append(few.n_examples), original(few, **given))[1],
-        )
+
+        def seconds(few, **given):
+            timed.append(few.n_examples)
+            return 1.0, 2.0
+
+        monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
         first = tracer.estimate("top-k", budget=2)
+        # Eight of 40 examples: a pass over all takes five times as long.
+        assert first.seconds == pytest.approx(5 * first.passes)
         assert tracer.estimate("greedy", budget=2).seconds > first.seconds
         assert timed == [8]
         tracer.estimate("pgb-ct", budget=2)

@@ -33,6 +33,12 @@ def shortened(value: object) -> str:
         return f"{type(value).__name__} with thousands of digits"
 
 
+def first_few(cases: Sequence[str], most: int = 3) -> str:
+    """The first of several cases, as a message shows them, and how many more there are."""
+    more = f"; and {len(cases) - most} more" if len(cases) > most else ""
+    return "; ".join(cases[:most]) + more
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number: an int, of Python or NumPy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)

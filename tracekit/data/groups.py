@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tracekit._util.options import shortened
+from tracekit._util.options import first_few, shortened
 from tracekit.errors import PairsError
 
 
@@ -54,10 +54,9 @@ def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
         f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.identity in searched
     ]
     if both:
-        more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
         raise PairsError(
             f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
-            f"searched on ({'; '.join(both[:3])}{more}). Leave them out of one of the two; "
+            f"searched on ({first_few(both)}). Leave them out of one of the two; "
             "pairs.split(...) makes parts that share none."
         )
     groups = {pair.group for pair in held_out} & {pair.group for pair in own} - {None}

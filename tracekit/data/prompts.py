@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, is_whole, shortened, whole_numbers
+from tracekit._util.options import check_seed, first_few, is_whole, shortened, whole_numbers
 from tracekit._util.warn import warn
 from tracekit.data.chat import in_chat, said, warn_of_spaces, within
 from tracekit.data.counterfactuals import GaussianNoise
@@ -417,11 +417,9 @@ class PromptPairs(Sequence[PromptPair]):
             if not pair.is_aligned
         ]
         if misaligned and on_mismatch == "error":
-            n_unnamed = len(misaligned) - _MOST_NAMED
-            more = f"; and {n_unnamed} more" if n_unnamed > 0 else ""
             raise PairsError(
                 f"{len(misaligned)} of {len(pairs)} counterfactuals differ in length from their "
-                f"prompts ({'; '.join(misaligned[:_MOST_NAMED])}{more}). "
+                f"prompts ({first_few(misaligned, _MOST_NAMED)}). "
                 'Align them token by token, give both spans, or drop them with on_mismatch="skip" '
                 "(--skip-mismatched)."
             )

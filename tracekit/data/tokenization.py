@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tracekit._util.options import first_few
 from tracekit._util.warn import warn
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
 from tracekit.models.tokenizers import adds_bos
@@ -70,8 +71,7 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
                 reason, tokens = problem
                 problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
     for reason, cases in problems.items():
-        more = f"; and {len(cases) - 3} more" if len(cases) > 3 else ""
-        warn(f"{reason} ({'; '.join(cases[:3])}{more}).", DataWarning)
+        warn(f"{reason} ({first_few(cases)}).", DataWarning)
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
-from tracekit._util.options import check_seed, shortened
+from tracekit._util.options import check_seed, first_few, shortened
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
@@ -309,10 +309,9 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
         drawn += drawn >= rank[pair.prompt_ids]
         counterfactuals.append(PromptCounterfactual(group[drawn]))
     if alone:
-        more = f"; and {len(alone) - 3} more" if len(alone) > 3 else ""
         raise SourceError(
             f"source='resample' takes the activations of another prompt with as many tokens, and "
-            f"there is none for {'; '.join(alone[:3])}{more}. Leave these examples out, or use "
+            f"there is none for {first_few(alone)}. Leave these examples out, or use "
             "source='mean'."
         )
     return _with(pairs, counterfactuals)

@@ -54,7 +54,7 @@ class GGUFModel:
                 f"{path} cannot be read ({error}). If it is cut short or damaged, fetch it again; "
                 "else give a model of an architecture that transformers reads from GGUF."
             ) from error
-        warn_of_rotary_scaling(path)
+        _warn_of_rotary_scaling(path)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
         if type(empty).__name__ not in architecture_adapter_factory.SUPPORTED_ARCHITECTURES:
@@ -91,7 +91,7 @@ class GGUFModel:
             return None
 
 
-def warn_of_rotary_scaling(path: Path) -> None:
+def _warn_of_rotary_scaling(path: Path) -> None:
     """Warns of a Llama 3.1 or later: transformers reads no rotary scaling from such a file."""
     with path.open("rb") as file:
         has_frequencies = b"rope_freqs.weight" in file.read(_HEADER)
