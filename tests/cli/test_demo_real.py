@@ -20,6 +20,7 @@ def test_demo_of_a_real_model_says_what_joint_search_finds(command, tmp_path, mo
     assert code == 0, err
     assert "2 of 32 heads (" in out
     assert "on 6 examples that no search saw. Top-k takes " in out
+    assert " joint search has " in out
     page = (tmp_path / "out" / "index.html").read_text()
     assert "local search" in page.lower()
     assert "top-k" in page.lower()

@@ -161,11 +161,14 @@ def _trace_real(output: Path, seed: int, progress: bool) -> Path:
         curves[method] = tracer.run(method, budgets=list(_REAL_BUDGETS), seed=seed)
         save(curves[method], output)
     joint, ranked = (curves[name].at(_REAL_BUDGETS[0]) for name in ("local-search", "top-k"))
+    gain = tk.compare([joint, ranked]).differences().iloc[0]
     console.print(
         f"{joint.n_selected} of {len(tracer.registry)} heads ({', '.join(joint.labels)}) change "
         f"the log-odds of the pronoun by {joint.effect:.2f} of {tracer.full_effect:.2f}, and by "
         f"{joint.held_out_effect:.2f} on {len(fresh)} examples that no search saw. Top-k takes "
-        f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}.",
+        f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}. On "
+        f"these examples joint search has {gain.difference:.2f} more ({gain.low:.2f} to "
+        f"{gain.high:.2f}).",
         style="bold",
         highlight=False,
     )
