@@ -147,7 +147,10 @@ class DataFormatError(TracekitError, ValueError):
 
 
 class MetricError(TracekitError, ValueError):
-    """A metric that returns another shape, changes its input, or reads what was not recorded."""
+    """A metric that returns another shape, changes its input, or reads what was not recorded.
+
+    Also one by which all components together have no effect, or one of the wrong sign.
+    """
 
 
 class NonFiniteMetricError(TracekitError, ArithmeticError):

@@ -143,7 +143,9 @@ def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
 
 
 # Named here too: PyTorch is not imported for a page of help.
-_Objective = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
+_Objective = Literal[
+    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
+]
 TEXTS, TEXT, COUNT = list[str] | None, str | None, int | None
 SEVERAL = "; may be given several times."
 
@@ -232,9 +234,10 @@ OPTIONS: Mapping[str, Option] = {
     # ---- how it is searched
     "objective": option(
         *("mean", _Objective | None, HOW, "NAME"),
-        "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median "
-        "or auto; mean effects are reported all the same. auto: the mean, by the search or by "
-        "single effects, whichever holds on the other half.",
+        "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
+        "faithful (the set does what all components do, and the others do nothing) or auto (the "
+        "mean, by the search or by single effects, whichever holds on the other half). Mean "
+        "effects are reported all the same.",
     ),
     "constraint_at_most": option(
         *(None, float | None, HOW, "X"),

@@ -57,6 +57,11 @@ def from_indices(indices: Sequence[int], n_components: int) -> BinaryMask:
     return mask
 
 
+def complement_of(indices: Sequence[int], n_components: int) -> tuple[int, ...]:
+    """All other components, ascending."""
+    return tuple((~from_indices(indices, n_components)).nonzero()[:, 0].tolist())
+
+
 def as_tensor(mask: object, n_components: int) -> Tensor:
     """A tensor, array or list as a tensor, whatever its shape and values.
 

@@ -32,6 +32,9 @@ from tracekit.models.hooked import frozen
 
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
+ComplementScores = Callable[[Effects, Effects, Int[Tensor, " example"]], Effects]
+"""Effects of a mask on some examples, those of its complement, and the numbers of the examples ->
+a score of each example."""
 
 
 class Expansion(NamedTuple):
@@ -67,6 +70,8 @@ class BatchPrediction(NamedTuple):
     """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
     slopes: Float[Tensor, "example component"]
     """Gradient of the effect on each."""
+    effects: Float[Tensor, " example"]
+    """The effects themselves."""
 
 
 def gradient(
@@ -76,8 +81,13 @@ def gradient(
     examples: Int[Tensor, " some"] | None = None,
     *,
     precision: Precision = "float32",
+    scores: ComplementScores | None = None,
 ) -> tuple[Effects, Mask]:
-    """Effects, and the gradient of their weighted sum; see `Engine.gradient`."""
+    """Effects, and the gradient of their weighted sum; see `Engine.gradient`.
+
+    With `scores`, each batch runs under the mask and under its complement (1 - mask) in one pass,
+    and the scores that are made of both sets of effects take the place of effects.
+    """
     if examples is None:
         examples = torch.arange(data.n_examples)
     _ = data.clean  # Not inside, where it would be computed in another precision.
@@ -85,19 +95,24 @@ def gradient(
     leaf = mask.detach().float().to(data.device).requires_grad_(True)
     total = torch.zeros_like(leaf)
     effects = torch.zeros(data.n_examples, device=data.device)
+    n_masks = 1 if scores is None else 2
     with frozen(data.model), torch.enable_grad():
-        for batch in data.batches_of(examples):
+        for batch in data.batches_of(examples, n_masks=n_masks):
             source = data.counterfactual_cache.activations_for(batch)
             clean = data.clean_of(batch)
             with products_in(precision, data.device):
                 with autocast(precision, data.device):
-                    log_probs = data.log_probs(batch, source, leaf[None])
-                    values = data.effects_from(batch, log_probs, clean=clean)[0]
+                    masks = torch.stack([leaf, 1 - leaf][:n_masks])
+                    log_probs = data.log_probs(batch, source, masks)
+                    of_masks = data.effects_from(batch, log_probs, clean=clean)
+                values = of_masks[0]
+                if scores is not None:
+                    values = scores(of_masks[0], of_masks[1], batch.examples)
                 data.require_gradient(values)
                 weights = example_weights(values.detach())
                 total += torch.autograd.grad((weights * values).sum(), leaf)[0]
             effects[batch.examples] = values.detach()
-    data.account.count(len(examples), backward=True)
+    data.account.count(n_masks * len(examples), backward=True)
     effects, total = data.ranks.add(effects, total)
     picked = effects[to_device(examples, data.device)]
     return picked.to(mask.device), total.to(mask.device)
@@ -114,7 +129,7 @@ def predict_changes(
     if data.metric.is_flat_at_clean and not members:
         return _halfway(data, examples)
     gains, gradient = torch.zeros(2, data.n_components, device=data.device)
-    for batch in _changes_of(data, members, data.own(examples)):
+    for batch in changes_of(data, members, data.own(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
             weights = to_device(example_weights, data.device)[batch.examples, None]
@@ -154,12 +169,12 @@ def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchP
     Between two batches the model is as it was, and the rest need not be asked for. A metric that is
     flat at the clean run has no gradient of single examples at the empty set.
     """
-    for batch in _changes_of(data, members, None):
+    for batch in changes_of(data, members, None):
         data.account.count(len(batch.examples), backward=True)
         yield BatchPrediction(*(part.cpu() for part in batch))
 
 
-def _changes_of(
+def changes_of(
     data: PreparedData, members: ComponentSet, examples: Int[Tensor, " some"] | None
 ) -> Iterator[BatchPrediction]:
     """The prediction on some examples, or all, where the model is."""
@@ -212,7 +227,7 @@ def _batch_prediction(
 ) -> BatchPrediction:
     linearization, (quantity, slopes) = data.metric.linearization, expansion
     if linearization is None:
-        return BatchPrediction(batch.examples, slopes, slopes)
+        return BatchPrediction(batch.examples, slopes, slopes, quantity)
     clean = data.clean_of(batch)
     # +1 for components that would join, -1 for those that would leave.
     direction = 1 - 2 * mask
@@ -225,4 +240,4 @@ def _batch_prediction(
         changes = changed - effects[:, None]
     gains = data.weighted(batch, changes.T).T * direction
     of_effect = data.weighted(batch, curvature)[:, None] * slopes
-    return BatchPrediction(batch.examples, gains, of_effect)
+    return BatchPrediction(batch.examples, gains, of_effect, data.weighted(batch, effects.detach()))

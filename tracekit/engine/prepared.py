@@ -216,11 +216,19 @@ class PreparedData:
         return list(self.batches_of(None))
 
     def batches_of(
-        self, examples: Int[Tensor, " example"] | None, *, of_all_ranks: bool = False
+        self,
+        examples: Int[Tensor, " example"] | None,
+        *,
+        of_all_ranks: bool = False,
+        n_masks: int = 1,
     ) -> Iterable[Batch]:
-        """Some examples, or all, in batches; of this rank's part unless `of_all_ranks`."""
+        """Some examples, or all, in batches; of this rank's part unless `of_all_ranks`.
+
+        Batches leave room to be run under so many masks at once.
+        """
         numbers = examples if of_all_ranks else self.own(examples)
-        return self.layout.batches(self.config.max_batch_size, device=self.device, examples=numbers)
+        size = max(1, self.config.max_batch_size // n_masks)
+        return self.layout.batches(size, device=self.device, examples=numbers)
 
     @cached_property
     def unshared_layout(self) -> Layout:

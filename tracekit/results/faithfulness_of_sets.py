@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask
+from tracekit.components.masks import Mask, complement_of
 from tracekit.components.masks import ranking as ranked
 from tracekit.components.members import members_of, scores_of
 from tracekit.engine.engine import Engine
@@ -61,8 +61,7 @@ def measure_faithfulness(
 
     `shares` says what each was made for, `how` they were made, `method` what found them.
     """
-    everything = range(engine.n_components)
-    complements = [tuple(i for i in everything if i not in set(members)) for members in sets]
+    complements = [complement_of(members, engine.n_components) for members in sets]
     effects = engine.set_effects([*sets, *complements], "faithfulness")
     of_sets, of_others = effects[: len(sets)], effects[len(sets) :]
     full, clusters = engine.full_effects, engine.pairs.clusters

@@ -9,6 +9,8 @@ does little on fresh ones. Hence the objectives:
     trimmed-mean    the mean without the least and the greatest effects
     lower-bound     the mean less standard errors of the mean
     median          half of the examples have at least this effect; `Quantile` for other shares
+    faithful        how close the set comes to the effect of all components, and its complement to
+                    none (see `faithful.py`)
     auto            the mean, by the search or by single effects alone: whichever holds better on
                     examples that had no part in the selection (see `search/auto.py`)
 
@@ -29,7 +31,9 @@ from tracekit._util.options import shortened
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
-ObjectiveName = Literal["mean", "log-odds", "trimmed-mean", "lower-bound", "median", "auto"]
+ObjectiveName = Literal[
+    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
+]
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
@@ -105,15 +109,52 @@ class LogOdds:
     title: ClassVar[str] = "log-odds"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Faithful:
+    """How close a set comes to doing what all components do, and its complement to doing nothing.
+
+    With f the effect of the set on an example, g that of its complement (all other components), F
+    that of all components, and w the weight of the complement, the score of the example is
+
+        |F| - (1 - w) |F - f| - w |g|
+
+    0 for no component and |F| for all of them. In noising, the mean of g decides the faithfulness
+    of the MIB benchmark, and that of f the completeness (`results/faithfulness.py`); in denoising
+    it is the other way round.
+    """
+
+    title: ClassVar[str] = "faithful"
+
+    complement: float = 0.5
+    """Weight w of the complement, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        value = self.complement
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= 1:
+            raise ConfigError(f"The weight of the complement is {value!r}. It must lie in [0, 1].")
+
+    def scores(
+        self,
+        own: Float[Tensor, "*some"],
+        others: Float[Tensor, "*some"],
+        full: Float[Tensor, "*all"],
+    ) -> Float[Tensor, "*some"]:
+        """Scores from the effects of sets, of their complements and of all components."""
+        w = self.complement
+        return full.abs() - (1 - w) * (full - own).abs() - w * others.abs()
+
+
 ExampleScores = TrimmedMean | LowerBound | Quantile
 """Objectives that make scores of effects, example by example."""
-Objective = LogOdds | ExampleScores
+Objective = LogOdds | ExampleScores | Faithful
 _BY_NAME: dict[str, Objective | None] = {
     "mean": None,
     "log-odds": LogOdds(),
     "trimmed-mean": TrimmedMean(),
     "lower-bound": LowerBound(),
     "median": Quantile(),
+    "faithful": Faithful(),
     "auto": None,
 }
 
@@ -125,7 +166,8 @@ def resolve_objective(objective: object) -> Objective | None:
     if not isinstance(objective, str) or objective not in _BY_NAME:
         raise ConfigError(
             f"Unknown objective {shortened(objective)}. Use one of "
-            f"{', '.join(get_args(ObjectiveName))}, or a TrimmedMean, LowerBound or Quantile."
+            f"{', '.join(get_args(ObjectiveName))}, or a TrimmedMean, LowerBound, "
+            "Quantile or Faithful."
         )
     return _BY_NAME[objective]
 
@@ -153,3 +195,8 @@ def log_odds_of(metric: Metric) -> Metric:
         return sign * (curve.to_linear(intervened) - curve.to_linear(clean))
 
     return replace(metric, function=change, linearization=None)
+
+
+def named_metric(metric: Metric, name: str) -> Metric:
+    """A metric with a name of its own, for checkpoints. Scores may be beyond its bounds."""
+    return replace(metric, name=name, lower_bound=None, upper_bound=None, counts=False)

@@ -5,6 +5,7 @@ asked. Targets are, by composition,
 
     an engine             the mean effect (the paper); with the metric `log_odds_of`, its log-odds
     a `ScoredTarget`      scores in place of effects, whose mean is an objective (`objectives.py`)
+    a `FaithfulTarget`    scores of a set and its complement (`faithful.py`)
     a `ConstrainedTarget` effects or scores within the bounds of a `Constraint`
 
 A constraint keeps another metric within bounds, with k its mean effect, b the bound and F the
@@ -42,7 +43,16 @@ from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
-from tracekit.search.objectives import ExampleScores, LogOdds, Objective, describe, log_odds_of
+from tracekit.search.faithful import FaithfulTarget
+from tracekit.search.objectives import (
+    ExampleScores,
+    Faithful,
+    LogOdds,
+    Objective,
+    describe,
+    log_odds_of,
+    named_metric,
+)
 
 Record = Mapping[str, Any]
 """Record of one step of a search."""
@@ -125,7 +135,7 @@ class ScoredTarget(DataView):
             if record is not None:
                 record(sets, objective.scores(effects))
 
-        scored = engine.sharing(metric=_named(engine.metric, name), record=record_scores)
+        scored = engine.sharing(metric=named_metric(engine.metric, name), record=record_scores)
         self._given, self._engine, self._objective = engine, scored, objective
         self.data: PreparedData = scored.data
 
@@ -214,7 +224,7 @@ class ConstrainedTarget(DataView):
 
     def __init__(
         self,
-        target: Engine | ScoredTarget,
+        target: Engine | ScoredTarget | FaithfulTarget,
         measures: Engine,
         constraint: Constraint,
         record: Recorder | None = None,
@@ -226,7 +236,7 @@ class ConstrainedTarget(DataView):
         """
         pairs = measures.pairs
         bound = f"keeping {constraint.describe(target.pairs)} ({pairs.fingerprint[:12]})"
-        metric = _named(target.metric, f"{target.metric.name}, {bound}")
+        metric = named_metric(target.metric, f"{target.metric.name}, {bound}")
         is_smooth = metric.differentiable and measures.metric.differentiable
         self._metric = replace(metric, differentiable=is_smooth)
         self._inner, self._measures, self._constraint = target, measures, constraint
@@ -378,7 +388,7 @@ class ConstrainedTarget(DataView):
         )
 
 
-Target = Engine | ScoredTarget | ConstrainedTarget
+Target = Engine | ScoredTarget | FaithfulTarget | ConstrainedTarget
 """The argument of searches. All have `data`, `pairs`, `registry`, `metric`, `ranks`, `device`,
 `cost`, `n_components`, `n_examples`, `full_effects`, `with_pairs`, `effects`, `set_effects`,
 `gradient` and `predict_changes`, with the meaning that they have in `Engine`."""
@@ -396,12 +406,14 @@ def target_of(
     Ctrl-C too.
     """
     own_record = record if constraint is None else None
-    target: Engine | ScoredTarget
+    target: Engine | ScoredTarget | FaithfulTarget
     if objective is None:
         target = engine if own_record is None else engine.sharing(record=own_record)
     elif isinstance(objective, LogOdds):
-        metric = _named(log_odds_of(engine.metric), f"{engine.metric.name}, log-odds")
+        metric = named_metric(log_odds_of(engine.metric), f"{engine.metric.name}, log-odds")
         target = engine.sharing(metric=metric, record=own_record)
+    elif isinstance(objective, Faithful):
+        target = FaithfulTarget(engine, objective, own_record)
     else:
         target = ScoredTarget(engine, objective, own_record)
     if constraint is None:
@@ -413,8 +425,3 @@ def target_of(
 def cost_of(target: Target, cost: Cost) -> Cost:
     """Approximate cost, through a target, of work that costs so much by the mean effect."""
     return cost if isinstance(target, Engine) else target.cost_of(cost)
-
-
-def _named(metric: Metric, name: str) -> Metric:
-    """A metric with a name of its own, for checkpoints. Scores may be beyond its bounds."""
-    return replace(metric, name=name, lower_bound=None, upper_bound=None, counts=False)

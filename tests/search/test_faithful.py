@@ -1,0 +1,190 @@
+"""The objective `faithful`: a set and its complement, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.components.masks import complement_of, from_indices
+from tracekit.errors import ConfigError, MetricError
+from tracekit.search.faithful import FaithfulTarget
+from tracekit.search.objectives import Faithful, resolve_objective
+from tracekit.search.targets import target_of
+
+SETS = [(), (3,), (0, 7), (1, 2, 5, 11), tuple(range(12))]
+
+
+def traced(model, *, exchange=False, weights=None, **options):
+    """Eleven pairs of which all heads together lower the logit difference, or raise it."""
+    rows = tiny.rows(11, seed=3)
+    for number, row in enumerate(rows):
+        if exchange:
+            row["x_ids"], row["y_ids"] = row["y_ids"], row["x_ids"]
+        if weights is not None:
+            row["weight"] = weights[number]
+    pairs = tk.PromptPairs.from_ids(rows)
+    return tk.Tracer(model, pairs, "head-outputs", "logit-difference", **options)
+
+
+@pytest.fixture(scope="module")
+def is_exchanged(model):
+    return traced(model).full_effect < 0
+
+
+@pytest.fixture(params=["noising", "denoising"])
+def tracer(request, model, is_exchanged):
+    return traced(model, exchange=is_exchanged, direction=request.param)
+
+
+def scores_by_hand(tracer, members, weight):
+    engine = tracer.engine
+    own = engine.effects(from_indices(members, 12).float())
+    others = engine.effects(1 - from_indices(members, 12).float())
+    full = engine.effects(torch.ones(12))
+    return full.abs() - (1 - weight) * (full - own).abs() - weight * others.abs()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_scores_are_of_the_set_and_its_complement(tracer, weight):
+    target = target_of(tracer.engine, Faithful(complement=weight))
+    by_hand = torch.stack([scores_by_hand(tracer, members, weight) for members in SETS])
+    assert torch.allclose(target.set_effects(SETS), by_hand, atol=1e-5)
+    masks = torch.stack([from_indices(members, 12).float() for members in SETS])
+    assert torch.allclose(target.effects(masks), by_hand, atol=1e-5)
+    some = torch.tensor([6, 2, 9])
+    assert torch.allclose(target.set_effects(SETS, examples=some), by_hand[:, some], atol=1e-5)
+    assert by_hand[0].abs().max() < 1e-5
+    assert torch.allclose(by_hand[-1], target.full_effects, atol=1e-5)
+    assert isinstance(target, FaithfulTarget)
+    for members, means in target.measured.items():
+        effects = tracer.engine.set_effects([members, complement_of(members, 12)]).mean(1)
+        assert means == pytest.approx(effects.tolist(), abs=1e-5)
+    assert set(target.measured) == set(SETS)
+
+
+@pytest.mark.parametrize("part", [None, [0, 7, 3, 9, 4, 1]])
+def test_the_gradient_is_that_of_the_scores(model, is_exchanged, part):
+    tracer = traced(model, exchange=is_exchanged, max_batch_size=5, weights=range(1, 12))
+    target = target_of(tracer.engine, Faithful(complement=0.3))
+    examples = torch.arange(11) if part is None else torch.tensor(part)
+    mask, weights = torch.linspace(0.2, 0.9, 12), torch.linspace(0.5, 2, 11)
+    batches = iter(target.data.batches_of(examples, n_masks=2))
+    scores, gradient = target.gradient(mask, lambda _: weights[next(batches).examples], examples)
+    assert torch.allclose(scores, target.effects(mask)[examples], atol=1e-4)
+    for index in (0, 6, 11):
+        step = torch.zeros(12)
+        step[index] = 1e-2
+        change = target.effects(mask + step) - target.effects(mask - step)
+        slope = (change * weights)[examples].sum().item() / 2e-2
+        assert gradient[index].item() == pytest.approx(slope, rel=0.02, abs=2e-3)
+
+
+def test_predicted_changes_are_of_both_sets(tracer):
+    """Slopes along small steps, and gains from the slopes of every example by itself."""
+    objective, members = Faithful(complement=0.4), (0, 7)
+    target, base = target_of(tracer.engine, objective), from_indices(members, 12).float()
+    prediction = target.predict_changes(members)
+    engine, full = tracer.engine, tracer.engine.full_effects
+    own, others = (
+        torch.stack([engine.gradient(m, torch.ones_like, torch.tensor([e]))[1] for e in range(11)])
+        for m in (base, 1 - base)
+    )
+    effects, rest = engine.effects(torch.stack([base, 1 - base]))
+    for index in (0, 1, 7, 10):
+        step = -1e-3 if base[index] else 1e-3
+        nudged = base.clone()
+        nudged[index] += step
+        slope = (target.effects(nudged) - target.effects(base)).mean().item() / step
+        assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.05, abs=1e-3)
+        sign = -1 if base[index] else 1
+        changed = objective.scores(
+            effects + sign * own[:, index], rest - sign * others[:, index], full
+        )
+        gain = sign * (changed - objective.scores(effects, rest, full)).mean().item()
+        assert prediction.gains[index].item() == pytest.approx(gain, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "local-search", "mask-ig", "pgb-ct"])
+def test_every_search_maximises_it_and_reports_effects(model, is_exchanged, method):
+    tracer = traced(model, exchange=is_exchanged)
+    method = tk.search.PGBCT(epochs=4, trials=2) if method == "pgb-ct" else method
+    result = tracer.run(method, budget=3, objective="faithful")
+    assert result.run.objective == "faithful"
+    assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
+    target = target_of(tracer.engine, resolve_objective("faithful"))
+    sets = [each for k in (1, 2, 3) for each in combinations(range(12), k)]
+    scores = target.set_effects(sets).mean(1)
+    chosen = target.set_effects([tiny.members_of(result)]).mean().item()
+    if method in ("exhaustive", "local-search"):
+        assert chosen == pytest.approx(scores.max().item(), abs=1e-5)
+    singles = [scores[index].item() for index in range(12)]
+    assert chosen > max(singles)
+
+
+def test_it_is_no_search_by_effect(model, is_exchanged):
+    tracer = traced(model, exchange=is_exchanged)
+    by_effect, faithful = (
+        tracer.run("exhaustive", budget=5, objective=objective)
+        for objective in ("mean", "faithful")
+    )
+    full = tracer.full_effect
+    distances = [
+        abs(1 - tracer.faithfulness(result).faithfulness[0]) + abs(full - result.effect) / full
+        for result in (by_effect, faithful)
+    ]
+    assert by_effect.effect > faithful.effect
+    assert distances[1] < distances[0]
+
+
+def test_a_faithful_search_takes_at_most_twice_the_passes(model, is_exchanged):
+    tracer = traced(model, exchange=is_exchanged)
+    for method in ("top-k", "mask-ig", "local-search"):
+        passes = [
+            tracer.run(method, budget=3, objective=objective).cost.forward_equivalents
+            for objective in ("mean", "faithful")
+        ]
+        assert passes[1] <= 2.2 * passes[0], method
+
+
+def test_it_stays_within_a_constraint(model, is_exchanged):
+    tracer = traced(model, exchange=is_exchanged)
+    free = tracer.run("exhaustive", budget=3, objective="faithful")
+    kl = float(tracer.evaluate(free, metrics=["kl"]).loc["effect", "kl"])
+    bound = tk.Constraint(metric="kl", at_most=0.8 * kl)
+    found = tracer.run("exhaustive", budget=3, objective="faithful", constraint=bound)
+    assert found.constraint is not None
+    assert found.constraint.is_within
+    assert found.components != free.components
+
+
+def test_what_was_measured_before_an_interruption_is_told(model, is_exchanged, monkeypatch):
+    tracer, told = traced(model, exchange=is_exchanged), []
+    target = target_of(tracer.engine, Faithful(), record=lambda sets, scores: told.extend(sets))
+    measure = type(tracer.engine).set_effects
+
+    def cut_short(engine, sets, label="effects", *, examples=None):
+        first = measure(engine, [(0,), (1,), complement_of((1,), 12)], label)
+        assert len(first) == 3
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(tracer.engine), "set_effects", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        target.set_effects([(0,), (1,)])
+    assert told == [(1,)]
+
+
+def test_errors(model, is_exchanged):
+    for value in (-0.1, 1.5, float("nan"), True):
+        with pytest.raises(ConfigError, match=r"The weight of the complement is .*\. It must lie"):
+            Faithful(complement=value)
+    wrong = traced(model, exchange=not is_exchanged)
+    with pytest.raises(MetricError, match=r"an effect of -\d.*Exchange x and y, or the prompts"):
+        wrong.run("top-k", budget=2, objective="faithful")
+    flat = replace(wrong.engine.metric, function=lambda clean, intervened: 0 * intervened.x)
+    with pytest.raises(MetricError, match="have no effect, so no set can be faithful to it"):
+        FaithfulTarget(wrong.engine.sharing(metric=flat), Faithful())
