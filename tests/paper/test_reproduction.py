@@ -423,11 +423,35 @@ class TestStore:
             paper.reproduce(["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path)
 
 
-def test_a_data_option_that_nothing_has_is_refused(tmp_path):
-    setting = Setting(models=[DEMO], data_options={"sed": "3"})
-    with pytest.raises(UnknownNameError, match="Unknown option 'sed'. Did you mean 'seed'?"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data_options": {"sed": "3"}}, "Unknown option 'sed'. Did you mean 'seed'?"),
+        ({"method_options": {"trail": "3"}}, "Unknown option 'trail'. Did you mean 'trials'?"),
+    ],
+)
+def test_an_option_that_nothing_has_is_refused(tmp_path, options, message):
+    setting = Setting(models=[DEMO], **options)
+    with pytest.raises(UnknownNameError, match=message):
         paper.reproduce(["table-facts"], setting, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_options_of_methods():
+    setting = Setting(
+        models=[DEMO],
+        methods=["top-k", "pgb-ct"],
+        held_out=False,
+        method_options={"trials": "2", "lambda1": "0.5"},
+    )
+    topk, learned = EXPERIMENTS["table-heads"].jobs(setting)
+    assert topk.options == {}
+    assert learned.options == {"trials": 2, "lambda1": 0.5}
+    # Those of an experiment count more: they are what it is about.
+    without = EXPERIMENTS["fig-ablation"].jobs(setting)[1]
+    assert without.options == {"trials": 2, "lambda1": 0.0, "lambda2": 1e-3}
+    notes = notes_on_sameness(setting, pd.DataFrame())
+    assert "Methods that have these options ran with trials=2, lambda1=0.5." in notes
 
 
 class TestReports:

@@ -70,6 +70,10 @@ _MOST_ROWS = 16
     data_option=OPTIONS["data_option"].saying(
         f"Option of the data sets that have it, as name=value{SEVERAL}"
     ),
+    option=option(
+        *(None, TEXTS, HOW, "NAME=VALUE"),
+        f"Option of the methods that have it, e.g. trials=2 or reward=per-example{SEVERAL}",
+    ),
     dtype=OPTIONS["dtype"]._replace(default="float32"),
 )
 def reproduce(
@@ -110,6 +114,7 @@ def reproduce(
         held_out=given["held_out"],
         dtype=given["dtype"],
         data_options=parse_options(given["data_option"] or [], [""])[""],
+        method_options=parse_options(given["option"] or [], [""])[""],
     )
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     progress = Progress(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pandas as pd
@@ -18,6 +18,7 @@ from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
+from tracekit.search import METHODS, make
 
 _HELD_OUT = 0.2
 _DEMO_DRAWS = 100
@@ -69,6 +70,8 @@ class Setting:
     """As in `load_model`."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data sets; each gets those that it has."""
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the methods; each gets those that it has. An experiment's own count more."""
 
     def is_paper_model(self, title: str) -> bool:
         """Whether a model, by its name in tables, is the paper's or is claimed to be."""
@@ -168,13 +171,21 @@ def trace_job(
                 positions=usual.positions,  # type: ignore[arg-type]
             ),
             "method": method,
-            "options": {**options, **changes.pop("options", {})},
+            "options": {**options, **_requested(setting, method), **changes.pop("options", {})},
             "budgets": tuple(budgets),
             "limit": setting.limit,
             "seed": setting.seed,
             **changes,
         }
     )
+
+
+def _requested(setting: Setting, method: str) -> dict[str, Any]:
+    """The setting's options of methods, of those that this one has, as values of their types."""
+    own = {each.name for each in fields(METHODS[method])}  # type: ignore[arg-type]
+    given = {name: value for name, value in setting.method_options.items() if name in own}
+    search = make(method, given)
+    return {name: getattr(search, name) for name in given}
 
 
 def data_options(
@@ -290,6 +301,9 @@ def notes_on_sameness(setting: Setting, frame: Any, *, has_heads: bool = False) 
     notes = []
     if setting.limit is not None:
         notes.append(f"Only the first {setting.limit} examples of each data set were used.")
+    if setting.method_options:
+        given = ", ".join(f"{name}={value}" for name, value in setting.method_options.items())
+        notes.append(f"Methods that have these options ran with {given}.")
     if "published" not in frame or not frame["published"].notna().any():
         return [NOT_PUBLISHED, *notes]
     compared = frame[frame["published"].notna()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tracekit.runs.grid import part_of
 from tracekit.runs.jobs import Job, RunEnvironment, by_title
 from tracekit.runs.store import RUN_FOLDERS, Run
 from tracekit.runs.worker import Failure, reasons
+from tracekit.search import METHODS
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
@@ -114,14 +115,14 @@ def reproduce(
         One entry per experiment, in the order of `names`; none with `part`.
 
     Raises:
-        UnknownNameError: No experiment of that name, or a data option that no data set has.
+        UnknownNameError: No experiment of that name, or an option that no data set or method has.
         ConfigError: Two models of the same name, or a part of another form.
         ConfigError, WorkerError, MissingExtraError: About the executor and its workers.
         NoResultError: All runs failed; the message gives the first reason. Where only some failed,
             `Reproduction.failures` lists them.
     """
     experiments = select_experiments(names)
-    _check_data_options(experiments, setting)
+    _check_options(experiments, setting)
     jobs = part_of(plan(experiments, setting), part)
     is_one_of_many = part is not None and executor is None and (processes or 1) == 1
     models = [model for experiment in experiments for model in experiment.models_for(setting)]
@@ -183,19 +184,23 @@ def _report(
     return reproduction
 
 
-def _check_data_options(experiments: Sequence[Experiment], setting: Setting) -> None:
-    """Refuses an option that none of the data sets has: it would silently change nothing."""
-    datasets = {
-        dataset
-        for experiment in experiments
-        for model in experiment.models_for(setting)
-        for dataset in experiment.datasets_for(setting, model)
+def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
+    """Refuses an option that no data set or no method has: it would silently change nothing."""
+    jobs = [job for experiment in experiments for job in experiment.jobs(setting)]
+    of_data = {option for job in jobs for option in describe(job.dataset).options}
+    of_methods = {
+        each.name
+        for job in jobs
+        if job.method
+        for each in fields(METHODS[job.method])  # type: ignore[arg-type]
     }
-    allowed = {option for dataset in datasets for option in describe(dataset).options}
-    allowed.add("on_mismatch")
-    for option in setting.data_options:
-        if option not in allowed:
-            raise UnknownOptionError(option, allowed)
+    for given, allowed in (
+        (setting.data_options, {*of_data, "on_mismatch"}),
+        (setting.method_options, of_methods),
+    ):
+        for option in given:
+            if option not in allowed:
+                raise UnknownOptionError(option, allowed or {"none"})
 
 
 def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> None:
