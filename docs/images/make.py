@@ -1,9 +1,9 @@
 """Draws the pictures of the gallery, the README and the start page: `python docs/images/make.py`.
 
 Runs the code blocks of `docs/gallery.md` in order, with `--real` also those on a pretrained model.
-A block that is followed by a picture ends in the figure, which is written to its file. Takes about a minute on two processor
-cores; PNG files need kaleido and a Chrome or Chromium. It also prints the numbers that stand beside
-the pictures in the README.
+A block that is followed by a picture ends in the figure, which is written to its file. Takes about
+a minute on two processor cores; PNG files need kaleido and a Chrome or Chromium. It also prints the
+numbers that stand beside the pictures in the README.
 """
 
 from __future__ import annotations
