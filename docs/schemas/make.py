@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from tracekit.anatomy import Explanation, SideEffects
+from tracekit.anatomy import Explanation, Paths, SideEffects
 from tracekit.cli.output import CommandOutput
 from tracekit.results import InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
@@ -20,6 +20,7 @@ SCHEMAS = {
     "curve": schema(CurveRuns),
     "pareto": schema(FrontFacts),
     "explanation": schema(Explanation),
+    "paths": schema(Paths),
     "side_effects": schema(SideEffects),
     "interaction_grid": schema(InteractionGrid, inline=True),
     "strongest_pairs": schema(StrongestPairs, inline=True),

@@ -3,12 +3,14 @@
 `set_game.py` is the value of every subset, `shapley.py` shares the effect of a set out among its
 members, `member_pairs.py` says how pairs of members interact in three contexts, `replacements.py`
 which members can be left out and which outsiders would replace a member. `explanation.py` puts
-them together: it is what `Tracer.explain` gives. `side_effects.py` says what the set does to other
-data: `Tracer.side_effects`.
+them together: it is what `Tracer.explain` gives. `paths.py` says through whom members act on the
+metric: `Tracer.paths`. `side_effects.py` says what the set does to other data:
+`Tracer.side_effects`.
 """
 
 from tracekit.anatomy.explanation import Explanation
+from tracekit.anatomy.paths import Paths
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.side_effects import EffectOn, SideEffects
 
-__all__ = ["EffectOn", "Explanation", "SetGame", "SideEffects"]
+__all__ = ["EffectOn", "Explanation", "Paths", "SetGame", "SideEffects"]

@@ -1,10 +1,11 @@
-"""Figures of an explanation (`why`, an `Explanation`) and of side effects."""
+"""Figures of an explanation (`why`, an `Explanation`), of paths and of side effects."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tracekit.figures import paths as arrows
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
@@ -106,6 +107,40 @@ def _p_value(row: dict[Any, Any]) -> str:
 
 def _interval(row: dict[Any, Any], name: str) -> str:
     return f"{row[name]:+.4g} ({row[f'{name}_low']:.4g} to {row[f'{name}_high']:.4g})"
+
+
+_MOST_ARROWS = 20
+
+
+def path_figure(paths: Any) -> go.Figure:
+    """Members by layer, joined by paths; see `Paths.network`."""
+    apart = paths.table[paths.table["is_apart"]]
+    drawn = apart.head(_MOST_ARROWS).to_dict("records")
+    names = paths.nodes
+    # An MLP stands above the attention of its layer.
+    layers = [layer + 0.5 * part for layer, part in paths.places]
+    count = (
+        f"{len(drawn)} strongest of {len(apart)}" if len(drawn) < len(apart) else f"{len(apart)}"
+    )
+    return arrows.path_network(
+        names,
+        [*[None] * paths.has_embedding, *layers, None],
+        [
+            arrows.Arrow(
+                start=names.index(row["sender"]),
+                end=names.index(row["receiver"]),
+                value=row["effect"],
+                letter=row["strongest"][:1],
+                hover=f"{plain(row['sender'])} to {plain(row['receiver'])}: "
+                f"{_interval(row, 'effect')}, {_p_value(row)}",
+                is_sure=row["significant"] or not paths.is_tested,
+            )
+            for row in drawn
+        ],
+        title=data_and_model(paths.dataset, paths.model),
+        subtitle=f"{count} paths whose interval leaves out 0"
+        + ("; open: p \u2265 .05" if paths.is_tested else ""),
+    )
 
 
 def strengths_figure(

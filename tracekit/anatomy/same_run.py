@@ -1,16 +1,19 @@
-"""Whether an explanation or side effects belong to the run that they are saved beside."""
+"""Whether an explanation, paths or side effects belong to the run that they are saved beside."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tracekit.anatomy.explanation import EXPLANATION, Explanation
+from tracekit.anatomy.paths import PATHS, Paths
 from tracekit.anatomy.side_effects import SIDE_EFFECTS, SideEffects
 from tracekit.errors import ResultFormatError
 from tracekit.results.result import TraceResult
 
 
-def check_of_run(saved: Explanation | SideEffects, result: TraceResult, folder: Path) -> None:
+def check_of_run(
+    saved: Explanation | Paths | SideEffects, result: TraceResult, folder: Path
+) -> None:
     """Refuses what was measured on another run than the one that it is saved beside.
 
     Args:
@@ -23,10 +26,13 @@ def check_of_run(saved: Explanation | SideEffects, result: TraceResult, folder: 
     """
     if isinstance(saved, SideEffects):
         asked, noun, name = saved.target, "record of side effects", SIDE_EFFECTS
+    elif isinstance(saved, Paths):
+        asked, noun, name = saved, "record of paths", PATHS
     else:
         asked, noun, name = saved, "explanation", EXPLANATION
     pairs = [
-        (asked.dataset_fingerprint, result.dataset_fingerprint),
+        # Of held-out examples, those that the set was selected on.
+        (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
         (asked.metric, result.setup.metric),
         (saved.source, result.setup.source),
         (saved.direction, result.setup.direction),

@@ -1,4 +1,4 @@
-"""Tables of explanations and side effects as text, each number with its interval, for pages."""
+"""Tables of the anatomy of a set as text, each number with its interval, for pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracekit._util.markup import interval_text
 from tracekit.anatomy.explanation import Explanation
+from tracekit.anatomy.paths import Paths
 from tracekit.anatomy.side_effects import SideEffects
 
 if TYPE_CHECKING:
@@ -22,6 +23,19 @@ def member_table(why: Explanation) -> pd.DataFrame:
     for name in ("alone", "last", "value"):
         columns[name] = _with_intervals(why.table, name)
     return pd.DataFrame(columns | {"verdict": why.table["verdict"]})
+
+
+def path_table(paths: Paths, most: int = 20) -> pd.DataFrame:
+    """A row for each of the strongest paths: its effect, and that of each single input."""
+    import pandas as pd
+
+    table = paths.table.head(most)
+    columns = {name: table[name] for name in ("sender", "receiver")}
+    columns["effect"] = _with_intervals(table, "effect")
+    for name in ("query", "key", "value"):
+        if name in table:
+            columns[f"by {name}"] = _with_intervals(table, name)
+    return pd.DataFrame(columns | {"p": [_or_dash(value, ".2g") for value in table["p"]]})
 
 
 def side_effects_table(side: SideEffects) -> pd.DataFrame:

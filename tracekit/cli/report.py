@@ -49,6 +49,7 @@ def _read(path: Path) -> list[Any]:
         _of_run(kind, file.parent)
         for kind, name in (
             (tk.anatomy.Explanation, "explanation.json"),
+            (tk.anatomy.Paths, "paths.json"),
             (tk.anatomy.SideEffects, "side_effects.json"),
         )
         for file in sorted(path.rglob(name))
@@ -68,7 +69,7 @@ def _read(path: Path) -> list[Any]:
 
 
 def _of_run(kind: Any, folder: Path) -> Any:
-    """An explanation or side effects, which must be of the run beside them, if there is one."""
+    """Something on the anatomy of a set, which must be of the run beside it, if there is one."""
     import tracekit as tk
     from tracekit.anatomy.same_run import check_of_run
 

@@ -9,6 +9,7 @@ for every batch (model on the CPU, where there is no other memory to go to).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
+from tracekit.engine.block_skipping import StopPassError
 from tracekit.engine.forward import noise_hooks
 from tracekit.engine.layout import Layout
 from tracekit.engine.packing import pad_noise
@@ -239,11 +241,13 @@ class CounterfactualCache:
             at = (to_device(row, values.device), to_device(slots, values.device))
             values = values.movedim(kind.position_dim, 1)[at].movedim(1, kind.position_dim)
             kept[name] = values.contiguous()
+            if len(kept) == len(self._kinds):
+                raise StopPassError(activation)
 
         hooks = noise_hooks(pad_noise([c.added_to_embeddings() for c in counterfactuals], width))
         hooks += [(name, partial(_observe, keep=keep, name=name)) for name in self._kinds]
         inputs = sequences.inputs(dtype_of(model))
-        with frozen(model), torch.no_grad():
+        with frozen(model), torch.no_grad(), suppress(StopPassError):
             model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
         return _Chunk(numbers, kept)
 

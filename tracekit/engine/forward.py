@@ -6,7 +6,7 @@ only where a token of a continuation is predicted. It may begin and end at any b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -53,12 +53,12 @@ class ForwardPass:
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations of a batch under hooks.
 
-        With `start` > 0 blocks from that one on are run, on `residual`.
+        With `residual` blocks from `start` on are run, on it.
         """
         gather = partial(_gather, batch=batch)
-        with self._only_blocks(start, None, residual):
+        with self._only_blocks(start, None, residual) as resuming:
             noise = [] if start else noise_hooks(batch.noise)
-            logits = self._run(batch, [*noise, *hooks, (self._scored_hook, gather)])
+            logits = self._run(batch, [*noise, *resuming, *hooks, (self._scored_hook, gather)])
         return batch.read(logits[0].to(self.device), self._mean, reads)
 
     def residual_at(
@@ -78,16 +78,49 @@ class ForwardPass:
             return stopped.residual
         raise AssertionError(f"The pass did not stop at block {stop}.")
 
+    def activations(
+        self,
+        batch: Batch,
+        hooks: Sequence[Hook],
+        names: Collection[str],
+        *,
+        start: int = 0,
+        residual: ResidualStream | None = None,
+    ) -> dict[str, Tensor]:
+        """Activations at hook points, before hooks there change them.
+
+        The pass ends once all of them have fired. `start` and `residual` are as of `log_probs`.
+        """
+        fired: dict[str, Tensor] = {}
+
+        def keep(activation: Tensor, hook: Any = None, *, name: str) -> Tensor:
+            fired[name] = activation.detach().clone()
+            if len(fired) == len(names):
+                raise StopPassError(activation)
+            return activation
+
+        keeping = [(name, partial(keep, name=name)) for name in names]
+        try:
+            with self._only_blocks(start, None, residual) as resuming:
+                noise = [] if start else noise_hooks(batch.noise)
+                self._run(batch, [*noise, *resuming, *keeping, *hooks])
+        except StopPassError:
+            return fired
+        raise AssertionError(f"Of the hook points {', '.join(names)} only {list(fired)} fired.")
+
     @contextmanager
     def _only_blocks(
         self, start: int, stop: int | None, residual: ResidualStream | None
-    ) -> Iterator[None]:
-        if start == 0 and stop is None:
-            yield
-            return
-        assert self._block_skipper is not None
-        with self._block_skipper.run_only(start, stop, residual):
-            yield
+    ) -> Iterator[list[Hook]]:
+        """Within, passes run some blocks; where the model cannot, all, under the hooks it gives."""
+        if residual is None and stop is None:
+            yield []
+        elif self._block_skipper is not None and (start or stop is not None):
+            with self._block_skipper.run_only(start, stop, residual):
+                yield []
+        else:
+            assert residual is not None
+            yield [(stream_hook(start), replacing(residual))]
 
     def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
         inputs = batch.sequences.inputs(self._dtype)
@@ -98,6 +131,20 @@ def _gather(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
     """The activation at the places that are read."""
     row, pos = (index.to(activation.device) for index in batch.readout_positions)
     return activation[row, pos][None]
+
+
+def stream_hook(block: int) -> str:
+    """Hook point of the residual stream that a block reads; after the last, the final norm."""
+    return residual_hook(0) if block == 0 else f"blocks.{block - 1}.hook_resid_post"
+
+
+def replacing(value: Tensor) -> Callable[..., Tensor]:
+    """A hook that puts a value in the place of an activation."""
+
+    def replace(activation: Tensor, hook: Any = None) -> Tensor:
+        return value.to(activation.device, activation.dtype)
+
+    return replace
 
 
 def noise_hooks(noise: Tensor | None) -> list[Hook]:

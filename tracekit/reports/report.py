@@ -13,8 +13,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from tracekit._util.markup import interval_text
-from tracekit.anatomy import Explanation, SideEffects
-from tracekit.anatomy.tables import member_table, side_effects_table
+from tracekit.anatomy import Explanation, Paths, SideEffects
+from tracekit.anatomy.tables import member_table, path_table, side_effects_table
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
@@ -31,9 +31,10 @@ from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
-Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Explanation | SideEffects
-"""Results, curves, fronts, comparisons, grids, explanations, side effects."""
-_SINGLE = (TraceResult, InteractionGrid, ParetoFront, Explanation, SideEffects)
+Anatomy = Explanation | Paths | SideEffects
+Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy
+"""Results, curves, fronts, comparisons, grids, explanations, paths, side effects."""
+_SINGLE = (TraceResult, InteractionGrid, ParetoFront, Explanation, Paths, SideEffects)
 
 _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
@@ -55,7 +56,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Results of different data, models, components or metrics have parts of their own.
 
     Args:
-        results: Results, curves, fronts, comparisons, grids, explanations and side effects.
+        results: Results, curves, fronts, comparisons, grids, explanations, paths and side effects.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -69,6 +70,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     grids = [each for each in given if isinstance(each, InteractionGrid)]
     sections = [section for group in groups for section in _sections(group, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
+    sections += [_paths_section(each) for each in given if isinstance(each, Paths)]
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
     if grids:
         sections.append(_grid_section(grids))
@@ -87,7 +89,7 @@ class _Group(NamedTuple):
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
     groups: list[_Group] = []
     for each in given:
-        if isinstance(each, (InteractionGrid, Explanation, SideEffects)):
+        if isinstance(each, (InteractionGrid, Explanation, Paths, SideEffects)):
             continue
         results = [each] if isinstance(each, TraceResult) else list(each)
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
@@ -245,6 +247,18 @@ def _explanation_section(why: Explanation) -> Section:
         note="Alone: its effect if nothing else is patched. Last: what leaving it out of the set "
         "costs. Value: its Shapley value, what it brings averaged over all orders in which members "
         "join. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _paths_section(paths: Paths) -> Section:
+    return Section(
+        heading=f"How they connect: {named(paths.labels, _MOST_LABELS)}",
+        paragraphs=str(paths).splitlines()[:1],
+        figures=[paths.network()],
+        table=path_table(paths),
+        note="Effect on the metric of the sender's change through the receiver alone, everything "
+        "else clean; by query, key, value: only that of the receiver changes. p is corrected for "
+        "all paths. Brackets: 95 % intervals over examples.",
     )
 
 

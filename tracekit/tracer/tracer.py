@@ -33,9 +33,10 @@ from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
+from tracekit.tracer.connections import Connections
 from tracekit.tracer.estimate import Estimate, estimate
 from tracekit.tracer.search_run import BestMeasured, SearchRun
-from tracekit.tracer.set_methods import MetricChoice, SetMethods
+from tracekit.tracer.set_methods import MetricChoice
 from tracekit.tracer.trackers import Observed, Observer, settings_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ else:
     MethodChoice = MethodName | str
 
 
-class Tracer(SetMethods):
+class Tracer(Connections):
     """Traces which components of a model jointly move a metric.
 
     ```python

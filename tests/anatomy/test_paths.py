@@ -1,0 +1,151 @@
+"""What paths say: tables, p values, texts, files, the figure. Their numbers: tests/engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import unescape
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tests.files import rewrite
+from tracekit.anatomy import Paths
+from tracekit.anatomy.paths import PATHS
+from tracekit.anatomy.same_run import check_of_run
+from tracekit.anatomy.tables import path_table
+from tracekit.errors import ResultFormatError, ResultNotFoundError
+from tracekit.results.intervals import effect_interval
+from tracekit.results.significance import p_values
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    pairs = tiny.pairs(24, seed=3)
+    return tk.Tracer(model, pairs[:12], "head-outputs", "logit-difference", held_out=pairs[12:])
+
+
+@pytest.fixture(scope="module")
+def result(tracer):
+    return tracer.run("top-k", budget=4)
+
+
+@pytest.fixture(scope="module")
+def paths(tracer, result):
+    return tracer.paths(result)
+
+
+def test_the_table_has_intervals_and_corrected_p_values(paths):
+    assert paths.to_frame() is paths.table
+    number = {
+        (paths._name(r.sender, "embedding"), paths._name(r.receiver, "logits"), r.input): n
+        for n, r in enumerate(paths.rows)
+    }
+    p = {}
+    for family in (["all"], ["query", "key", "value"]):
+        at = [n for key, n in number.items() if key[2] in family]
+        p |= dict(zip(at, p_values(paths.effects[at].double()).tolist(), strict=True))
+    sizes = paths.table["effect"].abs().tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) == sum(key[2] == "all" for key in number)
+    for row in paths.table.to_dict("records"):
+        parts = {"all": ("effect", "p")}
+        if row["receiver"] != "logits":
+            parts |= {via: (via, f"{via}_p") for via in ("query", "key", "value")}
+        means = {}
+        for via, (name, name_of_p) in parts.items():
+            n = number[row["sender"], row["receiver"], via]
+            means[via] = paths.effects[n].mean().item()
+            assert row[name] == pytest.approx(means[via], rel=1e-4)
+            ends = effect_interval(paths.effects[n].double())
+            assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx(ends)
+            if row[name]:
+                assert row[name_of_p] == pytest.approx(p[n])
+            if via == "all" and row[name]:
+                assert row["is_apart"] == (ends[0] > 0 or ends[1] < 0)
+        assert row["significant"] == (row["p"] < 0.05)
+        del means["all"]
+        largest = max(means, key=lambda via: abs(means[via])) if means else ""
+        assert row["strongest"] == largest
+
+
+def test_the_text_names_the_strongest(paths):
+    first, second, *_ = str(paths).splitlines()
+    n, apart = len(paths.table), paths.table[paths.table["is_apart"]]
+    assert first.startswith("Paths among 4 components of GPT2LMHeadModel on ")
+    assert f"of {n} the intervals of {len(apart)} leave out 0, " in first
+    assert "on examples that the set was not selected on" in first
+    row = apart.iloc[0]
+    assert second.startswith(f"{row['sender']} \u2192 {row['receiver']}")
+    assert repr(paths).startswith(f"Paths({n} among 4 components of GPT2LMHeadModel on ")
+    assert second.split(":")[0] in unescape(paths._repr_html_())
+
+
+def test_no_p_on_the_examples_that_the_set_was_selected_on(tracer, result, paths):
+    seen = replace(paths, selected_on=paths.dataset_fingerprint)
+    assert seen.table["p"].isna().all()
+    assert not seen.table["significant"].any()
+    assert "There is no p on the examples that the set was selected on" in str(seen)
+    few = replace(paths, effects=paths.effects[:, :4])
+    assert "With 4 independent examples no p can be below" in str(few)
+
+
+def test_files_are_read_back_or_refused(tracer, paths, result, tmp_path):
+    loaded = Paths.load(paths.save(tmp_path))
+    assert loaded.table.equals(paths.table)
+    assert loaded.cost == paths.cost
+    check_of_run(loaded, result, tmp_path)
+    text = r"The record of paths in .* Measure it again, or delete its paths\.json"
+    with pytest.raises(ResultFormatError, match=text):
+        check_of_run(loaded, tracer.run("top-k", budget=3), tmp_path)
+    with pytest.raises(ResultNotFoundError, match=r"holds no paths\.json"):
+        Paths.load(tmp_path / "none")
+    for change, said in (
+        (lambda d, t: d.update(members=[10**6]), "the members are"),
+        (lambda d, t: d["rows"].pop(), "rows have"),
+        (lambda d, t: d["rows"][0].update(receiver=1), "paths end at .1., which are no members"),
+    ):
+        assert 1 not in paths.members
+        rewrite(paths.save(tmp_path) / PATHS, change)
+        with pytest.raises(ResultFormatError, match=said):
+            Paths.load(tmp_path)
+
+
+def test_the_figure_draws_the_strongest_arrows(paths):
+    means = torch.linspace(-0.5, 1, len(paths.rows))[:, None]
+    paths = replace(paths, effects=0.2 * paths.effects + means)
+    figure = paths.network()
+    lines = [trace for trace in figure.data if trace.mode == "lines"]
+    heads = [trace for trace in figure.data if trace.mode == "markers"]
+    drawn = paths.table[paths.table["is_apart"]].head(20).to_dict("records")
+    assert len(lines) == len(heads) == len(drawn) > 10
+    # The strongest lie on top.
+    largest = abs(drawn[0]["effect"])
+    for row, line, head in zip(drawn[::-1], lines, heads, strict=True):
+        assert line.text.startswith(f"{row['sender']} to {row['receiver']}: ")
+        is_above = row["effect"] > 0
+        assert line.line.dash == ("solid" if is_above else "dash")
+        assert line.line.color == ("#D55E00" if is_above else "#0072B2")
+        share = abs(row["effect"]) / largest * (1 if row["significant"] else 0.5)
+        assert line.line.width == pytest.approx(max(1.2, 6 * share))
+        assert head.marker.symbol == "triangle-up" + "-open" * (not row["significant"])
+        assert line.y[0] < line.y[-1] == head.y[0]
+    texts = [note.text for note in figure.layout.annotations]
+    assert texts[-6:] == ["embedding", *paths.labels, "logits"]
+    letters = sorted(row["strongest"][:1] for row in drawn)
+    assert sorted(texts[:-6]) == letters
+    places = {note.text: (note.x, note.y) for note in figure.layout.annotations}
+    assert places["embedding"][1] < min(places[label][1] for label in paths.labels)
+    assert places["logits"][1] > max(places[label][1] for label in paths.labels)
+    assert len({places[label] for label in paths.labels}) == 4
+
+
+def test_pages_show_paths(tracer, paths, tmp_path):
+    text = unescape(tk.report([paths], tmp_path / "page.html").read_text())
+    assert "How they connect: " in text
+    assert str(paths).splitlines()[0] in text
+    table = path_table(paths)
+    assert list(table) == ["sender", "receiver", "effect", "by query", "by key", "by value", "p"]
+    assert table["effect"][0] in text
+    assert set(table["by key"][table["receiver"] == "logits"]) == {"\u2013"}

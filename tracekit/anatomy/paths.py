@@ -1,0 +1,285 @@
+"""How members of a set connect: the effect of each on the metric through each other one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit._util.clusters import Over, by_cluster
+from tracekit._util.markup import interval_text, printable
+from tracekit._util.options import shortened
+from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.engine.path_effects import PathRow, PathRuns, place_of
+from tracekit.errors import ComponentError, ConfigError
+from tracekit.metrics import bounds_of
+from tracekit.results.display import text_html
+from tracekit.results.intervals import check_clusters, row_intervals
+from tracekit.results.significance import (
+    LEVEL,
+    RESOLUTION,
+    p_values,
+    said_of_examples,
+    said_of_few,
+    without_rounding,
+)
+from tracekit.results.storage import load, save
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+PATHS = "paths.json"
+"""Name of their document in a folder."""
+_EMBEDDING, _LOGITS = "embedding", "logits"
+_MOST = 64
+_NAMED = 5
+"""Paths that the text names."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Paths:
+    """Effects of senders on the metric through one receiver alone, everything else clean.
+
+    Path patching (Wang et al., Interpretability in the Wild, 2023) with all other components
+    frozen, MLPs too; `tracekit.engine.path_effects` defines it step by step. A path that is not
+    there does not exist: the receiver does not read what the sender writes.
+    """
+
+    registry: ComponentRegistry
+    """Components by flat index."""
+    members: ComponentSet
+    """Flat indices of the set."""
+    rows: tuple[PathRow, ...]
+    """What was measured: sender, receiver, and what the sender changes of the receiver's input."""
+    effects: Float[Tensor, "row example"]
+    """Of each row on every example; times its weight, if it has one."""
+    has_embedding: bool
+    """Whether the embedding is a sender: the source is a run of the model."""
+    weights: Float[Tensor, " example"] | None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None
+    """Number of the independent example that each is part of; None if each stands for itself."""
+    selected_on: str | None
+    """Fingerprint of the examples that the set was selected on; None where nobody says. On them no
+    p value is given."""
+    axis_label: str
+    """Axis title for the effect, with its unit."""
+    dataset: str
+    dataset_fingerprint: str
+    metric: str
+    source: str
+    """Where the values come from that are put in."""
+    direction: str
+    """`noising` or `denoising`."""
+    model: str
+    cost: Cost
+    """Passes, one per row, whatever they share."""
+
+    @property
+    def components(self) -> list[Component]:
+        """The members."""
+        return [self.registry[index] for index in self.members]
+
+    @property
+    def labels(self) -> list[str]:
+        """Their printed names."""
+        return [self.registry.label(index) for index in self.members]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each member its layer, and 0 for a part of the attention, 1 for one of the MLP."""
+        return [place_of(self.registry.site_of(index)) for index in self.members]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all senders and receivers: the embedding, if it sends, members, the logits."""
+        return [*([_EMBEDDING] if self.has_embedding else []), *self.labels, _LOGITS]
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether paths have p values: not on the examples that the set was selected on."""
+        return self.selected_on != self.dataset_fingerprint
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row for each path, the strongest first.
+
+        Columns: `sender` and `receiver`, which are members, `embedding` or `logits`; the mean
+        `effect` with its 95 % studentised bootstrap interval over examples, `effect_low` and
+        `effect_high`; `p`, corrected for all paths (`tracekit.results.significance`; NaN on the
+        examples that the set was selected on); `is_apart`, whether the interval leaves out 0 by
+        more than rounding; `significant`, whether p is below 0.05. For receivers that read by
+        query, key and value: the effect where only that of the receiver changes, `query`, `key` and
+        `value`, each with its interval and `..._p`, corrected for all of these; and `strongest`,
+        the name of the largest.
+        """
+        import pandas as pd
+
+        over = Over(weights=self.weights, clusters=self.clusters)
+        effects = self.effects.double()
+        scale = effects.abs().max(0).values
+        tested = without_rounding(effects, scale.expand_as(effects))
+        p = torch.full((len(effects),), float("nan"), dtype=torch.float64)
+        is_whole = torch.tensor([row.input == "all" for row in self.rows])
+        for family in (is_whole, ~is_whole):
+            if self.is_tested and family.any():
+                p[family] = p_values(tested[family], **over)
+        ends = row_intervals(effects, bounds=bounds_of(self.metric), **over)
+        least = RESOLUTION * scale.mean().item()
+        paths: dict[Any, dict[str, Any]] = {}
+        for row, mean, (low, high), p_value in zip(
+            self.rows, effects.mean(1).tolist(), ends.tolist(), p.tolist(), strict=True
+        ):
+            path = paths.setdefault((row.sender, row.receiver), {})
+            if row.input == "all":
+                path["sender"] = self._name(row.sender, _EMBEDDING)
+                path["receiver"] = self._name(row.receiver, _LOGITS)
+                path |= {"effect": mean, "effect_low": low, "effect_high": high, "p": p_value}
+                path["is_apart"] = low > least or high < -least
+                path |= {"significant": p_value < LEVEL, "strongest": ""}
+            else:
+                sizes = [abs(path[via]) for via in ("query", "key", "value") if via in path]
+                if abs(mean) >= max(sizes, default=0.0):
+                    path["strongest"] = row.input
+                path |= {row.input: mean, f"{row.input}_low": low, f"{row.input}_high": high}
+                path[f"{row.input}_p"] = p_value
+        frame = pd.DataFrame(list(paths.values()))
+        return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table; see there."""
+        return self.table
+
+    def _name(self, member: int | None, end: str) -> str:
+        return end if member is None else self.registry.label(member)
+
+    def network(self) -> go.Figure:
+        """Members by layer, the embedding below and the logits above, joined by the paths.
+
+        The width of an arrow is the size of its effect: orange and solid if the effect is above 0,
+        blue and dashed if below. The letter at the head of an arrow says whether the query, key or
+        value of the receiver alone has the largest effect. Only the 20 strongest paths whose
+        interval leaves out 0 are drawn; those with p of 0.05 or more are half as wide, with an open
+        head. The numbers are those of `table`.
+        """
+        from tracekit.anatomy.figures import path_figure
+
+        return path_figure(self)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the paths to a folder, such as that of their run; returns the folder."""
+        save(self, Path(folder) / PATHS)
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Paths:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds no paths.
+            ResultFormatError: They are of another format, damaged, or of several saves.
+        """
+        return load(cls, Path(folder) / PATHS)
+
+    def check_consistent(self) -> None:
+        """Refuses paths whose parts do not belong together.
+
+        Raises:
+            ValueError: They do not.
+        """
+        check_clusters(self.clusters)
+        members = set(self.members)
+        if not members or not all(0 <= member < len(self.registry) for member in members):
+            raise ValueError(f"the members are {shortened(self.members)}")
+        _ = self.places
+        if len(self.effects) != len(self.rows):
+            raise ValueError(f"{len(self.rows)} rows have {len(self.effects)} effects")
+        ends = {end for row in self.rows for end in (row.sender, row.receiver)} - {None}
+        if not ends <= members:
+            raise ValueError(f"paths end at {shortened(ends - members)}, which are no members")
+
+    def __str__(self) -> str:
+        """The findings in a few lines, ready for a paper."""
+        table = self.table
+        examples = said_of_examples(self.selected_on, self.dataset_fingerprint)
+        apart, n = table[table["is_apart"]], len(self.members)
+        how = f", {int(table['significant'].sum())} with p < .05" if self.is_tested else ""
+        lines = [
+            f"Paths among {n} component{'s' * (n != 1)} of {self.model} on {self.dataset}: of "
+            f"{len(table)} the intervals of {len(apart)} leave out 0{how}; {self.axis_label}"
+            f"{f', {examples}' if examples else ''}."
+        ]
+        for row in apart.head(_NAMED).to_dict("records"):
+            by = f" by its {row['strongest']}" if row["strongest"] else ""
+            lines.append(
+                f"{row['sender']} \u2192 {row['receiver']}{by}: {row['effect']:+.3g} "
+                f"({interval_text(row['effect_low'], row['effect_high'])})."
+            )
+        if not self.has_embedding:
+            lines.append(
+                f"The embedding is no sender: the source {self.source!r} is no run of the model."
+            )
+        if not self.is_tested:
+            lines.append(
+                "There is no p on the examples that the set was selected on: give the tracer "
+                "held_out examples."
+            )
+        else:
+            n_independent = by_cluster(self.effects, self.clusters).shape[1]
+            lines += filter(None, [said_of_few(n_independent)])
+        return printable("\n".join(lines))
+
+    _repr_html_ = text_html
+
+    def __repr__(self) -> str:
+        return printable(
+            f"Paths({len(self.table)} among {len(self.members)} components of {self.model} on "
+            f"{self.dataset})"
+        )
+
+
+def measure_paths(
+    engine: Engine,
+    members: Sequence[int],
+    *,
+    by_input: bool,
+    model: str,
+    source: str,
+    selected_on: str | None = None,
+) -> Paths:
+    """Measures all paths among some components; see `Tracer.paths`."""
+    if not 0 < len(members) <= _MOST:
+        raise ComponentError(
+            f"Paths among {len(members)} components were asked for. Give 1 to {_MOST}."
+        )
+    if not isinstance(by_input, bool):
+        raise ConfigError(f"by_input is {shortened(by_input)}. Give True or False.")
+    before = engine.cost
+    runs = PathRuns(data=engine.data, members=tuple(members), by_input=by_input)
+    return Paths(
+        registry=engine.registry,
+        members=runs.members,
+        rows=tuple(runs.rows),
+        effects=runs.effects(),
+        has_embedding=runs.has_embedding,
+        weights=engine.pairs.weights,
+        clusters=engine.pairs.clusters,
+        selected_on=selected_on,
+        axis_label=engine.metric.axis_label,
+        dataset=engine.pairs.name,
+        dataset_fingerprint=engine.pairs.fingerprint,
+        metric=engine.metric.name,
+        source=source,
+        direction=engine.metric.direction,
+        model=model,
+        cost=engine.cost - before,
+    )

@@ -1,0 +1,389 @@
+"""Effects of paths: a sender's change reaches the metric through one receiver alone.
+
+Path patching (Wang et al., Interpretability in the Wild, 2023, section 3), with everything else
+frozen, MLPs too. Of a sender a and a receiver b, on each example:
+
+1. d_a is what patching a alone changes in the residual stream right after it. It is measured in
+   the stream: block l of a is run from the clean stream, and what the block's MLP gives out stays
+   clean if a is a part of the attention.
+2. b reads the clean stream plus d_a: its block is run on it, with the attention clean if b is a
+   part of the MLP. A part of the attention is also run with only its queries, keys or values (of
+   all heads of the block) as they are on that input.
+3. Everything else is clean and b takes the value of step 2 where b itself would be patched; blocks
+   after it react. The effect is that of the metric against the clean run.
+
+The logits are a receiver that reads the final stream plus d_a. The change of the embedding is that
+of the first block's input, where anything is patched.
+
+The clean stream is computed once per batch. Step 1 runs a block per sender, step 2 a block per path
+and input, and step 3 the blocks from b's on; several go through the model together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Literal, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._util import progress as _progress
+from tracekit._util.devices import to_device
+from tracekit.components import ComponentRegistry, ComponentSet, Site
+from tracekit.components.masks import from_indices
+from tracekit.data.counterfactuals import constants_of
+from tracekit.engine.batch import Batch
+from tracekit.engine.block_skipping import ResidualStream
+from tracekit.engine.counterfactual_cache import CounterfactualCache
+from tracekit.engine.forward import replacing, stream_hook
+from tracekit.engine.patching import Activations, MaskedPatch
+from tracekit.engine.prepared import PreparedData
+from tracekit.errors import ComponentError, HookPointError
+from tracekit.models.hooked import Hook, is_exact, model_name
+
+PathInput = Literal["all", "query", "key", "value"]
+"""What of a receiver's input a sender changes."""
+_INPUT_HOOKS: Mapping[PathInput, str] = {
+    "query": "attn.hook_q",
+    "key": "attn.hook_k",
+    "value": "attn.hook_v",
+}
+_READS: Mapping[str, Sequence[PathInput]] = {
+    "attn.hook_pattern": ("query", "key"),
+    "attn.hook_z": ("query", "key", "value"),
+    "attn.hook_result": ("query", "key", "value"),
+    "hook_attn_out": ("query", "key", "value"),
+}
+"""Hook points of receivers that read several of these."""
+_ATTENTION, _MLP = 0, 1
+_EXAMPLES = 2
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class PathRow:
+    """One measured effect."""
+
+    sender: int | None
+    """Flat index; None: the embedding."""
+    receiver: int | None
+    """Flat index; None: the logits."""
+    input: PathInput
+    """What the sender changes of the receiver's input."""
+
+
+def place_of(site: Site) -> tuple[int, int]:
+    """Layer, and 0 for a part of the attention, 1 for one of the MLP.
+
+    Raises:
+        ComponentError: It is neither, or acts in several layers.
+    """
+    hook, name = site.kind.hook, site.kind.name
+    if len(site.acts_in) > 1:
+        raise ComponentError(
+            "Components that act in several layers at once are at no place of a path. Trace "
+            "without layer_window."
+        )
+    if hook.startswith("attn.") or hook == "hook_attn_out":
+        return site.layer, _ATTENTION
+    if hook.startswith("mlp.") or hook == "hook_mlp_out":
+        return site.layer, _MLP
+    raise ComponentError(
+        f"Components of kind {name!r} add nothing to the residual stream at one place, so no path "
+        "begins or ends there. Give parts of attention or MLP layers, such as head-outputs or "
+        "mlp-blocks."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PathRuns:
+    """Measures all paths among some components of a prepared data set."""
+
+    data: PreparedData
+    members: ComponentSet
+    by_input: bool
+    """Whether paths into attention are told apart by what they change of its input."""
+
+    @cached_property
+    def rows(self) -> list[PathRow]:
+        """What is measured: by receiver, from the embedding and first layers up."""
+        first: list[int | None] = [None] if self.has_embedding else []
+        return [
+            PathRow(sender, receiver, via)
+            for receiver in [*self.by_place, None]
+            for sender in [*first, *self.by_place]
+            if self.reaches(sender, receiver)
+            for via in self.inputs_of(receiver)
+        ]
+
+    def effects(self) -> Float[Tensor, "row example"]:
+        """The effect of each of `rows` on every example; times its weight if examples have some.
+
+        Raises:
+            HookPointError: Paths cannot be followed in this model.
+            NonFiniteMetricError: Names the examples.
+        """
+        data, numbers = self.data, {row: number for number, row in enumerate(self.rows)}
+        effects = torch.zeros(len(numbers), data.n_examples, device=data.device)
+        shown = _progress.run("paths", len(numbers), data.n_examples, shown=data.config.progress)
+        n_done = 0
+        with data.measuring(), shown:
+            _ = self._is_sequential  # Hooks are proven first.
+            for batch in data.batches:
+                for row, values in _BatchPaths(self, batch).measured():
+                    effects[numbers[row], batch.examples] = values.to(effects)
+                    n_done += len(values)
+                    _progress.current().advance(len(values))
+            data.account.count(len(numbers) * data.n_examples, reported=n_done)
+        (effects,) = data.ranks.add(effects.cpu())
+        for row in effects:
+            data.check_finite(row)
+        return effects
+
+    @cached_property
+    def has_embedding(self) -> bool:
+        """Whether the source is a run of the model, so that the embedding changes too."""
+        return constants_of(self.data.layout.counterfactuals) is None
+
+    @cached_property
+    def embeddings(self) -> CounterfactualCache:
+        """The input of the first block in the counterfactual run."""
+        stream = ComponentRegistry.build(self.data.model.cfg, "residual-before", layers=[0])
+        size = self.data.config.max_batch_size
+        return CounterfactualCache(self.data.model, self.data.layout, stream, max_batch_size=size)
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Of each member, as `place_of`."""
+        return {member: place_of(self.data.registry.site_of(member)) for member in self.members}
+
+    @cached_property
+    def hooks(self) -> dict[int, str]:
+        """Hook point of each member."""
+        return {member: self.data.registry.site_of(member).hook_name for member in self.members}
+
+    @cached_property
+    def by_place(self) -> list[int]:
+        """The members from the first layer up."""
+        return sorted(self.members, key=lambda member: (self.places[member], member))
+
+    def inputs_of(self, receiver: int | None) -> Sequence[PathInput]:
+        """What paths into a receiver are told apart by."""
+        if receiver is None or not self.by_input:
+            return ("all",)
+        return ("all", *_READS.get(self.data.registry.site_of(receiver).kind.hook, ()))
+
+    def reaches(self, sender: int | None, receiver: int | None) -> bool:
+        """Whether the receiver reads what the sender writes."""
+        if sender is None or receiver is None:
+            return True
+        before, after = self.places[sender], self.places[receiver]
+        is_within = before[0] == after[0]
+        return before < after and (not is_within or self._is_sequential[before[0]])
+
+    @cached_property
+    def _is_sequential(self) -> dict[int, bool]:
+        """For each layer of a member, whether its MLP reads what its attention writes.
+
+        Proves on the way, on a few examples, that hooks act as paths need it.
+        """
+        data = self.data
+        examples = torch.arange(min(_EXAMPLES, data.n_examples))
+        probe = data.layout.batch(examples).to(data.device)
+        split = {
+            self.places[member][0]: hook
+            for member, hook in self.hooks.items()
+            if len(self.inputs_of(member)) > 1
+        }
+        with data.measuring():
+            layers = dict.fromkeys(layer for layer, _ in self.places.values())
+            return {layer: _checked(data, probe, layer, split.get(layer)) for layer in layers}
+
+
+def _checked(data: PreparedData, batch: Batch, layer: int, split: str | None) -> bool:
+    """Proves that paths can be followed through a block; whether its MLP reads its attention.
+
+    `split` is a hook point of attention whose queries, keys and values are told apart.
+    """
+    run, model = data.forward_pass.activations, data.model
+    attention, mlp = _out_of(layer, _ATTENTION), _out_of(layer, _MLP)
+    before, after = stream_hook(layer), stream_hook(layer + 1)
+    inputs = [f"blocks.{layer}.{hook}" for hook in _INPUT_HOOKS.values()] if split else []
+    start = f"Paths cannot be followed through block {layer} of {model_name(model)}: "
+    for name in (before, attention, mlp, after, *inputs):
+        if name not in model.hook_dict:
+            instead = "Give by_input=False." if name in inputs else "Use explain() instead."
+            raise HookPointError(f"{start}it has no hook point {name}. {instead}")
+    clean = run(batch, [], [before, attention, mlp, after])
+    stream = clean[before]
+    drawn = torch.randn(stream.shape, generator=torch.Generator().manual_seed(0))
+    change = drawn.to(stream) * stream.float().std().to(stream)
+    frozen = [(name, replacing(clean[name])) for name in (attention, mlp)]
+    moved = stream + change
+
+    def resumed(names: Sequence[str], hooks: Sequence[Hook], residual: Tensor) -> Activations:
+        return run(batch, hooks, names, start=layer, residual=residual)
+
+    if not _close(data, resumed([after], frozen, moved)[after], clean[after] + change):
+        raise HookPointError(
+            f"{start}with what its attention and MLP give out held fixed, a change of its input "
+            "does not arrive unchanged behind it. Use explain() instead."
+        )
+    if split:
+        wanted = resumed([*inputs, split], [], moved)
+        parts = [(name, replacing(wanted[name])) for name in inputs]
+        if not _close(data, resumed([split], parts, stream)[split], wanted[split]):
+            raise HookPointError(
+                f"{start}queries, keys and values put in at {', '.join(inputs)} do not give the "
+                f"{split} that they belong to. Give by_input=False."
+            )
+    of_attention = [(attention, replacing(clean[attention] + change))]
+    return not _close(data, resumed([mlp], of_attention, stream)[mlp], clean[mlp])
+
+
+def _close(data: PreparedData, value: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-4 if is_exact(data.model) else 0.05
+    difference = (value.float() - expected.float()).abs().max()
+    return bool(difference <= tolerance * expected.float().abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class _BatchPaths:
+    """The paths on one batch."""
+
+    runs: PathRuns
+    batch: Batch
+
+    def measured(self) -> Iterator[tuple[PathRow, Float[Tensor, " example"]]]:
+        """Rows, each with its effects on the examples of the batch."""
+        runs, n_layers = self.runs, int(self.runs.data.model.cfg.n_layers)
+        changes = self._changes()
+        for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
+            receivers = list(group)
+            senders = [sender for sender in changes if runs.reaches(sender, receivers[0])]
+            for some in self._chunks(senders):
+                clean = self._stream(layer, len(some))
+                moved = clean + torch.cat([changes[sender] for sender in some])
+                for via, read in self._read(layer, part, receivers, moved, clean):
+                    for receiver in receivers:
+                        if via in runs.inputs_of(receiver):
+                            hooks = self._put_in(receiver, read[runs.hooks[receiver]])
+                            effects = self._effects(hooks, layer, clean)
+                            rows = [PathRow(sender, receiver, via) for sender in some]
+                            yield from zip(rows, effects, strict=True)
+        for some in self._chunks(list(changes)):
+            change = torch.cat([changes[sender] for sender in some])
+            effects = self._effects([], n_layers, self._stream(n_layers, len(some)) + change)
+            yield from zip([PathRow(sender, None, "all") for sender in some], effects, strict=True)
+
+    @cached_property
+    def _clean(self) -> Activations:
+        """The clean stream where members read and write, and clean outputs that are held fixed."""
+        names = {stream_hook(0), stream_hook(int(self.runs.data.model.cfg.n_layers))}
+        for layer, part in self.runs.places.values():
+            names |= {stream_hook(layer), stream_hook(layer + 1), _out_of(layer, 1 - part)}
+        return self.runs.data.forward_pass.activations(self.batch, [], sorted(names))
+
+    def _changes(self) -> dict[int | None, ResidualStream]:
+        """What each sender changes in the stream."""
+        runs, data = self.runs, self.runs.data
+        changes: dict[int | None, ResidualStream] = {}
+        if runs.has_embedding:
+            changes[None] = self._change_of_embedding()
+        source = data.counterfactual_cache.activations_for(self.batch)
+        for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
+            after = stream_hook(layer + 1)
+            for senders in self._chunks(list(group)):
+                masks = torch.stack([from_indices((s,), data.n_components) for s in senders])
+                masks = to_device(masks, data.device).float()
+                hooks = data.hooks(self.batch, source, masks, {layer})
+                hooks += self._held(layer, _MLP, len(senders)) if part == _ATTENTION else []
+                stream = self._stream(layer, len(senders))
+                parts = self._run(hooks, [after], layer, stream)[after]
+                parts = parts.unflatten(0, (len(senders), -1)) - self._clean[after]
+                changes |= dict(zip(senders, parts, strict=True))
+        return changes
+
+    def _change_of_embedding(self) -> ResidualStream:
+        batch, clean = self.batch, self._clean[stream_hook(0)]
+        source = self.runs.embeddings.activations_for(batch)[stream_hook(0)].to(clean)
+        covered = slice(batch.first_position, batch.first_position + source.shape[1])
+        is_patched = batch.positions[:, covered, None].to(clean.device)
+        change = torch.zeros_like(clean)
+        change[:, covered] = torch.where(is_patched, source - clean[:, covered], 0.0)
+        return change
+
+    def _read(
+        self,
+        layer: int,
+        part: int,
+        receivers: Sequence[int],
+        moved: ResidualStream,
+        clean: ResidualStream,
+    ) -> Iterator[tuple[PathInput, Activations]]:
+        """Activations of receivers where all of their input changes, or one use of it."""
+        runs, n = self.runs, len(moved) // len(self.batch.sequences)
+        held = self._held(layer, _ATTENTION, n) if part == _MLP else []
+        # By use, the hook points of receivers that have it.
+        uses: dict[PathInput, list[str]] = {}
+        for receiver in receivers:
+            for via in runs.inputs_of(receiver):
+                uses.setdefault(via, []).append(runs.hooks[receiver])
+        names: dict[PathInput, str] = {
+            via: f"blocks.{layer}.{_INPUT_HOOKS[via]}" for via in uses if via != "all"
+        }
+        whole = self._run(held, [*uses["all"], *names.values()], layer, moved)
+        yield "all", whole
+        for via, name in names.items():
+            yield via, self._run([(name, replacing(whole[name]))], uses[via], layer, clean)
+
+    def _put_in(self, receiver: int, value: Tensor) -> list[Hook]:
+        """Hooks by which a receiver takes a value where it is patched."""
+        data = self.runs.data
+        batch = self.batch.repeat(len(value) // len(self.batch.sequences))
+        patch = MaskedPatch(
+            registry=data.registry,
+            counterfactual={self.runs.hooks[receiver]: value},
+            positions=batch.positions,
+            span_numbers=batch.span_numbers,
+        )
+        return patch.hooks(
+            to_device(from_indices((receiver,), data.n_components), data.device).float()
+        )
+
+    def _effects(
+        self, hooks: Sequence[Hook], layer: int, stream: ResidualStream
+    ) -> Float[Tensor, "sender example"]:
+        data, batch = self.runs.data, self.batch.repeat(len(stream) // len(self.batch.sequences))
+        reads = data.metric.reads
+        run = data.forward_pass.log_probs(batch, hooks, reads=reads, start=layer, residual=stream)
+        return data.effects_from(self.batch, run)
+
+    def _run(
+        self, hooks: Sequence[Hook], names: Iterable[str], layer: int, stream: ResidualStream
+    ) -> Activations:
+        batch = self.batch.repeat(len(stream) // len(self.batch.sequences))
+        run = self.runs.data.forward_pass.activations
+        return run(batch, hooks, sorted(set(names)), start=layer, residual=stream)
+
+    def _held(self, layer: int, part: int, copies: int) -> list[Hook]:
+        """Hooks that hold what the attention or the MLP of a layer gives out at its clean value."""
+        name = _out_of(layer, part)
+        return [(name, replacing(self._clean[name].repeat(copies, 1, 1)))]
+
+    def _stream(self, block: int, copies: int) -> ResidualStream:
+        """The clean stream that a block reads, some times over."""
+        return self._clean[stream_hook(block)].repeat(copies, 1, 1)
+
+    def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        """As many at a time as fit into a batch."""
+        size = max(1, self.runs.data.config.max_batch_size // len(self.batch.examples))
+        return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _out_of(layer: int, part: int) -> str:
+    return f"blocks.{layer}.hook_{'mlp' if part else 'attn'}_out"
