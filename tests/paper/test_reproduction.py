@@ -172,6 +172,13 @@ class TestPlans:
             "noise_std": 3 * 0.2015,
             "leading_space": False,
         }
+        another = Setting(models=[ModelAt.parse("another")], held_out=False)
+        assert EXPERIMENTS["table-facts"].jobs(another)[0].data_options == {
+            "seed": None,
+            "noise_seed": 42,
+            "on_mismatch": "skip",
+            "known": 0.1,
+        }
         binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
         assert binding.model.startswith("LLaMA-")
         assert binding.data_options == {

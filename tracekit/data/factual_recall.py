@@ -61,6 +61,7 @@ def load(
     noise_std: float | None = None,
     noise_seed: int = 42,
     leading_space: bool = True,
+    known: float | None = None,
     prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
@@ -68,7 +69,8 @@ def load(
 
     `noise_std` is in the units of the embeddings, by default three times that of the input of the
     model's first block; the noise seed of the published code is 42. With `leading_space` attributes
-    begin with a space. The published Llama scripts prepend BOS.
+    begin with a space. With `known`, facts are left out whose attribute has a smaller probability,
+    as in `PromptPairs.known`. The published Llama scripts prepend BOS.
     """
     if n is not None and n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
@@ -85,14 +87,11 @@ def load(
         for row in rows
     ]
     if noise_std is None:
-        if not isinstance(model, HookedModel):
-            raise ConfigError(
-                f"The noise of {dataset} is three times the size of the model's embeddings, and a "
-                f"{type(model).__name__} cannot be run. Give the model, or noise_std."
-            )
+        use = f"The noise of {dataset} is three times the size of the model's embeddings"
+        _check_runs(model, use, "noise_std")
         noise_std = _FACTOR * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed)
-    return PromptPairs.from_text(
+    pairs = PromptPairs.from_text(
         rows,
         model,
         noise=noise,
@@ -101,6 +100,18 @@ def load(
         prepend_bos=prepend_bos,
         warn=False,
     )
+    if known is None:
+        return pairs
+    _check_runs(model, f"known={known:g} is a probability that the model gives", "no known")
+    return pairs.known(model, known)
+
+
+def _check_runs(model: Any, use: str, instead: str) -> None:
+    """Refuses a tokenizer where a model has to be run."""
+    if not isinstance(model, HookedModel):
+        raise ConfigError(
+            f"{use}, and a {type(model).__name__} cannot be run. Give the model, or {instead}."
+        )
 
 
 def _read_rows(file: FactFile, data_dir: Path | None) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ _AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "variable-binding": {"form": "code"},
 }
 """Data set -> options that make it the one that the published code reads."""
+_KNOWN = 0.1
+"""Probability of its attribute from which on a model that is none of the paper's knows a fact."""
 _FEWEST = 5
 """Examples needed to hold a fifth out."""
 _PUBLISHED_EXAMPLES = {"professions": 2873}
@@ -195,7 +197,8 @@ def data_options(
 
     Options of the setting that the data set lacks are left out. The paper's Llamas read a
     beginning-of-sequence token first. With another model than the paper's, examples that its
-    tokenizer makes unequal are left out, and noise is that of its own embeddings.
+    tokenizer makes unequal and facts that it does not know are left out, noise is that of its own
+    embeddings, and targets have their leading space.
     """
     allowed = (*describe(dataset).options, "on_mismatch")
     requested = {name: value for name, value in setting.data_options.items() if name in allowed}
@@ -203,8 +206,11 @@ def data_options(
     if model.paper is not None and model.paper.prepends_bos and "prepend_bos" in allowed:
         published["prepend_bos"] = True
     if model.paper is None and not model.is_demo:
-        published.pop("noise_std", None)
+        for name in ("noise_std", "leading_space"):
+            published.pop(name, None)
         published["on_mismatch"] = "skip"
+        if "known" in allowed:
+            published["known"] = _KNOWN
     return {**published, **further, **requested}
 
 

@@ -221,10 +221,14 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:
-    """A line for each data set of which a tokenizer does not allow every example."""
+    """A line for each data set of which a model does not allow every example."""
     lines = [
         f"- {run.info.n_skipped} examples of {run.job.dataset} are left out with {run.job.model}: "
-        "their prompts and counterfactuals differ in the number of tokens."
+        + (
+            f"it gives the right answer a probability below {run.job.data_options['known']}."
+            if "known" in run.job.data_options
+            else "their prompts and counterfactuals differ in the number of tokens."
+        )
         for run in runs
         if run.info.n_skipped
     ]

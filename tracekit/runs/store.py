@@ -50,7 +50,7 @@ class RunInfo:
     """Versions of the packages that decide numbers."""
     n_examples: int
     n_skipped: int
-    """Of the whole data set, those that the model's tokenizer does not allow."""
+    """Of the whole data set, those that the tokenizer does not allow or the model does not know."""
     device: str
     processes: int
     threads: int
