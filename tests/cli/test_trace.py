@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import count
 
 import pytest
 
@@ -320,19 +321,19 @@ class TestCtrlC:
 
     @staticmethod
     def press_after(monkeypatch, calls):
-        """Ctrl-C when sets are measured the next time after some calls."""
-        left, original = iter(range(calls)), Engine.set_effects
+        """Ctrl-C, once, when sets are measured the next time after some calls."""
+        number, original = count(), Engine.set_effects
 
         def measure(self, *arguments, **rest):
-            if next(left, None) is None:
+            if next(number) == calls:
                 raise KeyboardInterrupt
             return original(self, *arguments, **rest)
 
         monkeypatch.setattr(Engine, "set_effects", measure)
 
     def test_keeps_and_prints_what_there_is(self, command, tmp_path, monkeypatch):
-        # Top-k measures single components; greedy is stopped in its third round.
-        self.press_after(monkeypatch, 3)
+        # Top-k measures single components and a complement; greedy is stopped in its third round.
+        self.press_after(monkeypatch, 4)
         methods = ("--method", "top-k", "--method", "greedy", "--method", "random")
         code, out, err = command(*self.OPTIONS, *methods, "--output", tmp_path)
         assert code == 0, err

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import warnings
+from dataclasses import replace
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 import torch
 
@@ -17,6 +20,7 @@ from tracekit._util.clusters import ratio_and_error
 from tracekit.errors import BudgetError, ConfigError, DataFormatError, MaskError, NoResultError
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import ratio_interval
+from tracekit.tracer.diagnostics import warn_of_circuits
 
 
 @pytest.fixture
@@ -150,16 +154,25 @@ def test_intervals_of_ratios():
     assert low < 1 + noise.mean() < high
 
 
-def test_a_loaded_result_measures_nothing(tracer, tmp_path):
-    result = tracer.run("top-k", budget=2)
-    loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
-    with pytest.raises(NoResultError, match="This result was loaded, or its tracer is gone"):
-        loaded.faithfulness()
-    assert tracer.faithfulness(loaded).sizes == (2,)
-    for copied in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
-        assert copied.components == result.components
-        with pytest.raises(NoResultError):
-            copied.faithfulness()
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_a_result_holds_its_own_and_measures_nothing(model, tmp_path, direction):
+    for held_out in (None, tiny.pairs(6, seed=9)):
+        tracer = tk.Tracer(
+            model, tiny.pairs(8), "head-outputs", held_out=held_out, direction=direction
+        )
+        result = tracer.run("top-k", budget=2)
+        measured = tracer.faithfulness(result)
+        loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
+        before = tracer.engine.cost
+        for each in (result, loaded, pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+            own = each.faithfulness()
+            pd.testing.assert_frame_equal(own.to_frame(), measured.to_frame(), atol=1e-4)
+            assert (own.examples, own.direction) == (measured.examples, direction)
+        assert tracer.engine.cost == before
+        without = replace(loaded, complement=None, held_out_complement=None)
+        with pytest.raises(NoResultError, match="does not hold the effects of its complement"):
+            without.faithfulness()
+        assert tracer.faithfulness(without).sizes == (2,)
 
 
 def test_what_is_refused(tracer, unchecked):
@@ -266,3 +279,68 @@ def test_a_selection_ranks_nothing(tracer, tmp_path):
             ask()
     with pytest.raises(MaskError, match="A ranking is of scores"):
         tracer.faithfulness(result.components, ranking="signed")
+
+
+class TestWarnings:
+    """Of sets that are strong and no circuits, and of circuits that are not complete."""
+
+    @staticmethod
+    def texts_of(tracer, *, own, others):
+        result = tracer.run("top-k", budget=2)
+        full = torch.linspace(1.0, 1.2, 12)
+        made = replace(
+            result,
+            per_example=own * full,
+            complement=others * full,
+            full_per_example=full,
+            full_effect=full.mean().item(),
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_of_circuits([result, made])
+        texts = [str(each.message) for each in caught]
+        return [text for text in texts if f"{own:.2f} times" in text or "complete" in text]
+
+    def test_a_set_that_overshoots(self, tracer):
+        (text,) = self.texts_of(tracer, own=1.9, others=0.6)
+        assert text.startswith(
+            "The set of 2 has 1.90 times the effect of all components: it leaves"
+        )
+        assert "its faithfulness is 0.40" in text
+        assert "objective='faithful'" in text
+        assert self.texts_of(tracer, own=1.05, others=0.6) == []
+
+    def test_noise_is_no_overshooting(self, tracer):
+        own = torch.tensor([2.9, 0.1] * 6)
+        made = replace(
+            tracer.run("top-k", budget=2),
+            per_example=own,
+            full_per_example=torch.ones(12),
+            complement=torch.zeros(12),
+            full_effect=1.0,
+        )
+        assert made.faithfulness().shares_of_full == pytest.approx((1.5,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warn_of_circuits([made])
+
+    def test_a_circuit_whose_complement_does_the_task(self, tracer):
+        (text,) = self.texts_of(tracer, own=0.3, others=0.2)
+        assert text.startswith("The set of 2 does 0.80 of the task alone, and all other components")
+        assert "without it do 0.70: it is not complete" in text
+        assert self.texts_of(tracer, own=0.3, others=0.9) == []
+
+
+def test_tables_hold_them(tracer):
+    curve = tracer.run("top-k", budgets=[2, 4])
+    by_size = [tracer.faithfulness(result).to_frame().iloc[0] for result in curve]
+    front = tracer.pareto(max_budget=3, max_passes=40, statistics=False)
+    for frame in (curve.to_frame(), tk.compare(list(curve)).to_frame()):
+        for name in ("faithfulness", "faithfulness_low", "completeness", "completeness_high"):
+            assert frame[name].tolist() == pytest.approx([row[name] for row in by_size], abs=1e-4)
+    assert front.to_frame()["faithfulness"].notna().all()
+    cells = curve[0].circuit_cells()
+    assert cells[0].startswith(f"{by_size[0]['faithfulness']:.2f} [")
+    assert cells[1].startswith(f"{by_size[0]['completeness']:.2f} [")
+    assert all(f"faithfulness {cells[0]}" in text for text in [curve[0]._repr_html_()])
+    assert replace(curve[0], complement=None).circuit_cells() == ("\u2013", "\u2013")

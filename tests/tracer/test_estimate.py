@@ -52,7 +52,8 @@ class TestPasses:
         estimate = tracer.estimate(method, **goal, **options)
         assert estimate.is_exact
         assert estimate.passes == passes_of(tracer.run(method, **goal, **options))
-        assert estimate.example_passes == estimate.passes * len(tracer.pairs)
+        # And one of the complement of each of the two sets.
+        assert estimate.example_passes == (estimate.passes + 2) * len(tracer.pairs)
 
     @pytest.mark.parametrize("method", BOUNDED)
     def test_are_a_bound_otherwise(self, tracer, method):
@@ -133,8 +134,9 @@ class TestPasses:
             model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), extra_metrics=["probability-drop"]
         )
         estimate = tracer.estimate("top-k", budgets=[1, 2])
-        # For each of the two results: a further pass, and two over the held-out half.
-        assert estimate.example_passes == estimate.passes * 8 + 2 * 8 + 2 * 2 * 4
+        # For each of the two results: two further passes, one of them of its complement, and three
+        # over the held-out half.
+        assert estimate.example_passes == estimate.passes * 8 + 2 * 2 * 8 + 2 * 3 * 4
 
 
 class TestPassesOfExplanations:
@@ -206,8 +208,8 @@ class TestTime:
 
         monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
         first = tracer.estimate("top-k", budget=2)
-        # Eight of 40 examples: a pass over all takes five times as long.
-        assert first.seconds == pytest.approx(5 * first.passes)
+        # Eight of 40 examples: a pass over all takes five times as long. One is of the complement.
+        assert first.seconds == pytest.approx(5 * (first.passes + 1))
         assert tracer.estimate("greedy", budget=2).seconds > first.seconds
         assert timed == [8]
         tracer.estimate("pgb-ct", budget=2)
@@ -317,7 +319,8 @@ class TestBar:
         name = method.split()[0]
         watched.run(name, budgets=[1, 2], **options)
         (bar,) = bars.bars
-        total = watched.estimate(name, budgets=[1, 2], **options).passes
+        # With the complements of both sets.
+        total = watched.estimate(name, budgets=[1, 2], **options).passes + 2
         assert bar.options["total"] == total
         assert bar.options["desc"] == name
         assert not bar.is_open

@@ -365,8 +365,9 @@ def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None
         _print_rows_of(rows, is_full)
     console.print(
         "Effect: mean over the examples that the set was selected on. Spread: of the mean, when "
-        "they are resampled. Passes: forward and backward, over all data; budgets of a run share "
-        "them.",
+        "they are resampled. Of all: share of the effect of all components. Faithful: 1 less the "
+        "share that all others have; complete: 1 less the share that the set has (0 is complete). "
+        "Passes: forward and backward, over all data; budgets of a run share them.",
         style="dim",
     )
 
@@ -394,6 +395,9 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
         for each, style in zip(results, bold, strict=True)
     ]
     columns["95 % spread"] = [interval_text(*result.spread) for result in results]
+    columns["of all"] = [f"{100 * result.share_of_full_effect:.0f} %" for result in results]
+    for number, name in enumerate(("faithful", "complete")):
+        columns[name] = [result.circuit_cells()[number].split(" [")[0] for result in results]
     cells = [_held_out_cells(r, s) for r, s in zip(results, bold, strict=True)]
     columns["held out"], columns["95 % interval"] = map(list, zip(*cells, strict=True))
     for name in also:
@@ -405,7 +409,7 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     dropped += ["95 % interval"] if dropped or not is_full else []
     if not is_full:
         columns["components"] = [" ".join(result.labels[:_MOST_LABELS]) for result in results]
-        dropped += ["seconds"]
+        dropped += ["seconds", "of all", "complete"]
         if len(results) > 1:
             same = [name for name in [*columns][1:-1] if len({str(c) for c in columns[name]}) == 1]
             for name in [name for name in same if name not in dropped]:

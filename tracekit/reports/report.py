@@ -137,7 +137,9 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
         Section(
             heading="Sets",
             table=_sets(comparison),
-            note="Passes: forward and backward, over all data; the budgets of one run share them. "
+            note="Faithful: 1 less the share of the full effect that all other components have; "
+            "complete: 1 less the share that the set has; on the held-out examples, if there are "
+            "some. Passes: forward and backward, over all data; the budgets of one run share them. "
             "Largest share: of the summed absolute effects, by one example.",
         ),
         Section(heading="Examples", table=_examples(comparison), note=_note_on_examples(first)),
@@ -189,6 +191,7 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
                 "effect": f"{result.effect:.4g}",
                 "95 % spread": interval_text(low, high),
                 "of all": f"{100 * result.share_of_full_effect:.0f} %",
+                **dict(zip(("faithful", "complete"), result.circuit_cells(), strict=True)),
                 "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
                 "largest share": f"{100 * share:.0f} %",
                 "passes": f"{result.cost.forward_equivalents:.0f}",

@@ -19,7 +19,7 @@ from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult, tracer_of
 from tracekit.results.significance import LEVEL, p_values, without_rounding
-from tracekit.results.tables import check_comparable
+from tracekit.results.tables import check_comparable, circuit_columns
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -89,7 +89,8 @@ class Comparison(Sequence[TraceResult]):
 
         Columns: `result` (its label), `method`, `budget`, `selected` (number of components),
         `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all components;
-        may exceed 1), `held_out` with its 95 % interval `held_out_low` and `held_out_high`,
+        may exceed 1), `faithfulness` and `completeness` with their intervals, `held_out` with its
+        95 % interval `held_out_low` and `held_out_high`,
         `passes`, `components`.
         """
         import pandas as pd
@@ -105,6 +106,7 @@ class Comparison(Sequence[TraceResult]):
                 "low": [result.spread[0] for result in self.results],
                 "high": [result.spread[1] for result in self.results],
                 "share": [result.share_of_full_effect for result in self.results],
+                **circuit_columns(self.results),
                 "held_out": [result.held_out_effect for result in self.results],
                 "held_out_low": [low for low, _ in ends],
                 "held_out_high": [high for _, high in ends],

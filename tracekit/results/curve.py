@@ -14,7 +14,7 @@ from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.result import TraceResult, load_run, save_run
 from tracekit.results.storage import load, save
-from tracekit.results.tables import extra_columns
+from tracekit.results.tables import circuit_columns, extra_columns
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -70,6 +70,7 @@ class TraceCurve(Sequence[TraceResult]):
                 "budget": [result.budget for result in self.results],
                 "n_selected": [result.n_selected for result in self.results],
                 "effect": [result.effect for result in self.results],
+                **circuit_columns(self.results),
                 **extra_columns(self.results),
             }
         )

@@ -9,7 +9,7 @@ from tracekit._util.markup import html_table, html_text
 
 MOST_ROWS = 12
 """Rows that a table shows."""
-COLUMNS = ["selected", "effect", "95 % spread", "of all", "components"]
+COLUMNS = ["selected", "effect", "95 % spread", "of all", "faithful", "complete", "components"]
 """Of a table of results; `TraceResult.cells` has the cells."""
 
 

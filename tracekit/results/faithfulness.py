@@ -2,8 +2,12 @@
 
 The effect of all components together, F, is the whole behaviour. With C the set and C' all others:
 
+    share of the full effect = effect(C) / F
     faithfulness(C) = 1 - effect(C') / F    what is left when everything but the set is patched
     completeness(C) = 1 - effect(C) / F     what is left when the set is patched; 0 is complete
+
+A set may have more effect than all components (a share above 1), if it leaves out those that push
+back: it is strong, and less faithful than its effect says.
 
 For metrics that are linear in a score, such as `logit-difference`, faithfulness is that of the MIB
 benchmark, (score of the set - score of nothing) / (score of the model - score of nothing), as means
@@ -20,13 +24,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from tracekit._util.markup import interval_text
 from tracekit.errors import BudgetError, ConfigError
+from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import frame_html
+from tracekit.results.intervals import ratio_interval, row_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +64,12 @@ class Faithfulness:
     """Of each set; 0 where nothing is left without it."""
     completeness_intervals: tuple[tuple[float, float], ...]
     """The same."""
+    effects: tuple[float, ...]
+    """Mean effect of each set."""
+    effect_intervals: tuple[tuple[float, float], ...]
+    """95 % intervals over examples."""
+    full_effect: float
+    """Mean effect of all components together."""
     shares: tuple[float, ...] = ()
     """Share of all components that each set was made for; empty if the sets were given."""
     ranking: str = "sets"
@@ -66,6 +82,55 @@ class Faithfulness:
     """`noising`, which computes the set anew among patched components, or `denoising`."""
     examples: str = ""
     """Whether the sets were selected on these examples, in words; empty where nobody says."""
+
+    @classmethod
+    def of(
+        cls,
+        effects: Float[Tensor, "set example"],
+        of_others: Float[Tensor, "set example"],
+        full: Effects,
+        *,
+        sizes: Sequence[int],
+        n_components: int,
+        metric: str,
+        direction: str,
+        weights: Float[Tensor, " example"] | None = None,
+        clusters: Int[Tensor, " example"] | None = None,
+        **labels: Any,
+    ) -> Faithfulness:
+        """Of measured effects: of sets, of all others, and of all components."""
+        faithful, complete = full - of_others, full - effects
+        if direction == "denoising":
+            faithful, complete = effects, of_others
+        intervals = partial(_ratio_intervals, full=full, clusters=clusters)
+        ends = row_intervals(effects, weights=weights, clusters=clusters, bounds=bounds_of(metric))
+        return cls(
+            sizes=tuple(sizes),
+            n_components=n_components,
+            faithfulness=_ratios(faithful, full),
+            faithfulness_intervals=intervals(faithful),
+            completeness=_ratios(complete, full),
+            completeness_intervals=intervals(complete),
+            effects=tuple(effects.mean(1).tolist()),
+            effect_intervals=tuple((low, high) for low, high in ends.tolist()),
+            full_effect=full.mean().item(),
+            metric=metric,
+            direction=direction,
+            **labels,
+        )
+
+    @property
+    def shares_of_full(self) -> tuple[float, ...]:
+        """Effect of each set over that of all components; above 1 it overshoots."""
+        full = self.full_effect or nan
+        return tuple(effect / full for effect in self.effects)
+
+    @property
+    def share_of_full_intervals(self) -> tuple[tuple[float, float], ...]:
+        """95 % intervals of these shares."""
+        if self.direction == "denoising":
+            return self.faithfulness_intervals
+        return tuple((1 - high, 1 - low) for low, high in self.completeness_intervals)
 
     @property
     def cpr(self) -> float:
@@ -117,9 +182,13 @@ class Faithfulness:
         columns: dict[str, Sequence[float]] = {"size": self.sizes}
         if self.shares:
             columns["share"] = self.shares
-        for name in ("faithfulness", "completeness"):
-            intervals = getattr(self, f"{name}_intervals")
-            columns[name] = getattr(self, name)
+        for name, values, intervals in (
+            ("effect", self.effects, self.effect_intervals),
+            ("share_of_full", self.shares_of_full, self.share_of_full_intervals),
+            ("faithfulness", self.faithfulness, self.faithfulness_intervals),
+            ("completeness", self.completeness, self.completeness_intervals),
+        ):
+            columns[name] = values
             columns[f"{name}_low"] = [low for low, _ in intervals]
             columns[f"{name}_high"] = [high for _, high in intervals]
         return pd.DataFrame(columns)
@@ -176,3 +245,15 @@ class Faithfulness:
             areas += "" if self.direction == "noising" else " (denoising, not MIB's)"
         areas += f"; {self.examples}" if self.examples else ""
         return f"Faithfulness({source} by {self.metric}, {self.ranking}: {values}{areas})"
+
+
+def _ratios(effects: Float[Tensor, "set example"], full: Effects) -> tuple[float, ...]:
+    return tuple((effects.mean(1) / full.mean()).tolist())
+
+
+def _ratio_intervals(
+    effects: Float[Tensor, "set example"],
+    full: Effects,
+    clusters: Int[Tensor, " example"] | None,
+) -> tuple[tuple[float, float], ...]:
+    return tuple(ratio_interval(row, full, clusters=clusters) for row in effects)

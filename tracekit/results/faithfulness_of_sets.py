@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from jaxtyping import Float
-from torch import Tensor
-
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of
 from tracekit.components.masks import ranking as ranked
@@ -16,7 +13,6 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
-from tracekit.results.intervals import ratio_interval
 from tracekit.results.pareto_front import ParetoFront
 
 
@@ -63,32 +59,17 @@ def measure_faithfulness(
     """
     complements = [complement_of(members, engine.n_components) for members in sets]
     effects = engine.set_effects([*sets, *complements], "faithfulness")
-    of_sets, of_others = effects[: len(sets)], effects[len(sets) :]
-    full, clusters = engine.full_effects, engine.pairs.clusters
-    if engine.metric.direction == "noising":
-        faithful, complete = full - of_others, full - of_sets
-    else:
-        faithful, complete = of_sets, of_others
-    return Faithfulness(
-        sizes=tuple(map(len, sets)),
+    return Faithfulness.of(
+        effects[: len(sets)],
+        effects[len(sets) :],
+        engine.full_effects,
+        sizes=list(map(len, sets)),
         n_components=engine.n_components,
-        faithfulness=_ratios(faithful, full),
-        faithfulness_intervals=tuple(
-            ratio_interval(row, full, clusters=clusters) for row in faithful
-        ),
-        completeness=_ratios(complete, full),
-        completeness_intervals=tuple(
-            ratio_interval(row, full, clusters=clusters) for row in complete
-        ),
+        metric=engine.metric.name,
+        direction=engine.metric.direction,
+        weights=engine.pairs.weights,
+        clusters=engine.pairs.clusters,
         shares=shares,
         ranking=how,
-        metric=engine.metric.name,
         method=method,
-        direction=engine.metric.direction,
     )
-
-
-def _ratios(
-    effects: Float[Tensor, "set example"], full: Float[Tensor, " example"]
-) -> tuple[float, ...]:
-    return tuple((effects.mean(1) / full.mean()).tolist())

@@ -19,7 +19,7 @@ from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, tracer_of
 from tracekit.results.storage import damaged, load, save
-from tracekit.results.tables import extra_columns
+from tracekit.results.tables import circuit_columns, extra_columns
 from tracekit.search.base import as_count, not_reached
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ class ParetoFront(Sequence[TraceResult]):
                 "effect": [result.effect for result in self.results],
                 "effect_low": [low for low, _ in spreads],
                 "effect_high": [high for _, high in spreads],
+                **circuit_columns(self.results),
                 **extra_columns(self.results),
                 "method": [result.method for result in self.results],
             }
@@ -230,12 +231,12 @@ class ParetoFront(Sequence[TraceResult]):
         for result in self.results:
             value = held_out.get(result.n_selected)
             cells = ["" if value is None else f"{value:.4g}"] if held_out else []
-            rows.append([*result.cells()[:4], *cells])
+            rows.append([*result.cells()[:-1], *cells])
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return card(
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
             f"data, {last.model} model, {last.setup.metric}{stopped}",
-            table([*COLUMNS[:4], *(["held out"] if held_out else [])], rows),
+            table([*COLUMNS[:-1], *(["held out"] if held_out else [])], rows),
         )
 
     def save(self, folder: str | Path) -> Path:

@@ -27,9 +27,11 @@ from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, NoResultError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import card, line, named
+from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import check_clusters, effect_interval
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.picture import selection_svg
+from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import MAY_BE_INFINITE, NOT_SAVED, load, save
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tracekit.figures import SelectionPanel
-    from tracekit.results.faithfulness import Faithfulness
     from tracekit.results.panels import Color
 
 _DOCUMENT = "result.json"
@@ -112,8 +113,16 @@ class TraceResult:
     """Weights of the examples, whose mean is 1; None if all count alike."""
     full_effect: float
     """Mean effect of all components together."""
+    full_per_example: Effects | None = None
+    """Effect of all components on each example, times its weight."""
+    complement: Effects | None = None
+    """Effect of all components but the selected ones on each example, times its weight."""
     held_out: Float[Tensor, " held_out_example"] | None = None
     """Effect on each of the examples that were held out, if there are any; times its weight."""
+    held_out_full: Float[Tensor, " held_out_example"] | None = None
+    """Effect of all components on each of those examples."""
+    held_out_complement: Float[Tensor, " held_out_example"] | None = None
+    """Effect of all components but the selected ones on each of those examples."""
     held_out_weights: Float[Tensor, " held_out_example"] | None = None
     """Weights of those examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None = None
@@ -326,6 +335,7 @@ class TraceResult:
             f"effect {self.effect:.4g} [{_ends(self.spread)}]",
             f"{100 * self.share_of_full_effect:.0f} % of all ({self.full_effect:.4g})",
         ]
+        facts += map("{} {}".format, ("faithfulness", "completeness"), self.circuit_cells())
         if self.held_out_effect is not None and self.held_out_interval is not None:
             facts.append(f"held out {self.held_out_effect:.4g} [{_ends(self.held_out_interval)}]")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
@@ -341,25 +351,61 @@ class TraceResult:
         )
 
     def cells(self) -> list[Any]:
-        """Its cells in a table of results: size, effect, spread, share of all, components."""
+        """Its cells in a table of results, whose columns are `display.COLUMNS`."""
         low, high = self.spread
         return [
             self.n_selected,
             f"{self.effect:.4g}",
             interval_text(low, high),
             f"{100 * self.share_of_full_effect:.0f} %",
+            *self.circuit_cells(),
             named(self.labels, 6),
         ]
 
-    def faithfulness(self) -> Faithfulness:
-        """How much the selected components do alone, and how much is left without them.
+    def circuit_cells(self) -> tuple[str, str]:
+        """Faithfulness and completeness with their intervals, as text."""
+        if self.complement is None:
+            return "\u2013", "\u2013"
+        scores = self.faithfulness()
+        (faithful,), (complete,) = scores.faithfulness_intervals, scores.completeness_intervals
+        return (
+            f"{scores.faithfulness[0]:.2f} [{_ends(faithful)}]",
+            f"{scores.completeness[0]:.2f} [{_ends(complete)}]",
+        )
 
-        Two sets are measured, by the tracer that made the result.
+    def faithfulness(self) -> Faithfulness:
+        """Effect, faithfulness and completeness of the selected components, with intervals.
+
+        On the held-out examples, if there are some. Nothing is measured, also of a loaded result.
 
         Raises:
-            NoResultError: The result was loaded, or its tracer is gone.
+            NoResultError: The effects of the complement were not measured.
         """
-        return tracer_of(self).faithfulness(self)
+        if self.held_out is None:
+            own, others, full = self.per_example, self.complement, self.full_per_example
+            weights, clusters, measured_on = self.weights, self.clusters, self.dataset_fingerprint
+        else:
+            own, others, full = self.held_out, self.held_out_complement, self.held_out_full
+            weights, clusters = self.held_out_weights, self.held_out_clusters
+            measured_on = self.held_out_fingerprint or ""
+        if others is None or full is None:
+            raise NoResultError(
+                "This result does not hold the effects of its complement. Measure them: "
+                "tracer.faithfulness(result)."
+            )
+        return Faithfulness.of(
+            own[None],
+            others[None],
+            full,
+            sizes=[self.n_selected],
+            n_components=self.n_components,
+            metric=str(self.setup.metric),
+            direction=self.setup.direction,
+            weights=weights,
+            clusters=clusters,
+            method=self.method,
+            examples=said_of_examples(self.dataset_fingerprint, measured_on),
+        )
 
     def export(self, folder: str | Path) -> Any:
         """Writes a plain Hugging Face model in which the set is replaced; see `Tracer.export`.

@@ -47,6 +47,24 @@ def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     return {name: [result.extra_effects[name] for result in results] for name in names}
 
 
+def circuit_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
+    """Faithfulness and completeness with their intervals; empty if one was not measured.
+
+    On the held-out examples where there are some.
+    """
+    if any(result.complement is None for result in results):
+        return {}
+    columns: dict[str, list[float]] = {}
+    for scores in [result.faithfulness() for result in results]:
+        for name in ("faithfulness", "completeness"):
+            (ends,) = getattr(scores, f"{name}_intervals")
+            for suffix, value in (
+                *(("", getattr(scores, name)[0]), ("_low", ends[0]), ("_high", ends[1])),
+            ):
+                columns.setdefault(f"{name}{suffix}", []).append(value)
+    return columns
+
+
 def facts_of_model(result: TraceResult) -> str:
     """Name, revision and weights of the model of a result, and what may blur its numbers."""
     facts = result.model_facts

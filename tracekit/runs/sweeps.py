@@ -26,6 +26,7 @@ from tracekit.errors import (
 )
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
+from tracekit.results.tables import circuit_columns
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import Grid, part_of
@@ -351,6 +352,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             "low": result.spread[0],
             "high": result.spread[1],
             "share": result.share_of_full_effect,
+            **{name: value for name, (value,) in circuit_columns([result]).items()},
             "held_out": result.held_out_effect,
             "held_out_low": low,
             "held_out_high": high,

@@ -23,6 +23,10 @@ _FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
 _AS_GOOD = 0.05
 """Share of a value by which another set may be worse and still is as good; beyond it, better."""
+MOST_OF_FULL = 1.1
+"""Share of the full effect beyond which a set overshoots."""
+STILL_DONE = 0.5
+"""Share of the task from which on a set, or its complement, still does it."""
 _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
@@ -98,6 +102,49 @@ def warn_of_results(
             UnreliableResultWarning,
         )
     _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
+    warn_of_circuits(results)
+
+
+def warn_of_circuits(results: Sequence[TraceResult]) -> None:
+    """Warns of the set that overshoots most, and of the one whose complement does most.
+
+    On the held-out examples, if there are some; only of what their intervals say too. A set whose
+    complement does the task is worth a word where it does most of the task itself: else it is just
+    small.
+    """
+    measured = [
+        (result, result.faithfulness())
+        for result in results
+        if result.full_effect > 0 and result.complement is not None
+    ]
+    beyond = [
+        each
+        for each in measured
+        if each[1].shares_of_full[0] > MOST_OF_FULL and each[1].share_of_full_intervals[0][0] > 1
+    ]
+    if beyond:
+        result, scores = max(beyond, key=lambda each: each[1].shares_of_full[0])
+        warn(
+            f"The set of {result.n_selected} has {scores.shares_of_full[0]:.2f} times the effect "
+            "of all components: it leaves out those that push back. A large effect is no circuit: "
+            f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does. "
+            "Search with objective='faithful' for that.",
+            UnreliableResultWarning,
+        )
+    both = [
+        each
+        for each in measured
+        if each[1].faithfulness_intervals[0][0] > STILL_DONE
+        and each[1].completeness_intervals[0][0] > STILL_DONE
+    ]
+    if both:
+        result, scores = max(both, key=lambda each: each[1].completeness[0])
+        warn(
+            f"The set of {result.n_selected} does {scores.faithfulness[0]:.2f} of the task alone, "
+            f"and all other components without it do {scores.completeness[0]:.2f}: it is not "
+            "complete. Look for what stands in for it: tracer.explain(result).",
+            UnreliableResultWarning,
+        )
 
 
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:

@@ -62,7 +62,9 @@ def open_explorer(
     def to_result(members: ComponentSet, effects: Effects) -> TraceResult:
         mask = masks.from_indices(members, len(registry))
         selection = Selection(mask=mask, effects=effects)
-        return traced.result(Manual(), selection, Goal(), 0, Usage(Cost(1, 0), 0.0))
+        (complement,) = traced.complements([selection])
+        spent = Usage(Cost(1, 0), 0.0)
+        return traced.result(Manual(), selection, Goal(), 0, spent, complement=complement)
 
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front

@@ -22,7 +22,7 @@ from torch import Tensor
 from tracekit._util import progress as _progress
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import from_indices
+from tracekit.components.masks import complement_of, from_indices
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
@@ -97,6 +97,14 @@ class Usage(NamedTuple):
     seconds: float
 
 
+class ComplementEffects(NamedTuple):
+    """Effects of all components but those of a set, example by example."""
+
+    own: Effects
+    held_out: Effects | None
+    """On the held-out examples, if there are some."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
     """Data and labels that all results of a tracer share."""
@@ -146,6 +154,7 @@ class RunContext:
         seed: int,
         spent: Usage,
         *,
+        complement: ComplementEffects,
         constraint: ConstraintEffect | None = None,
         objective: Objective | None = None,
     ) -> TraceResult:
@@ -186,7 +195,11 @@ class RunContext:
             per_example=selection.effects,
             weights=engine.pairs.weights,
             full_effect=engine.full_effects.mean().item(),
+            full_per_example=engine.full_effects,
+            complement=complement.own,
             held_out=None if self.held_out is None else self.held_out.effects(mask),
+            held_out_full=None if self.held_out is None else self.held_out.full_effects,
+            held_out_complement=complement.held_out,
             held_out_weights=None if self.held_out is None else self.held_out.pairs.weights,
             clusters=engine.pairs.clusters,
             held_out_clusters=None if self.held_out is None else self.held_out.pairs.clusters,
@@ -208,6 +221,18 @@ class RunContext:
             noise_floor=self.noise_floor,
             tracer=self.tracer,
         )
+
+    def complements(self, selections: Sequence[Selection]) -> list[ComplementEffects]:
+        """Effects of all components but the selected ones, for each of several selections."""
+        sets = [
+            complement_of(each.mask.nonzero()[:, 0].tolist(), self.engine.n_components)
+            for each in selections
+        ]
+        own = self.engine.set_effects(sets, "complements")
+        if self.held_out is None:
+            return [ComplementEffects(row, None) for row in own]
+        held_out = self.held_out.set_effects(sets, "complements, held out")
+        return list(map(ComplementEffects, own, held_out))
 
     def _with_effects(self, selection: Selection) -> Selection:
         """A selection that was searched by scores, with effects in their place."""
@@ -321,7 +346,7 @@ class SearchRun:
         n_held_out = 0 if traced.held_out is None else traced.held_out.n_examples
         has_also = len(traced.extra_metrics) > 0
         share = n_held_out / traced.engine.n_examples
-        passes = n_results * (has_also + share * (1 + has_also))
+        passes = n_results * (1 + has_also + share * (2 + has_also))
         if statistics is None:
             return passes
         sizes = sizes_of_statistics(range(1, budgets[-1] + 1))
@@ -397,13 +422,11 @@ class SearchRun:
                 spent = Usage(target.cost - before, time.perf_counter() - start)
             if self.constraint is not None and goal.budgets:
                 selections = [best_within(selections, budget) for budget in goal.budgets]
-            results = []
-            for selection in selections:
-                effect = self._constraint_effect(selection.mask)
+            bounds = [self._constraint_effect(selection.mask) for selection in selections]
+            for effect in bounds:
                 if self.constraint is not None and effect is not None and not effect.is_within:
                     raise nothing_within(self.constraint[0], effect.effect)
-                results.append(self._result(selection, spent, effect))
-            return results
+            return self._results_of(selections, bounds, spent)
 
     def _best_so_far(self) -> list[Selection]:
         """The best sets that an interrupted search has measured, as answers to the goal."""
@@ -434,18 +457,26 @@ class SearchRun:
             return None
         return target.report(mask.nonzero()[:, 0].tolist())
 
-    def _result(
-        self, selection: Selection, spent: Usage, constraint: ConstraintEffect | None
-    ) -> TraceResult:
-        return self.traced.result(
-            selection.by or self.search,
-            selection,
-            self.goal,
-            self.seed,
-            spent,
-            constraint=constraint,
-            objective=self._maximised,
-        )
+    def _results_of(
+        self,
+        selections: Sequence[Selection],
+        bounds: Sequence[ConstraintEffect | None],
+        spent: Usage,
+    ) -> list[TraceResult]:
+        complements = self.traced.complements(selections)
+        return [
+            self.traced.result(
+                selection.by or self.search,
+                selection,
+                self.goal,
+                self.seed,
+                spent,
+                complement=complement,
+                constraint=bound,
+                objective=self._maximised,
+            )
+            for selection, complement, bound in zip(selections, complements, bounds, strict=True)
+        ]
 
     # ---- the front ------------------------------------------------------------------------
 
@@ -521,13 +552,14 @@ class SearchRun:
     def _front_of(
         self, sets: Mapping[int, Selection], spent: Usage, order: Sequence[int]
     ) -> ParetoFront:
-        results = []
-        for selection in sets.values():
-            effect = self._constraint_effect(selection.mask)
-            if effect is None or effect.is_within:
-                results.append(self._result(selection, spent, effect))
-        if self.constraint is not None and not results:
+        bounds = {size: self._constraint_effect(sets[size].mask) for size in sets}
+        within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
+        if not within:
+            assert self.constraint is not None
             raise nothing_within(self.constraint[0])
+        results = self._results_of(
+            [sets[size] for size in within], [bounds[size] for size in within], spent
+        )
         return ParetoFront.of(results, self.goal.budgets[-1], order=order)
 
     def _with_statistics(
