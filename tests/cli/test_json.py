@@ -95,6 +95,27 @@ class TestVerify:
         assert rows["weights"]["saved"] == rows["weights"]["now"]
         assert parsed["lines"][-1].endswith("agrees.")
 
+    def test_held_out_examples(self, document, demo_model, tmp_path):
+        pairs, fresh = tk.load_dataset("demo-bias", demo_model)[:12].split(0.5)
+        tracer = tk.Tracer(demo_model, pairs, held_out=fresh)
+        result = tracer.run("attribution", budget=3)
+        parsed = document("verify", result.save(tmp_path / "run"))
+        rows = {row["measured"]: row for row in parsed["tables"][0]}
+        assert rows["held-out effect"]["now"] == pytest.approx(result.held_out_effect, rel=1e-4)
+        assert rows["largest difference on a held-out example"]["agrees"] == "yes"
+        # Here the mean stays as it is.
+        change = torch.zeros(len(fresh))
+        change[:2] = torch.tensor([0.01, -0.01])
+        changed = replace(result, held_out=result.held_out + change)
+        parsed = document("verify", changed.save(tmp_path / "changed"))
+        assert "largest difference on a held-out example" in parsed["error"]["message"]
+        other = replace(result, held_out_fingerprint="0" * 64)
+        parsed = document("verify", other.save(tmp_path / "other"))
+        assert "6 held-out examples are not those of the run" in parsed["error"]["message"]
+        # Somebody's pairs are known to their own program only.
+        path = replace(result, held_out_data=None).save(tmp_path / "unknown")
+        assert "held-out examples were not measured" in document("verify", path)["lines"][0]
+
     def test_weights_that_differ(self, document, folder, tmp_path):
         result = tk.TraceResult.load(folder)
         facts = replace(result.model_facts, weights_digest="0" * 64)

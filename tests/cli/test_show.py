@@ -38,5 +38,7 @@ def test_saved_runs_are_one_table_of_a_terminal_s_width(model, monkeypatch, caps
     assert "4 examples of" in lines[0]
     sizes = [line.split("\u2502")[2].split()[0] for line in lines if " of 12 " in line]
     assert sizes == ["2", "4", "10"] * 2
+    # No interval is broken.
+    assert all(" to " in line.split("\u2502")[4] for line in lines if " of 12 " in line)
     text = " ".join(out.split())
     assert all(label in text for result in tracer.results for label in result.labels)

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
+import tracekit as tk
 from tracekit import figures
 from tracekit.components import ComponentRegistry
 from tracekit.errors import ConfigError, FigureExportError
@@ -128,6 +129,8 @@ def test_maps_of_deep_models_fit_a_page(kinds, options, n_layers, n_heads):
         plot += [layout.height - layout.margin.t - layout.margin.b]
         if n_layers >= 20:
             assert plot[1] / n_layers <= 0.12 * 96 + 1e-6
+        title = layout.title
+        assert 0.5 * title.font.size * len(title.text) <= layout.width * 0.98
         # No two texts of layers overlap.
         apart = min(b - a for a, b in pairwise(layout.yaxis.tickvals))
         assert apart * plot[1] / n_layers >= 0.89 * layout.yaxis.tickfont.size
@@ -213,3 +216,30 @@ class TestPrint:
         assert float(svg[1]) == pytest.approx(3.3 * 96, abs=1)
         box = re.search(rb"/MediaBox ?\[0 0 ([\d.]+) ", (tmp_path / "a.pdf").read_bytes())
         assert float(box[1]) == pytest.approx(3.3 * 72, abs=1.5)
+
+
+def test_a_bar_beside_a_low_map_keeps_its_ticks_apart():
+    figure = map_of(4, "head-outputs+mlp-neurons+mlp-blocks", 8)
+    for texts, drawn in ((1.0, figure), (0.76, figures.for_print(figure, width="3.3in"))):
+        maps = [trace for trace in drawn.data if trace.type == "heatmap"]
+        (bar,) = [trace.colorbar for trace in maps if trace.showscale]
+        layout = drawn.layout
+        assert list(bar.ticktext) == ["\u22121", "0", "1"]
+        plot = layout.height - layout.margin.t - layout.margin.b
+        if plot < 100 * texts:
+            assert (bar.lenmode, bar.y, bar.yanchor) == ("pixels", 1, "top")
+            # Three ticks and two lines above them, all of them within the figure.
+            assert 5 * bar.tickfont.size < bar.len < plot + layout.margin.b
+    assert figures.style.two_digits(-0.0000381) == "\u22123.8e\u22125"
+
+
+def test_titles_of_panels_do_not_touch(tracer):
+    names = [f"a rather long name {number}" for number in range(4)]
+    drawn = tk.compare(tracer.results[1:3] * 2, names).heatmap()
+    layout = figures.for_print(drawn, width="3.3in").layout
+    plot = layout.width - layout.margin.l - layout.margin.r
+    notes = [note for note in layout.annotations if note.text in names]
+    starts = [layout[note.xref.replace("x", "xaxis").split()[0]].domain[0] for note in notes]
+    assert len(starts) == 4
+    for note, (start, end) in zip(notes, pairwise([*starts, 1]), strict=True):
+        assert 0.5 * note.font.size * len(note.text) < plot * (end - start)

@@ -179,3 +179,20 @@ def test_fronts_show_the_size_at_which_components_enter(model):
     ends = (front.sizes[0], front.sizes[-1])
     assert (cells.zmin, cells.zmax) == ends
     assert (cells.colorbar.tickvals[0], cells.colorbar.tickvals[-1]) == ends
+
+
+def test_cells_below_zero_say_so_without_colour(model):
+    result = tk.Tracer(model, tiny.pairs(6)).run("top-k", budget=2)
+    figure = result.heatmap(color="score")
+    drawn = [trace for trace in figure.data if trace.type == "heatmap" and trace.showscale]
+    values = {
+        (row, column): value
+        for row, cells in enumerate(drawn[0].z)
+        for column, value in enumerate(cells)
+    }
+    least = 0.1 * max(map(abs, values.values()))
+    below = [cell for cell, value in values.items() if value < -least]
+    assert 0 < len(below) < len(values)
+    (marks,) = [trace for trace in figure.data if trace.name == "below 0"]
+    assert list(zip(marks.y, marks.x, strict=True)) == below
+    assert "below 0" in drawn[0].colorbar.title.text

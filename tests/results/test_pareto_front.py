@@ -76,6 +76,19 @@ def test_a_front_with_the_curve_of_another_is_refused(front, tracer, tmp_path):
         tk.ParetoFront.load(tmp_path)
 
 
+def test_the_curve_of_a_front_draws_the_held_out_examples_of_its_tracer(demo_model):
+    inside, outside = tk.load_dataset("demo-facts", demo_model)[:12].split(0.5)
+    tracer = tk.Tracer(demo_model, inside, metric="probability-drop", held_out=outside)
+    front = tracer.pareto(max_budget=2)
+    named = {trace.name: trace for trace in front.curve().data if trace.name}
+    fresh = named["held-out examples"]
+    assert list(fresh.y) == [result.held_out_effect for result in front]
+    assert list(fresh.error_y.arrayminus) == pytest.approx(
+        [result.held_out_effect - result.held_out_interval[0] for result in front]
+    )
+    assert list(named["held out by halves"].y) == front.to_frame()["held_out"].tolist()
+
+
 def test_the_curve_of_a_front_draws_its_data(front):
     frame = front.to_frame()
     figure = front.curve()

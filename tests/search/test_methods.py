@@ -125,6 +125,8 @@ def test_unknown_methods_and_options(tracer):
         tracer.run("topk", budget=2)
     with pytest.raises(UnknownNameError, match="Unknown option 'lamda1'. Did you mean 'lambda1'"):
         tracer.run(budget=2, lamda1=1.0)
+    with pytest.raises(UnknownNameError, match="Unknown option 'bugdet'. Did you mean 'budget'"):
+        tracer.run(bugdet=2)
     with pytest.raises(UnknownNameError, match="none, as the search was given ready-made"):
         tracer.run(tk.search.Random(draws=5), budget=2, draws=6)
     assert tracer.run(tk.search.Random(draws=5), budget=2).config == {"draws": 5}

@@ -64,7 +64,7 @@ class TestGenerate:
     @pytest.mark.parametrize("kind", ["head-outputs", "attention-patterns"])
     def test_counterfactual_prompts_act_in_the_prompt(self, demo_model, pairs, kind):
         tracer = traced(demo_model, pairs, kind, source="counterfactual", positions="prompt")
-        table = tracer.generate("all", PROMPTS, counterfactuals=CHANGED, max_new_tokens=8).table
+        table = tracer.generate("all", PROMPTS, CHANGED, max_new_tokens=8).table
         rows = [
             {"prompt": prompt, "counterfactual": changed, "x": " she"}
             for prompt, changed in zip(PROMPTS, CHANGED, strict=True)
@@ -107,7 +107,7 @@ class TestGenerate:
     def test_they_are_shown(self, demo_model, pairs):
         generations = traced(demo_model, pairs).generate(SET, PROMPTS[0])
         text = generations.table["intervened"][0]
-        assert f"intervened: {text!r}" in str(generations)
+        assert f"intervened: {text!r}" in str(generations) == repr(generations)
         assert text in generations._repr_html_()
 
     def test_errors(self, demo_model, pairs):

@@ -203,8 +203,14 @@ def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
         low, high = ours.held_out_interval
         assert low <= ours.held_out_effect <= high
         assert theirs.held_out is theirs.held_out_effect is theirs.held_out_interval is None
+        torch.testing.assert_close(
+            tracer.evaluate(ours, per_example=True, held_out=True), ours.held_out
+        )
         assert ours.spread[0] <= ours.effect <= ours.spread[1]
         assert torch.equal(tk.TraceResult.load(ours.save(tmp_path)).held_out, ours.held_out)
+    assert tracer.held_out.fingerprint == ours.held_out_fingerprint
+    with pytest.raises(ConfigError, match="This tracer has no held-out examples. Give it some"):
+        tk.Tracer(model, inside).evaluate([0], held_out=True)
 
 
 @pytest.mark.parametrize(
@@ -432,6 +438,10 @@ class TestWeakEffects:
         (text,) = self.warnings_of(tracer)
         assert text.startswith(f"Example {int(effects.argmax())} (")
         assert f"carries {100 * share:.0f} % of the effect of all 8 examples" in text
+        # It points to the line of whoever asked, not into a cached property.
+        with pytest.warns(UnreliableResultWarning) as caught:
+            tk.Tracer(model, pairs, metric=metric).run("top-k", budget=1)
+        assert {warning.filename for warning in caught} == {__file__}
 
     def test_usual_effects_are_silent(self, demo_model):
         tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])

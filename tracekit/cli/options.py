@@ -404,13 +404,14 @@ def build_tracer(
     """Loads model and data and builds the tracer of the options `TRACED` of a command.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
-    A given setup is taken instead of the one that the options say.
+    A given setup is taken instead of the one that the options say; held-out examples are those of a
+    `held_out_origin` in `given`, if there is one.
     """
     from tracekit.cli.output import join_ranks, print_step
 
     print_step(f"Loading {given['model']} ...")
     import tracekit as tk
-    from tracekit.data.registry import describe
+    from tracekit.data.registry import describe, load_origin
 
     join_ranks()
     seed, layers = given.get("seed", 0), parse_layers(given.get("layers"))
@@ -419,6 +420,8 @@ def build_tracer(
     held_out = None
     if given.get("held_out") is not None:
         pairs, held_out = pairs.split(1 - given["held_out"], seed=seed)
+    elif given.get("held_out_origin") is not None:
+        held_out = load_origin(given["held_out_origin"], model)
     if setup is None:
         positions = given["positions"] or ("prompt" if given["split_by"] else usual.positions)
         setup = tk.Setup(

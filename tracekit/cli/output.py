@@ -233,7 +233,7 @@ def print_rows(table: Table, n_names: int = 1) -> None:
     if console.document is not None:
         console.print(table)
         return
-    widths = [_longest(column, " ") for column in table.columns]
+    widths = [_longest(column, "\n" if column.no_wrap else " ") for column in table.columns]
     parts, part = [], list(range(n_names))
     for number in range(n_names, len(widths)):
         # Two spaces and a line for each column, and a line at the end.
@@ -421,6 +421,7 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     table = Table(*columns)
     for column in table.columns[1 : None if is_full else -1]:
         column.justify = "right"
+        column.no_wrap = not is_full and column.header == "95 % spread"
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     print_rows(table, n_names=min(2, len(columns)))

@@ -67,6 +67,7 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     if given["split_by"] is not None:
         setup = replace(setup, split_by=given["split_by"])
     given = {**given, **named, "seed": result.seed, "origin": origin}
+    given["held_out_origin"] = None if is_given else result.held_out_data
     tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
     _check_same(tracer, result)
     return tracer
@@ -78,6 +79,12 @@ def _check_same(tracer: Tracer, result: TraceResult) -> None:
             f"The run is of {len(result.per_example)} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
             "and --data-option as for the run."
+        )
+    saved = result.held_out_fingerprint
+    if saved and tracer.held_out is not None and tracer.held_out.fingerprint != saved:
+        raise ComparisonError(
+            f"The {len(tracer.held_out)} held-out examples are not those of the run. Give "
+            "--dataset, --split, --limit, --held-out and --data-option as for the run."
         )
     effect = tracer.evaluate(result)
     allowed = _TOLERANCE * result.per_example.abs().mean().item() + 1e-6

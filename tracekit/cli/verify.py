@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 
 from tracekit.cli.app import app
@@ -9,6 +11,9 @@ from tracekit.cli.options import REBUILT, Given, takes
 from tracekit.cli.output import console, print_rows
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 from tracekit.errors import ComparisonError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TOLERANCE = 1e-4
 """Difference of an effect on an example, where effects are up to 1."""
@@ -20,7 +25,7 @@ def verify(given: Given, run: Run) -> None:
     """Measures a saved run again, and says whether it agrees: model, data, every effect.
 
     Exit code 1 if anything differs: weights by their digest, data by their fingerprint, the effect
-    on each example and that of all components by their numbers.
+    on each example, also held-out ones, and that of all components by their numbers.
     """
     import tracekit as tk
     from tracekit.models import weights_digest
@@ -29,21 +34,19 @@ def verify(given: Given, run: Run) -> None:
     # Refuses other data, and a model with another effect.
     tracer = rebuild_tracer(result, given)
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
-    again = tracer.evaluate(result, per_example=True)
     digests = [result.model_facts.weights_digest, weights_digest(tracer.model)]
+    full = (result.full_effect, tracer.full_effect)
+    now = tracer.evaluate(result, per_example=True)
     rows = [
         ("weights", *(digest[:16] or "unknown" for digest in digests), digests[0] == digests[1]),
         ("data", *(2 * [result.dataset_fingerprint[:16]]), True),
+        ("all components", *(f"{each:.6g}" for each in full), abs(full[0] - full[1]) <= allowed),
+        *_rows("", result.per_example, now, allowed),
     ]
-    numbers = [
-        ("effect", result.per_example, again),
-        ("all components", result.full_effect, tracer.full_effect),
-    ]
-    for name, saved, now in numbers:
-        saved, now = (value if isinstance(value, float) else value.mean() for value in (saved, now))
-        rows.append((name, f"{saved:.6g}", f"{now:.6g}", abs(saved - now) <= allowed))
-    largest = (again - result.per_example).abs().max().item()
-    rows.append(("largest difference on an example", "", f"{largest:.2g}", largest <= allowed))
+    held_out = result.held_out
+    if held_out is not None and tracer.held_out is not None:
+        now = tracer.evaluate(result, per_example=True, held_out=True)
+        rows += _rows("held-out ", held_out, now, allowed)
     table = Table("measured", "saved", "now", "agrees")
     for name, saved, now, agrees in rows:
         table.add_row(name, saved, now, "yes" if agrees else "NO")
@@ -54,4 +57,19 @@ def verify(given: Given, run: Run) -> None:
             f"{run} does not agree with what is measured now: {', '.join(wrong)}. Give --model, "
             "--dtype and --model-option as for the run; other weights give other effects."
         )
+    if held_out is not None and tracer.held_out is None:
+        console.print("Its held-out examples were not measured. Give --dataset and --held-out.")
     console.print(f"{run} agrees.", style="bold", highlight=False)
+
+
+def _rows(
+    kind: str, saved: Tensor, now: Tensor, allowed: float
+) -> list[tuple[str, str, str, bool]]:
+    """The mean effect on examples of a kind, and the largest difference on one of them."""
+    before, after = saved.mean().item(), now.mean().item()
+    largest = (now - saved).abs().max().item()
+    example = f"a {kind}example" if kind else "an example"
+    return [
+        (f"{kind}effect", f"{before:.6g}", f"{after:.6g}", abs(before - after) <= allowed),
+        (f"largest difference on {example}", "", f"{largest:.2g}", largest <= allowed),
+    ]

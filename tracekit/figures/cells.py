@@ -19,8 +19,10 @@ from tracekit.figures.style import (
     TICK_SIZE,
     add_margins,
     color_bar,
+    fit_bar,
     plain,
     set_titles,
+    two_digits,
 )
 
 _CELL = 27.0
@@ -33,6 +35,10 @@ _WIDE_GAP = 48.0
 """Beside a panel of one column, in pixels."""
 _TALLEST = 640.0
 """Height of all rows, in pixels."""
+_NEGATIVE = "\u2212: below 0"
+"""Below the title of a colour bar of values with signs, which colours lose in grey."""
+_FAINT = 0.1
+"""Share of the largest value below which the sign of a value is not written."""
 _UNSTUDIED = "#d0d0d0"
 """Colour of cell borders, and of cells that are not studied."""
 
@@ -170,6 +176,10 @@ def draw_panels(
     _mark_skipped_layers(figure, layers, len(panels))
     figure.update_layout(plot_bgcolor=_UNSTUDIED, showlegend=False)
     add_margins(figure, margins, plot_width, plot_height)
+    fit_bar(figure, plot_height)
+    if is_single[-1]:
+        # Beside the title of the last column.
+        figure.update_traces(colorbar_x=1.02 + 34 / plot_width, selector={"showscale": True})
     return set_titles(figure, title, subtitle)
 
 
@@ -215,11 +225,32 @@ def _add_cells(
         colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale, n_ticks)),
         **axes,
     )
+    if scale is not None and scale.low < 0:
+        marked = [
+            (row, column, value / scale.low)
+            for row, values in zip(rows, panel.values, strict=True)
+            for column, value in enumerate(values)
+            if value is not None and value < _FAINT * scale.low
+        ]
+        figure.add_scatter(
+            x=[column for _, column, _ in marked],
+            y=[row for row, _, _ in marked],
+            mode="text",
+            text=["\u2212"] * len(marked),
+            textfont={
+                "size": max(6, 0.8 * cell),
+                "color": ["white" if share > 0.6 else "black" for _, _, share in marked],
+            },
+            hoverinfo="skip",
+            name="below 0",
+            **axes,
+        )
 
 
 def _bar_ticks(scale: ColorScale, n_ticks: int) -> dict[str, Any]:
     if scale.low < 0:
-        return {"tickvals": [scale.low, 0, scale.high], "tickformat": ".2~g"}
+        ticks = [scale.low, 0, scale.high]
+        return {"tickvals": ticks, "ticktext": list(map(two_digits, ticks)), "note": _NEGATIVE}
     return {"tickvals": scale.ticks} if scale.ticks else {"nticks": n_ticks}
 
 

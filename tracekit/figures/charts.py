@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import color_bar, finish, plain, styles
+from tracekit.figures.style import color_bar, finish, place_title, plain, styles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,6 +149,11 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             colorbar=color_bar("Jaccard"),
         )
     )
-    figure.update_xaxes(constrain="domain", showgrid=False)
+    figure.update_xaxes(constrain="domain", showgrid=False, tickangle=-40)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", constrain="domain", showgrid=False)
-    return finish(figure, title, subtitle)
+    finish(figure, title, subtitle)
+    layout: Any = figure.layout
+    more = max(0, 5 * max(map(len, labels)) - 40)
+    layout.margin.b += more
+    layout.height += more
+    return place_title(figure)

@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from tracekit._util.files import draft_folder, write_beside
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
-from tracekit.figures.style import add_legend, place_title, title_width
+from tracekit.figures.style import add_legend, fit_bar, fit_titles, place_title, title_width
 
 _PIXELS_PER_POINT = 2
 _PER_INCH = 96
@@ -97,7 +97,8 @@ def for_print(
     """A copy of a figure in another size and font; arguments as in `write`.
 
     The plot keeps its proportions; margins, which hold texts, grow and shrink with the font. A plot
-    that would get too high is smaller; where its cells are no squares, only lower.
+    that would get too high is smaller; where its cells are no squares, only lower. A title that is
+    wider than the figure is smaller, too.
     """
     drawn = figure.to_dict()
     layout = drawn["layout"]
@@ -124,7 +125,8 @@ def for_print(
     scale = plot / (old_width - old_margin["l"] - old_margin["r"])
     old_plot = old_height - old_margin["t"] - old_margin["b"]
     highest = inf
-    if "legend" in layout:
+    has_legend = "orientation" in layout.get("legend", {})
+    if has_legend:
         margin["b"] = add_legend(go.Figure(drawn), (plot, old_plot), texts)
     if width is not None or height is not None:
         page = _inches(height or _HIGHEST, "height") * _PER_INCH
@@ -152,11 +154,13 @@ def for_print(
         layout["font"]["family"] = font
     resized = go.Figure(drawn)
     _thin_ticks(resized, plot, plot_height)
-    if "legend" in layout:
+    if has_legend:
         add_legend(resized, (plot, plot_height), texts)
     resized.update_layout(
         height=margin["t"] + plot_height + margin["b"], margin={**old_margin, **margin}
     )
+    fit_titles(resized, plot)
+    fit_bar(resized, plot_height, texts)
     return place_title(resized)
 
 
@@ -292,15 +296,25 @@ def _inches(measure: str | float, name: str) -> float:
 def _right_of_plot(figure: go.Figure) -> float:
     """Pixels that a figure needs on the right of its plot."""
     traces: list[Any] = list(figure.data)
-    has_bar = any(trace.type == "heatmap" and trace.showscale is not False for trace in traces)
+    bars = [
+        trace.colorbar
+        for trace in traces
+        if trace.type == "heatmap" and trace.showscale is not False
+    ]
     layout: Any = figure.layout
+    plot = layout.width - layout.margin.l - layout.margin.r
+    # A bar stands 2 % of the plot beside it, if not further.
+    of_bars = [
+        max([98.0, *(42 + 8.5 * len(text) for text in bar.ticktext or ())])
+        + ((bar.x or 1.02) - 1.02) * plot
+        for bar in bars
+    ]
     beside = [
         len(text) * 7.2 + 20.0
         for note in layout.annotations
         if (note.x, note.xref, note.xanchor) == (1, "x domain", "left")
         for text in note.text.split("<br>")
     ]
-    plot = layout.width - layout.margin.l - layout.margin.r
     axes: list[Any] = list(figure.select_xaxes())
     # Half of a title is beside the axis that it is wider than.
     beyond = [
@@ -308,7 +322,7 @@ def _right_of_plot(figure: go.Figure) -> float:
         for axis in axes
         if axis.domain is not None and axis.domain[1] > 0.999
     ]
-    return max([98.0 if has_bar else 20.0, *beside, *beyond])
+    return max([20.0, *of_bars, *beside, *beyond])
 
 
 def _above_plot(figure: go.Figure) -> float:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BOX, TICK_SIZE, add_margins, color_bar, plain, set_titles
+from tracekit.figures.style import (
+    BOX,
+    TICK_SIZE,
+    add_margins,
+    color_bar,
+    plain,
+    set_titles,
+    two_digits,
+)
 
 _PLOT = 360.0
 """Width and height of the map, in pixels."""
@@ -75,14 +83,19 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
         **BOX, range=[n - 0.5, -0.5], scaleanchor="x", constrain="domain", showgrid=False
     )
     figure.update_layout(plot_bgcolor="#d0d0d0")
-    add_margins(figure, {"l": left, "r": 92.0, "t": 70.0, "b": below}, _PLOT, _PLOT)
+    add_margins(
+        figure,
+        {"l": left, "r": 110.0 if largest > bound * (1 + 1e-6) else 92.0, "t": 70.0, "b": below},
+        _PLOT,
+        _PLOT,
+    )
     return set_titles(figure, title, subtitle)
 
 
 def _ticks_beyond(bound: float) -> Mapping[str, Sequence[object]]:
     """Ticks of a colour bar whose ends say that values lie beyond."""
     ticks = [-bound, -bound / 2, 0, bound / 2, bound]
-    texts = [f"{tick:.2g}".replace("-", "\u2212") for tick in ticks]
+    texts = list(map(two_digits, ticks))
     return {
         "tickvals": ticks,
         "ticktext": [f"\u25bc {texts[0]}", *texts[1:4], f"\u25b2 {texts[4]}"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import plotly.graph_objects as go
@@ -103,6 +103,11 @@ def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
+def two_digits(value: float) -> str:
+    """Two digits of a number, without zeros that a narrow place has no room for."""
+    return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "\u2212")
+
+
 def error_bars(
     values: Iterable[float], low: Iterable[float], high: Iterable[float], **more: Any
 ) -> dict[str, Any]:
@@ -146,6 +151,43 @@ def title_width(figure: go.Figure) -> float:
     """Pixels that title and subtitle need on the screen."""
     title: Any = figure.layout.title  # type: ignore[attr-defined]
     return max(8.5 * len(title.text or ""), 7.2 * len(title.subtitle.text or "")) + 24
+
+
+def fit_titles(figure: go.Figure, plot_width: float) -> None:
+    """Makes titles smaller where figure or panels are too narrow for them."""
+    layout: Any = figure.layout
+    for each in (layout.title, layout.title.subtitle):
+        if each.text:
+            # A letter is about half as wide as it is high; the title begins at 2 % of the width.
+            each.font.size = min(each.font.size, 0.96 * layout.width / (0.5 * len(each.text)))
+    notes = [
+        note for note in layout.annotations if (note.x, note.y, note.yanchor) == (0, 1, "bottom")
+    ]
+    starts = [layout["xaxis" + note.xref.removesuffix(" domain")[1:]].domain[0] for note in notes]
+    sizes = [
+        plot_width * (end - start) / (0.5 * len(note.text) + 1)
+        for note, (start, end) in zip(notes, pairwise([*starts, 1.0]), strict=True)
+    ]
+    for note in notes:
+        note.font.size = min(note.font.size, *sizes)
+
+
+def fit_bar(figure: go.Figure, plot_height: float, texts: float = 1.0) -> None:
+    """Makes the colour bar longer than a plot that is too low for its ticks.
+
+    `plot_height` is in pixels, `texts` the size of texts over that on the screen.
+    """
+    length = 104.0 * texts
+    if plot_height >= length:
+        return
+    layout: Any = figure.layout
+    figure.update_traces(
+        {"colorbar": {"lenmode": "pixels", "len": length, "y": 1, "yanchor": "top", "ypad": 0}},
+        {"type": "heatmap", "showscale": True},
+    )
+    missing = max(0.0, length + 9 * texts - plot_height - layout.margin.b)
+    layout.margin.b += missing
+    layout.height += missing
 
 
 def place_title(figure: go.Figure) -> go.Figure:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from tracekit.figures.size_axis import Line, size_lines
-from tracekit.figures.style import CONTROL, OTHER_SETS, STYLES, data_and_model, plain, styles
+from tracekit.figures.style import (
+    CONTROL,
+    OTHER_SETS,
+    SPARE_STYLES,
+    STYLES,
+    data_and_model,
+    plain,
+    styles,
+)
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable, curve_data
 from tracekit.search import title_of
@@ -74,12 +83,21 @@ def _of_results(
     )
 
 
-def pareto_curve(frame: pd.DataFrame, first: TraceResult, largest: int) -> go.Figure:
+def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: int) -> go.Figure:
     """Effect of the best sets against their size; see `ParetoFront.curve`, of which `frame` is."""
-    lines = []
+    lines, first = [], results[0]
+    has_fresh = first.held_out is not None
+    if has_fresh:
+        ends = [result.held_out_interval or (nan, nan) for result in results]
+        frame = frame.assign(
+            fresh=[result.held_out_effect for result in results],
+            fresh_low=[low for low, _ in ends],
+            fresh_high=[high for _, high in ends],
+        )
     for name, column, style in (
         ("best set", "effect", STYLES["local-search"]),
-        ("held out", "held_out", STYLES["greedy"]),
+        *([("held-out examples", "fresh", SPARE_STYLES[0])] if has_fresh else []),
+        ("held out by halves" if has_fresh else "held out", "held_out", STYLES["greedy"]),
         ("random, same layers", "control", CONTROL),
     ):
         rows = frame.dropna(subset=[column])

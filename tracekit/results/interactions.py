@@ -352,11 +352,15 @@ def _hover(grid: InteractionGrid) -> list[list[str]]:
 
 
 def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[tuple[int, int]]:
-    """The cells of the largest interactions of each direction."""
+    """The cells of the largest interactions of each direction, and of all that look negative.
+
+    In grey, colours do not say the sign.
+    """
     cells: list[tuple[int, int]] = []
     for is_below in (False, True):
         half = [(j, i) if is_below else (i, j) for i, j in grid.index_pairs]
-        largest = sorted(half, key=lambda cell: -abs(values[cell].item()))[:_MARKED]
+        largest = sorted(half, key=lambda cell: -abs(values[cell].item()))
+        largest = [c for n, c in enumerate(largest) if n < _MARKED or values[c] < -bound / 2]
         # A sign in a cell that looks white would claim what is hardly there.
         cells += [cell for cell in largest if abs(values[cell].item()) > _LEAST_MARKED * bound]
     return cells

@@ -166,14 +166,16 @@ class ParetoFront(Sequence[TraceResult]):
         """Effect of the best sets against their size, with held-out effects and random controls.
 
         Open triangles are sets of a walk from all components downwards; on hover, how similar they
-        are to the best ones. The bars of held-out effects are 95 % confidence intervals, by a
-        bootstrap over examples. The band is how far the effect of the best set moves when the
-        examples that it was selected on are resampled (95 %). The bars of the control are the range
-        of its draws. The numbers are those of `to_frame`.
+        are to the best ones. Held-out effects are of sets that one half of the examples selected,
+        measured on the other; where the tracer has held-out examples, another line is of the best
+        sets on these. The bars of both are 95 % confidence intervals, by a bootstrap over examples.
+        The band is how far the effect of the best set moves when the examples that it was selected
+        on are resampled (95 %). The bars of the control are the range of its draws. The numbers are
+        those of `to_frame`.
         """
         from tracekit.results.curve_figures import pareto_curve
 
-        return pareto_curve(self.to_frame(), self.results[0], self.largest)
+        return pareto_curve(self.to_frame(), self.results, self.largest)
 
     def heatmap(self) -> go.Figure:
         """From which size on each component is in the best sets.

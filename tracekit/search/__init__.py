@@ -8,7 +8,7 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, cast, get_type_hints
 
@@ -93,11 +93,14 @@ def title_of(method: str) -> str:
     return getattr(METHODS.get(method), "title", method)
 
 
-def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
+def make(
+    method: str | type | Search, options: Mapping[str, Any], also: Iterable[str] = ()
+) -> Search:
     """A search by name or class with options, or one that is ready-made.
 
     Values are converted to the types of the options where nothing is lost, so that what was typed
-    on a command line can be passed on: `"0.001"`, `"12"`, `"false"`.
+    on a command line can be passed on: `"0.001"`, `"12"`, `"false"`. An error names `also`, further
+    options of the caller.
 
     Raises:
         UnknownNameError: No search of that name, or it has no such option.
@@ -115,7 +118,7 @@ def make(method: str | type | Search, options: Mapping[str, Any]) -> Search:
     allowed = {field.name for field in fields(cast(Any, kind))}
     for option in options:
         if option not in allowed:
-            raise UnknownOptionError(option, allowed or {"none"})
+            raise UnknownOptionError(option, {*allowed, *also} or {"none"})
     hints = get_type_hints(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)

@@ -77,7 +77,7 @@ def warn_of_effects(engine: Engine) -> None:
         warn(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
-            "one; use a bounded metric such as logit-difference, or leave the example out.",
+            "one; use a metric in nats such as logit-difference, or leave the example out.",
             UnreliableResultWarning,
         )
 

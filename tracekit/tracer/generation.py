@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Generations:
     """Texts that a model goes on with, by itself and with a set replaced."""
 
     table: pd.DataFrame
     """A row per prompt: `prompt`, `clean` and `intervened`."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = self.table.to_dict("records")
         texts = [[f"{name + ':':<12}{text!r}" for name, text in row.items()] for row in rows]
         return printable("\n\n".join("\n".join(lines) for lines in texts))

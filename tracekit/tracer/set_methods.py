@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from jaxtyping import Float
 from torch import Tensor
@@ -99,6 +99,11 @@ class SetMethods:
         return self.engine.pairs
 
     @property
+    def held_out(self) -> PromptPairs | None:
+        """Examples that no search sees, if there are any."""
+        return None if self._held_out is None else self._held_out.pairs
+
+    @property
     def direction(self) -> Direction:
         """Whether counterfactual values are patched in (`noising`) or clean ones back."""
         return self.setup.direction
@@ -167,10 +172,12 @@ class SetMethods:
         )
 
     @overload
-    def evaluate(self, mask: Any) -> float: ...
+    def evaluate(self, mask: Any, *, held_out: bool = ...) -> float: ...
 
     @overload
-    def evaluate(self, mask: Any, *, per_example: bool) -> float | Float[Tensor, " example"]: ...
+    def evaluate(
+        self, mask: Any, *, per_example: Literal[True], held_out: bool = ...
+    ) -> Float[Tensor, " example"]: ...
 
     @overload
     def evaluate(
@@ -187,6 +194,7 @@ class SetMethods:
         *,
         metrics: Sequence[MetricChoice | Metric | MetricFunction] | None = None,
         per_example: bool = False,
+        held_out: bool = False,
     ) -> float | Float[Tensor, " example"] | pd.DataFrame:
         """Mean effect of a mask.
 
@@ -201,14 +209,21 @@ class SetMethods:
                 held-out examples, if the tracer has some, and its index is named by that.
             per_example: Give one effect per example instead of their mean; times the example's
                 weight, if examples have weights.
+            held_out: Measure on the held-out examples; with `metrics` that is so anyway, but for
+                effects per example.
 
         Raises:
+            ConfigError: There are no metrics, or no held-out examples.
             MaskError: About the mask.
             ComponentError: A component that is not among those of this tracer.
             NonFiniteMetricError: The metric is NaN or infinite on some examples.
             UnknownNameError, MissingContinuationError: About one of the metrics.
         """
         checks.check_unchanged(self.engine)
+        if held_out and self._held_out is None:
+            raise ConfigError(
+                "This tracer has no held-out examples. Give it some: Tracer(..., held_out=pairs)."
+            )
         entries = mask_of(mask, self.registry)
         if entries.ndim != 1:
             raise MaskError(
@@ -219,10 +234,10 @@ class SetMethods:
             resolved = self._bound.metrics(metrics)
             if not resolved:
                 raise ConfigError("metrics is empty. Name at least one, or leave it out.")
-            engine = self.engine if per_example else self._fresh
+            engine = self.engine if per_example and not held_out else self._fresh
             frame = metric_table(engine, entries, resolved, per_example=per_example)
             return frame if per_example else self._said(frame, mask)
-        effects = self.engine.effects(entries)
+        effects = (self._fresh if held_out else self.engine).effects(entries)
         return effects if per_example else effects.mean().item()
 
     def _said(self, frame: pd.DataFrame, given: Any) -> pd.DataFrame:
@@ -459,8 +474,8 @@ class SetMethods:
         self,
         members: Any,
         prompts: str | Sequence[Any],
-        *,
         counterfactuals: str | Sequence[Any] | None = None,
+        *,
         max_new_tokens: int = 20,
         temperature: float = 0.0,
         strength: float = 1.0,

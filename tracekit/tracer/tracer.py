@@ -257,7 +257,7 @@ class Tracer(Connections):
             NothingFoundError: No set that was tried stays within the bound of `constraint`.
         """
         check_seed(seed)
-        search = make(method, options)
+        search = make(method, options, ("budget", "budgets", "target_effect", "objective"))
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
