@@ -126,6 +126,24 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
             is_band=column == "effect",
         )
         lines.append(line)
+    if "faithfulness" in frame:
+        sizes = list(frame["size"])
+        alone, low, high = (
+            list(frame[f"faithfulness{end}"] * first.full_effect) for end in ("", "_low", "_high")
+        )
+        line = Line(
+            name="alone",
+            sizes=sizes,
+            values=alone,
+            style=STYLES["top-k"],
+            low=low,
+            high=high,
+            hover=[
+                f"faithfulness {value / first.full_effect:.3g}" if first.full_effect else ""
+                for value in alone
+            ],
+        )
+        lines.append(line)
     others = frame.dropna(subset=["from_all"])
     if len(others):
         texts = [

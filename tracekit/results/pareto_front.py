@@ -13,13 +13,14 @@ from torch import Tensor
 
 from tracekit._util.markup import printable
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, NoResultError
+from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
 from tracekit.results.curve import load_runs, save_runs
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult, tracer_of
 from tracekit.results.storage import damaged, load, save
 from tracekit.results.tables import circuit_columns, extra_columns
+from tracekit.results.trade_offs import TradeOff
 from tracekit.search.base import as_count, not_reached
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class ParetoFront(Sequence[TraceResult]):
     """At some of the sizes, ascending; empty if they were not asked for."""
     statistics_cost: Cost = field(default_factory=Cost)
     """Passes that halves of the examples and the statistics took, in passes over all examples."""
+    trade_offs: tuple[TradeOff, ...] = ()
+    """With `objective="faithful"`, at every size of the front the sets from the largest effect to
+    the most faithful one that no other measured set beats in both."""
 
     @classmethod
     def of(
@@ -97,16 +101,43 @@ class ParetoFront(Sequence[TraceResult]):
         best = max(r for r in range(len(self)) if self.results[r].n_selected <= count)
         return replace(self.results[best], budget=count)
 
-    def smallest(self, *, effect: float) -> TraceResult:
-        """The smallest set that reaches a mean effect.
+    def smallest(
+        self, *, effect: float | None = None, faithfulness: float | None = None
+    ) -> TraceResult:
+        """The smallest set that reaches a mean effect, or that is faithful.
+
+        Args:
+            effect: Mean effect to reach.
+            faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
+                at most 1 - level, and that of its complement (the completeness) is below level. On
+                the held-out examples, if there are some.
 
         Raises:
             TargetNotReachedError: None does.
+            ConfigError: Not exactly one of both is given, or a level that cannot be.
         """
+        if (effect is None) == (faithfulness is None):
+            raise ConfigError("Give either effect or faithfulness.")
+        if effect is not None:
+            for result in self.results:
+                if result.effect >= effect:
+                    return replace(result, budget=None, target_effect=effect)
+            raise not_reached(effect, max(result.effect for result in self.results))
+        level = faithfulness or 0.0
+        if not 0 < level < 1:
+            raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
+        nearest = -float("inf")
         for result in self.results:
-            if result.effect >= effect:
-                return replace(result, budget=None, target_effect=effect)
-        raise not_reached(effect, max(result.effect for result in self.results))
+            scores = result.faithfulness()
+            closeness = 1 - abs(1 - scores.faithfulness[0])
+            if closeness >= level and scores.completeness[0] < level:
+                return replace(result, budget=None)
+            nearest = max(nearest, closeness)
+        raise TargetNotReachedError(
+            f"No set of the front has a faithfulness within {1 - level:.3g} of 1 and a complement "
+            f"that has not; the nearest is {1 - nearest:.3g} off. Search with "
+            "objective='faithful', or with a larger max_budget."
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -165,6 +196,10 @@ class ParetoFront(Sequence[TraceResult]):
     def curve(self) -> go.Figure:
         """Effect of the best sets against their size, with held-out effects and random controls.
 
+        The line *alone* is what each set does by itself: the effect of all components less that of
+        all others, which is its faithfulness times the effect of all. Where it lies below the
+        effect, the set leaves out what pushes back.
+
         Open triangles are sets of a walk from all components downwards; on hover, how similar they
         are to the best ones. Held-out effects are of sets that one half of the examples selected,
         measured on the other; where the tracer has held-out examples, another line is of the best
@@ -187,6 +222,26 @@ class ParetoFront(Sequence[TraceResult]):
         from tracekit.results.selection_figures import front_heatmap
 
         return front_heatmap(self.results, self.largest)
+
+    def trade_off_frame(self) -> Any:
+        """A pandas DataFrame with a row for each of `trade_offs`.
+
+        Columns: `size`, `effect`, `faithfulness`, `completeness`, `components` (labels).
+        """
+        import pandas as pd
+
+        registry = self.results[0].registry
+        rows = [
+            {
+                "size": len(each.members),
+                "effect": each.effect,
+                "faithfulness": each.faithfulness,
+                "completeness": each.completeness,
+                "components": " ".join(registry.label(index) for index in each.members),
+            }
+            for each in self.trade_offs
+        ]
+        return pd.DataFrame(rows)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken.
@@ -251,6 +306,7 @@ class ParetoFront(Sequence[TraceResult]):
             ranking=self.ranking,
             statistics=self.statistics,
             statistics_cost=self.statistics_cost,
+            trade_offs=self.trade_offs,
         )
         save(facts, folder / _FRONT)
         return folder
@@ -266,7 +322,16 @@ class ParetoFront(Sequence[TraceResult]):
         is_ascending = sizes == sorted(set(sizes)) and sizes[-1] <= facts.largest <= n
         if not is_ranking or not is_ascending:
             raise damaged(folder / _FRONT)
-        return cls(results, facts.largest, facts.ranking, facts.statistics, facts.statistics_cost)
+        if any(max(each.members, default=0) >= n for each in facts.trade_offs):
+            raise damaged(folder / _FRONT)
+        return cls(
+            results,
+            facts.largest,
+            facts.ranking,
+            facts.statistics,
+            facts.statistics_cost,
+            facts.trade_offs,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,3 +344,4 @@ class FrontFacts:
     ranking: tuple[int, ...]
     statistics: tuple[SizeStatistics, ...]
     statistics_cost: Cost
+    trade_offs: tuple[TradeOff, ...] = ()

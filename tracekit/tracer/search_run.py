@@ -41,10 +41,12 @@ from tracekit.results.pareto_statistics import (
 )
 from tracekit.results.result import ModelFacts, RunFacts, TraceResult
 from tracekit.results.storage import versions
+from tracekit.results.trade_offs import TradeOff, trade_offs
 from tracekit.search import Goal, LocalSearch, Search, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
 from tracekit.search.backward import backward_elimination
 from tracekit.search.base import Planned, best_within, config_of, planned_for
+from tracekit.search.faithful import FaithfulTarget
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.objectives import Objective, ObjectiveName, describe, resolve_objective
 from tracekit.search.targets import (
@@ -512,7 +514,11 @@ class SearchRun:
         except NothingFoundError:
             note = _NO_ROOM
         front = self._front_of(sets, spent, state.order)
-        front = replace(front, statistics_cost=walked.cost + (Cost() if fit is None else fit.cost))
+        front = replace(
+            front,
+            statistics_cost=walked.cost + (Cost() if fit is None else fit.cost),
+            trade_offs=self._trade_offs(front.sizes),
+        )
         if statistics and note is None:
             # What was searched is not lost for what could not be added to it.
             try:
@@ -524,6 +530,21 @@ class SearchRun:
         if note is not None:
             warn(note, SearchStoppedWarning)
         return front
+
+    def _trade_offs(self, sizes: Sequence[int]) -> tuple[TradeOff, ...]:
+        """Sets between the largest effect that the tracer knows and the most faithful one."""
+        target, engine = self.target, self.traced.engine
+        if not isinstance(target, FaithfulTarget):
+            return ()
+        by_size = self.traced.best_known.by_size
+        strongest = [by_size[size].members for size in sizes if size in by_size]
+        target.set_effects([each for each in strongest if each not in target.measured])
+        return trade_offs(
+            target.measured,
+            sizes,
+            full=engine.full_effects.mean().item(),
+            is_denoising=engine.metric.direction == "denoising",
+        )
 
     def _walk_of(self, best_sets: BestSets) -> tuple[dict[int, ComponentSet], Usage]:
         """A walk from all components downwards, whose better sets become those of the front."""
