@@ -31,7 +31,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 from tracekit.paper import reproduction
-from tracekit.paper.experiment import effects_frame, notes_on_sameness
+from tracekit.paper.experiment import effects_frame, notes_on_sameness, notes_on_size
 from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import PAPER_MODELS
 from tracekit.paper.reproduction import (
@@ -457,8 +457,9 @@ def test_options_of_methods():
     # Those of an experiment count more: they are what it is about.
     without = EXPERIMENTS["fig-ablation"].jobs(setting)[1]
     assert without.options == {"trials": 2, "lambda1": 0.0, "lambda2": 1e-3}
-    notes = notes_on_sameness(setting, pd.DataFrame())
-    assert "Methods that have these options ran with trials=2, lambda1=0.5." in notes
+    assert notes_on_size(setting) == [
+        "Methods that have these options ran with trials=2, lambda1=0.5."
+    ]
 
 
 class TestReports:
@@ -572,6 +573,8 @@ class TestReports:
         assert row["positive"] == (singles > 0).float().mean().item()
         assert row["negative"] == (singles < 0).float().mean().item()
         assert row["full_effect"] == pytest.approx(tracer.full_effect)
+        notes = (tmp_path / "findings" / "notes.md").read_text()
+        assert "- Only the first 6 examples of each data set were used." in notes
 
     def test_latex(self, tmp_path):
         frame = pd.DataFrame(

@@ -302,16 +302,22 @@ def _with_published(setting: Setting, frame: Any, table: str) -> Any:
     return merged.assign(difference=merged["effect"] - merged["published"])
 
 
-def notes_on_sameness(setting: Setting, frame: Any, *, has_heads: bool = False) -> list[str]:
-    """Sentences on why the numbers are, or are not, a reproduction."""
+def notes_on_size(setting: Setting) -> list[str]:
+    """Sentences on what was made smaller or varied, whatever the experiment."""
     notes = []
     if setting.limit is not None:
         notes.append(f"Only the first {setting.limit} examples of each data set were used.")
     if setting.method_options:
         given = ", ".join(f"{name}={value}" for name, value in setting.method_options.items())
         notes.append(f"Methods that have these options ran with {given}.")
+    return notes
+
+
+def notes_on_sameness(setting: Setting, frame: Any, *, has_heads: bool = False) -> list[str]:
+    """Sentences on why the numbers are, or are not, a reproduction."""
+    notes = []
     if "published" not in frame or not frame["published"].notna().any():
-        return [NOT_PUBLISHED, *notes]
+        return [NOT_PUBLISHED]
     compared = frame[frame["published"].notna()]
     for dataset, n_published in _PUBLISHED_EXAMPLES.items():
         counts = compared[compared["dataset"] == dataset]["n_examples"].unique()

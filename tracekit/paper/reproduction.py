@@ -17,7 +17,7 @@ from tracekit._util.files import write_beside
 from tracekit.data.registry import describe
 from tracekit.errors import FigureExportError, NoResultError, UnknownNameError, UnknownOptionError
 from tracekit.paper import effect_tables, interaction_figures, training_figures
-from tracekit.paper.experiment import Experiment, Report, Setting
+from tracekit.paper.experiment import Experiment, Report, Setting, notes_on_size
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import part_of
@@ -177,6 +177,8 @@ def _report(
     outcomes = [replace(by_job[job.identity], job=job) for job in experiment.jobs(setting)]
     runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
     report = experiment.report(setting, runs) if runs else None
+    if report is not None:
+        report = replace(report, notes=[*report.notes, *notes_on_size(setting)])
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     reproduction = Reproduction(experiment, folder, report, failures)
     if report is not None:
