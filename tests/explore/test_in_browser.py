@@ -432,6 +432,7 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
             alert = view.page.locator(".tk-problem[role=alert]")
             assert (await alert.inner_text()).startswith("The kernel has stopped or was restarted.")
             assert await view.status() == kept
+            assert await view.page.locator(".tk-saved").inner_text() == ""
             await view.button("Undo").click()
             alone = await view.status()
             assert f"effect {three(heads.evaluate([head(1, 4)]))} " in alone
@@ -458,6 +459,15 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
         async with chromium.page() as page:
             await page.goto((tmp_path / "kept.html").as_uri())
             assert "not measured" in await page.locator(".tk-status").inner_text()
+            # It says what it is, keeps the colours of the set before, and marks what leads on.
+            said = await page.locator(".tk-saved").inner_text()
+            assert said.startswith("A saved page, no model stands behind it: ")
+            assert "in the set before" in await page.locator(".tk-legend").inner_text()
+            leads = await page.locator(".tk-leads").evaluate_all(
+                "(all) => all.map(c => c.dataset.index)"
+            )
+            assert "5" in leads
+            assert "31" not in leads
             await page.locator('[data-index="5"]').click()
             await page.locator('[data-index="15"]').click()
             assert await page.locator(".tk-status").inner_text() == kept
@@ -536,3 +546,23 @@ def test_dark_surroundings_are_found(chromium, heads):
 
     assert chromium.run(scenario("rgb(17, 17, 17)")) == (True, "rgb(236, 236, 236)")
     assert chromium.run(scenario("rgb(250, 250, 250)")) == (False, "rgb(26, 26, 26)")
+
+
+def test_beside_a_tall_grid_stands_what_is_known_of_it(chromium, tmp_path):
+    model = tk.load_model(tiny.hf_model("llama", num_hidden_layers=18))
+    tracer = tk.Tracer(model, tiny.pairs(4), "mlp-blocks", "probability-drop")
+    path = tracer.explore().save(tmp_path / "explore.html")
+
+    async def scenario():
+        async with chromium.page() as page:
+            await page.set_viewport_size({"width": 1000, "height": 700})
+            await page.goto(path.as_uri())
+            grid = await page.locator(".tk-grids").bounding_box()
+            strip = await page.locator(".tk-strip").bounding_box()
+            assert strip["x"] > grid["x"] + grid["width"]
+            assert strip["y"] + strip["height"] < 700
+            await page.set_viewport_size({"width": 400, "height": 700})
+            strip = await page.locator(".tk-strip").bounding_box()
+            assert strip["y"] >= grid["y"] + grid["height"] - 1
+
+    chromium.run(scenario())

@@ -54,6 +54,12 @@ const CSS = `
 .tk-explore .tk-cell:focus-visible { z-index: 3; }
 .tk-explore .tk-letter { position: absolute; right: 1px; top: -1px; font-size: 9px; line-height: 11px;
   font-weight: 700; pointer-events: none; color: var(--fg); }
+.tk-explore .tk-saved { line-height: 20px; }
+.tk-explore .tk-cell.tk-leads { box-shadow: inset 0 -3px 0 var(--line); }
+.tk-explore .tk-body.tk-tall { display: flex; flex-wrap: wrap; gap: 0 24px; align-items: flex-start; }
+.tk-explore .tk-tall .tk-grids { max-width: 100%; }
+.tk-explore .tk-tall .tk-side { flex: 1 1 420px; min-width: min(100%, 300px); position: sticky; top: 8px;
+  padding-top: 30px; }
 .tk-explore .tk-hover { min-height: 22px; }
 .tk-explore .tk-legend { display: flex; gap: 6px; align-items: center; font-size: 12px;
   color: var(--muted); min-height: 18px; }
@@ -281,7 +287,7 @@ class View {
     this.setup = setup;
     this.session = session;
     this.known = known;
-    this.host = host; // live, changed(), page(): what stands behind the view
+    this.host = host; // live, saved, changed(), page(): what stands behind the view
     this.id = `tk${++counter}`;
     this.color = "gain";
     this.progress = null;
@@ -321,10 +327,14 @@ class View {
     this.hover = element("div", { class: "tk-hover" });
     this.legend = element("div", { class: "tk-legend" });
     this.compare = element("div", { class: "tk-compare" });
-    this.root.append(this.status, this.waiting, this.problem, this.membersLine, this.grids);
-    this.root.append(this.hover, this.legend);
-    if (setup.front) this.root.append(this.buildBudget());
-    this.root.append(this.compare);
+    this.saved = element("div", { class: "tk-muted tk-saved" });
+    // Of a deep model all else stands beside the grid, where there is room.
+    const isTall = setup.grids.some((grid) => grid.layers.length > 16);
+    this.side = element("div", { class: "tk-side" }, this.hover, this.legend);
+    this.root.append(this.status, this.waiting, this.problem, this.membersLine, this.saved);
+    this.root.append(element("div", { class: `tk-body${isTall ? " tk-tall" : ""}` }, this.grids, this.side));
+    if (setup.front) this.side.append(this.buildBudget());
+    this.side.append(this.compare);
     this.buildStrip();
     this.codeBox = element("div");
     this.root.append(this.codeBox);
@@ -531,15 +541,15 @@ class View {
     });
     this.strip.addEventListener("keydown", (event) => this.stripKey(event));
     this.detail = element("div", { class: "tk-detail" });
-    this.root.append(this.stripName, this.strip, this.detail);
+    this.side.append(this.stripName, this.strip, this.detail);
     if (typeof ResizeObserver !== "undefined") {
       new ResizeObserver(() => this.resize()).observe(this.root);
     }
   }
 
   resize() {
-    if (this.root.offsetWidth !== this.width) {
-      this.width = this.root.offsetWidth;
+    if (this.side.offsetWidth !== this.width) {
+      this.width = this.side.offsetWidth;
       for (const node of [this.hover, this.detail]) node.style.minHeight = "";
       keepHeight(this.hover);
     }
@@ -701,6 +711,7 @@ class View {
     }
     if (this.shownExample === null) this.shownExample = session.example;
     this.drawStatus();
+    this.drawSaved();
     this.drawCells();
     this.drawBudget();
     this.drawCompare();
@@ -766,7 +777,24 @@ class View {
     if (session.example !== null && row && row.key === session.key && row.example === session.example) {
       return [...row.gains];
     }
-    return session.example === null ? (known.predicted.get(session.key)?.gains ?? null) : null;
+    if (session.example !== null) return null;
+    return (known.predicted.get(session.key) ?? this.lastPredicted())?.gains ?? null;
+  }
+
+  // A page makes no predictions: those of the last set that has some say more than none.
+  lastPredicted() {
+    if (this.host.live) return null;
+    const { history, position } = this.session;
+    const key = history.slice(0, position).findLast((each) => this.known.predicted.has(each));
+    return this.known.predicted.get(key) ?? null;
+  }
+
+  drawSaved() {
+    if (!this.host.saved) return;
+    const n = this.known.measured.size;
+    this.saved.textContent =
+      `A saved page, no model stands behind it: ${n} sets were measured. A line at the foot of a cell: ` +
+      "a click leads to one of them.";
   }
 
   drawCells() {
@@ -782,6 +810,8 @@ class View {
       const isFocused = index === this.focused;
       const text = isFocused ? this.hoverText(index) : `${this.setup.labels[index]}, ${on ? "on" : "off"}`;
       cell.setAttribute("aria-label", text);
+      const leads = !this.host.live && this.known.measured.has(setKey(toggled(this.members, index)));
+      cell.classList.toggle("tk-leads", leads);
       const value = values?.[index];
       if (Number.isFinite(value) && value !== null && largest > 0) {
         const share = Math.round(100 * Math.abs(value / largest));
@@ -798,7 +828,7 @@ class View {
     const word = {
       gain:
         this.session.example === null
-          ? "predicted gain of having it in the set"
+          ? `predicted gain of having it in the set${this.known.predicted.has(this.session.key) ? "" : " before"}`
           : `predicted gain on example ${this.session.example}`,
       alone: "effect alone, measured",
       none: "",
@@ -922,7 +952,7 @@ class View {
     const lanes = this.lanes();
     const laneHeight = 30;
     this.left = 40;
-    this.width = Math.max(300, this.root.clientWidth || 800);
+    this.width = Math.max(300, this.side.clientWidth || 800);
     const height = laneHeight * Math.max(1, lanes.length) + 20;
     this.strip.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.strip.setAttribute("height", height);
@@ -1146,6 +1176,7 @@ function showPage(el, data, source) {
   const session = new Session(data.state, data.setup.labels.length);
   const host = {
     live: false,
+    saved: true,
     notice: "",
     changed() {},
     page: () => pageOf(source, pageData(data.parts, data.setup, session, known)),
