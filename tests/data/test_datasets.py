@@ -556,13 +556,13 @@ def test_noise_of_facts_is_three_times_the_models_own_embeddings(shared, gpt2_to
     assert abs(drawn.std().item() - 0.6045) > 0.1
     with pytest.raises(ConfigError, match="cannot be run. Give the model, or noise_std."):
         tk.load_dataset("known-facts", gpt2_tokenizer, **options)
-    familiar = tk.load_dataset("known-facts", model, known=2e-5, **options)
+    familiar = tk.load_dataset("known-facts", model, min_probability=2e-5, **options)
     assert 0 < len(familiar) < 40
     assert len(familiar.skipped) == 40 - len(familiar)
     assert familiar.fingerprint == pairs.known(model, 2e-5).fingerprint
     sizes = SimpleNamespace(tokenizer=gpt2_tokenizer, cfg=SimpleNamespace(d_model=4))
-    with pytest.raises(ConfigError, match="known=0.1 is .* Give the model, or no known."):
-        tk.load_dataset("known-facts", sizes, known="0.1", noise_std=1.0, **options)
+    with pytest.raises(ConfigError, match="min_probability is .* or no min_probability."):
+        tk.load_dataset("known-facts", sizes, min_probability="0.1", noise_std=1.0, **options)
 
 
 @pytest.mark.parametrize("name", ["winobias", "winogender", "professions", "known-facts"])

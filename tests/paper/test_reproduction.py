@@ -177,7 +177,7 @@ class TestPlans:
             "seed": None,
             "noise_seed": 42,
             "on_mismatch": "skip",
-            "known": 0.1,
+            "min_probability": 0.1,
         }
         binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
         assert binding.model.startswith("LLaMA-")

@@ -61,7 +61,7 @@ def load(
     noise_std: float | None = None,
     noise_seed: int = 42,
     leading_space: bool = True,
-    known: float | None = None,
+    min_probability: float | None = None,
     prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
@@ -69,8 +69,8 @@ def load(
 
     `noise_std` is in the units of the embeddings, by default three times that of the input of the
     model's first block; the noise seed of the published code is 42. With `leading_space` attributes
-    begin with a space. With `known`, facts are left out whose attribute has a smaller probability,
-    as in `PromptPairs.known`. The published Llama scripts prepend BOS.
+    begin with a space. Facts whose attribute has less than `min_probability` are left
+    out, as in `PromptPairs.known`. The published Llama scripts prepend BOS.
     """
     if n is not None and n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
@@ -100,10 +100,10 @@ def load(
         prepend_bos=prepend_bos,
         warn=False,
     )
-    if known is None:
+    if min_probability is None:
         return pairs
-    _check_runs(model, f"known={known:g} is a probability that the model gives", "no known")
-    return pairs.known(model, known)
+    _check_runs(model, "min_probability is one that the model gives", "no min_probability")
+    return pairs.known(model, min_probability)
 
 
 def _check_runs(model: Any, use: str, instead: str) -> None:

@@ -100,7 +100,7 @@ DATASETS: Mapping[str, Dataset] = {
         metric="probability-drop",
         options=(
             *("data_dir", "n", "seed", "noise_std", "noise_seed", "leading_space"),
-            *("known", "prepend_bos"),
+            *("min_probability", "prepend_bos"),
         ),
         about="CounterFact (Meng et al. 2022): 200 facts, counterfactual by noise",
     ),
@@ -110,7 +110,7 @@ DATASETS: Mapping[str, Dataset] = {
         metric="probability-drop",
         options=(
             *("data_dir", "n", "seed", "noise_std", "noise_seed", "leading_space"),
-            *("known", "prepend_bos"),
+            *("min_probability", "prepend_bos"),
         ),
         about="1209 facts that GPT-2 xl knows (Meng et al. 2022), counterfactual by noise",
     ),

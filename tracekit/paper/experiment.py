@@ -209,8 +209,8 @@ def data_options(
         for name in ("noise_std", "leading_space"):
             published.pop(name, None)
         published["on_mismatch"] = "skip"
-        if "known" in allowed:
-            published["known"] = _KNOWN
+        if "min_probability" in allowed:
+            published["min_probability"] = _KNOWN
     return {**published, **further, **requested}
 
 

@@ -227,8 +227,8 @@ def _left_out(runs: Sequence[Run]) -> list[str]:
     lines = [
         f"- {run.info.n_skipped} examples of {run.job.dataset} are left out with {run.job.model}: "
         + (
-            f"it gives the right answer a probability below {run.job.data_options['known']}."
-            if "known" in run.job.data_options
+            f"it gives x a probability below {run.job.data_options['min_probability']}."
+            if "min_probability" in run.job.data_options
             else "their prompts and counterfactuals differ in the number of tokens."
         )
         for run in runs
