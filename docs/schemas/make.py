@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from tracekit.anatomy import Explanation, Paths, SideEffects
+from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.cli.output import CommandOutput
 from tracekit.results import InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
@@ -21,6 +21,7 @@ SCHEMAS = {
     "pareto": schema(FrontFacts),
     "explanation": schema(Explanation),
     "paths": schema(Paths),
+    "attention": schema(Attention),
     "side_effects": schema(SideEffects),
     "interaction_grid": schema(InteractionGrid, inline=True),
     "strongest_pairs": schema(StrongestPairs, inline=True),

@@ -262,6 +262,13 @@ def test_of_all_options_a_chain_of_everything_is_the_whole(options):
             whole[tracer.registry.index(label)], expected, rtol=1e-3, atol=1e-5
         )
     assert (None in whole) == (options.get("source") != "zero")
+    if options.get("positions") == "last":
+        # The last token is the same, and nothing else is patched of the embedding.
+        assert all(
+            (e == 0).all()
+            for r, e in zip(paths.rows, paths.effects, strict=True)
+            if r.sender is None
+        )
     said = "The embedding is no sender: the source 'zero' is no run of the model."
     assert (said in str(paths)) == (options.get("source") == "zero")
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import tracekit as tk
+from tests import tiny
+from tests.engine.test_head_reads import check
 from tests.engine.test_path_effects import Plain, plainly
 
 
@@ -16,3 +18,10 @@ def test_of_a_real_model_equals_plain_hooks(real_model, bare_model):
     paths = tracer.paths(["L12H3", "MLP17", "L22H1"])
     expected = plainly(tracer, Plain("llama", bare_model), paths.rows)
     torch.testing.assert_close(paths.effects, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.real
+def test_heads_of_a_real_model_equal_the_bare_one(real_model, bare_model):
+    pairs = tk.load_dataset("ioi", real_model, n=3)
+    engine = tiny.engine(real_model, pairs, "head-outputs")
+    check("llama", bare_model, engine.data, ((12, 3), (23, 3), (24, 4), (29, 1)))

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import Over
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
+from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.anatomy.replacements import (
     MeasuredOutsider,
     Redundancy,
@@ -40,7 +40,6 @@ from tracekit.results.significance import (
     LEVEL,
     RESOLUTION,
     p_values,
-    said_of_examples,
     said_of_few,
     without_rounding,
 )
@@ -58,17 +57,13 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Explanation:
+class Explanation(OfMembers):
     """Why a set of components acts together.
 
     Every number comes from measured effects of binary masks, on every example. Intervals are 95 %
     studentised bootstrap intervals over the examples.
     """
 
-    registry: ComponentRegistry
-    """Components by flat index."""
-    members: ComponentSet
-    """Flat indices of the set."""
     effect: Effects
     """Of the set, on every example; this and all others times its weight, if it has one."""
     alone: Float[Tensor, "member example"]
@@ -85,38 +80,8 @@ class Explanation:
     """Share of the effect that may be lost without them."""
     outsiders: tuple[MeasuredOutsider, ...] | None
     """Measured outsiders; None where they were not looked for."""
-    weights: Float[Tensor, " example"] | None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None
-    """Number of the independent example that each is part of; None if each stands for itself."""
-    selected_on: str | None
-    """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
-    those of the effects, no p value is given: a search makes some pair look significant by chance
-    in up to a third of data sets."""
     proposed_on: str | None
     """Fingerprint of the examples whose gradients proposed outsiders; None without outsiders."""
-    axis_label: str
-    """Axis title for the effect, with its unit."""
-    dataset: str
-    dataset_fingerprint: str
-    metric: str
-    source: str
-    """Where the values come from that are put in."""
-    direction: str
-    """`noising` or `denoising`."""
-    model: str
-    cost: Cost
-    """Passes that it took."""
-
-    @property
-    def components(self) -> list[Component]:
-        """The members."""
-        return [self.registry[index] for index in self.members]
-
-    @property
-    def labels(self) -> list[str]:
-        """Their printed names."""
-        return [self.registry.label(index) for index in self.members]
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -174,16 +139,6 @@ class Explanation:
     def _least(self) -> float:
         """A mean below this may be rounding."""
         return RESOLUTION * self._scale.mean().item()
-
-    @property
-    def is_tested(self) -> bool:
-        """Whether interactions have p values: not on the examples that the set was selected on."""
-        return self.selected_on != self.dataset_fingerprint
-
-    @property
-    def examples(self) -> str:
-        """Whether the set was selected on these examples, in words; empty where nobody says."""
-        return said_of_examples(self.selected_on, self.dataset_fingerprint)
 
     @property
     def n_independent(self) -> int:
@@ -338,8 +293,7 @@ class Explanation:
         self, values: Effects, n_added: int = 1, n_subtracted: int = 1
     ) -> tuple[float, float]:
         bounds = bounds_of(self.metric).of_sum(n_added, n_subtracted)
-        over = Over(weights=self.weights, clusters=self.clusters)
-        return effect_interval(values, bounds=bounds, **over)
+        return effect_interval(values, bounds=bounds, **self.over)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the explanation to a folder, such as that of its run; returns the folder."""
@@ -529,7 +483,6 @@ def explain_set(
     whole = game.effects([everybody])[0]
     singles = game.effects([(player,) for player in everybody])
     return Explanation(
-        registry=engine.registry,
         members=members,
         effect=whole,
         alone=singles,
@@ -541,18 +494,11 @@ def explain_set(
         outsiders=tuple(measured_outsiders(engine, members, proposing or engine))
         if look_outside
         else None,
-        weights=engine.pairs.weights,
-        clusters=engine.pairs.clusters,
         selected_on=selected_on,
         proposed_on=(proposing or engine).pairs.fingerprint if look_outside else None,
-        axis_label=engine.metric.axis_label,
-        dataset=engine.pairs.name,
-        dataset_fingerprint=engine.pairs.fingerprint,
-        metric=engine.metric.name,
         source=source,
-        direction=engine.metric.direction,
         model=model,
-        cost=engine.cost - before,
+        **facts_of(engine, before),
     )
 
 

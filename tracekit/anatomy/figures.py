@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekit.figures import paths as arrows
+from tracekit.figures.attention import HeadRow, attention_map
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
@@ -140,6 +141,43 @@ def path_figure(paths: Any) -> go.Figure:
         title=data_and_model(paths.dataset, paths.model),
         subtitle=f"{count} paths whose interval leaves out 0"
         + ("; open: p \u2265 .05" if paths.is_tested else ""),
+    )
+
+
+def attention_figure(attention: Any) -> go.Figure:
+    """Attention by place and direct contributions; see `Attention.figure`."""
+    rows = []
+    runs = (
+        {"clean": ""}
+        if attention.counterfactual is None
+        else {"clean": "", "counterfactual": "cf."}
+    )
+    for of_head in attention.contributions.to_dict("records"):
+        table = attention.table[attention.table["component"] == of_head["component"]]
+        cells = table.to_dict("records")
+        for name, shown in runs.items():
+            value = f"{of_head[name]:+.2f}".replace("-", "\u2212")
+            start = f"{of_head['component']}, {name}"
+            rows.append(
+                HeadRow(
+                    head=of_head["component"],
+                    run=shown,
+                    values=[cell[name] for cell in cells],
+                    beside=value,
+                    hover=[
+                        f"{start} to {plain(cell['place'])}: {_interval(cell, name)}<br>"
+                        f"contribution: {_interval(of_head, name)}"
+                        for cell in cells
+                    ],
+                )
+            )
+    return attention_map(
+        rows,
+        attention.places,
+        beside="logits",
+        title=data_and_model(attention.dataset, attention.model),
+        subtitle=f"attention {attention.said_at}"
+        + ("; cf.: counterfactual" if len(runs) > 1 else ""),
     )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import Over, by_cluster
+from tracekit._util.clusters import by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
-from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.engine.cost import Cost
+from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
@@ -27,7 +26,6 @@ from tracekit.results.significance import (
     LEVEL,
     RESOLUTION,
     p_values,
-    said_of_examples,
     said_of_few,
     without_rounding,
 )
@@ -46,7 +44,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Paths:
+class Paths(OfMembers):
     """Effects of senders on the metric through one receiver alone, everything else clean.
 
     Path patching (Wang et al., Interpretability in the Wild, 2023) with all other components
@@ -54,45 +52,12 @@ class Paths:
     there does not exist: the receiver does not read what the sender writes.
     """
 
-    registry: ComponentRegistry
-    """Components by flat index."""
-    members: ComponentSet
-    """Flat indices of the set."""
     rows: tuple[PathRow, ...]
     """What was measured: sender, receiver, and what the sender changes of the receiver's input."""
     effects: Float[Tensor, "row example"]
     """Of each row on every example; times its weight, if it has one."""
     has_embedding: bool
     """Whether the embedding is a sender: the source is a run of the model."""
-    weights: Float[Tensor, " example"] | None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None
-    """Number of the independent example that each is part of; None if each stands for itself."""
-    selected_on: str | None
-    """Fingerprint of the examples that the set was selected on; None where nobody says. On them no
-    p value is given."""
-    axis_label: str
-    """Axis title for the effect, with its unit."""
-    dataset: str
-    dataset_fingerprint: str
-    metric: str
-    source: str
-    """Where the values come from that are put in."""
-    direction: str
-    """`noising` or `denoising`."""
-    model: str
-    cost: Cost
-    """Passes, one per row, whatever they share."""
-
-    @property
-    def components(self) -> list[Component]:
-        """The members."""
-        return [self.registry[index] for index in self.members]
-
-    @property
-    def labels(self) -> list[str]:
-        """Their printed names."""
-        return [self.registry.label(index) for index in self.members]
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -103,11 +68,6 @@ class Paths:
     def nodes(self) -> list[str]:
         """Names of all senders and receivers: the embedding, if it sends, members, the logits."""
         return [*([_EMBEDDING] if self.has_embedding else []), *self.labels, _LOGITS]
-
-    @property
-    def is_tested(self) -> bool:
-        """Whether paths have p values: not on the examples that the set was selected on."""
-        return self.selected_on != self.dataset_fingerprint
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -124,7 +84,6 @@ class Paths:
         """
         import pandas as pd
 
-        over = Over(weights=self.weights, clusters=self.clusters)
         effects = self.effects.double()
         scale = effects.abs().max(0).values
         tested = without_rounding(effects, scale.expand_as(effects))
@@ -132,8 +91,8 @@ class Paths:
         is_whole = torch.tensor([row.input == "all" for row in self.rows])
         for family in (is_whole, ~is_whole):
             if self.is_tested and family.any():
-                p[family] = p_values(tested[family], **over)
-        ends = row_intervals(effects, bounds=bounds_of(self.metric), **over)
+                p[family] = p_values(tested[family], **self.over)
+        ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.over)
         least = RESOLUTION * scale.mean().item()
         paths: dict[Any, dict[str, Any]] = {}
         for row, mean, (low, high), p_value in zip(
@@ -210,13 +169,12 @@ class Paths:
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""
         table = self.table
-        examples = said_of_examples(self.selected_on, self.dataset_fingerprint)
         apart, n = table[table["is_apart"]], len(self.members)
         how = f", {int(table['significant'].sum())} with p < .05" if self.is_tested else ""
         lines = [
             f"Paths among {n} component{'s' * (n != 1)} of {self.model} on {self.dataset}: of "
             f"{len(table)} the intervals of {len(apart)} leave out 0{how}; {self.axis_label}"
-            f"{f', {examples}' if examples else ''}."
+            f"{f', {self.examples}' if self.examples else ''}."
         ]
         for row in apart.head(_NAMED).to_dict("records"):
             by = f" by its {row['strongest']}" if row["strongest"] else ""
@@ -266,20 +224,12 @@ def measure_paths(
     before = engine.cost
     runs = PathRuns(data=engine.data, members=tuple(members), by_input=by_input)
     return Paths(
-        registry=engine.registry,
         members=runs.members,
         rows=tuple(runs.rows),
         effects=runs.effects(),
         has_embedding=runs.has_embedding,
-        weights=engine.pairs.weights,
-        clusters=engine.pairs.clusters,
         selected_on=selected_on,
-        axis_label=engine.metric.axis_label,
-        dataset=engine.pairs.name,
-        dataset_fingerprint=engine.pairs.fingerprint,
-        metric=engine.metric.name,
         source=source,
-        direction=engine.metric.direction,
         model=model,
-        cost=engine.cost - before,
+        **facts_of(engine, before),
     )

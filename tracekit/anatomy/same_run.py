@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from tracekit.anatomy.attention import ATTENTION, Attention
 from tracekit.anatomy.explanation import EXPLANATION, Explanation
 from tracekit.anatomy.paths import PATHS, Paths
 from tracekit.anatomy.side_effects import SIDE_EFFECTS, SideEffects
 from tracekit.errors import ResultFormatError
 from tracekit.results.result import TraceResult
 
+_FILES = {
+    Explanation: ("explanation", EXPLANATION),
+    Paths: ("record of paths", PATHS),
+    Attention: ("record of attention", ATTENTION),
+    SideEffects: ("record of side effects", SIDE_EFFECTS),
+}
+"""What a saved object is called, and the name of its document."""
+
 
 def check_of_run(
-    saved: Explanation | Paths | SideEffects, result: TraceResult, folder: Path
+    saved: Explanation | Paths | Attention | SideEffects, result: TraceResult, folder: Path
 ) -> None:
     """Refuses what was measured on another run than the one that it is saved beside.
 
@@ -24,21 +34,21 @@ def check_of_run(
     Raises:
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """
-    if isinstance(saved, SideEffects):
-        asked, noun, name = saved.target, "record of side effects", SIDE_EFFECTS
-    elif isinstance(saved, Paths):
-        asked, noun, name = saved, "record of paths", PATHS
-    else:
-        asked, noun, name = saved, "explanation", EXPLANATION
-    pairs = [
+    asked = saved.target if isinstance(saved, SideEffects) else saved
+    noun, name = _FILES[type(saved)]
+    pairs: list[tuple[Any, Any]] = [
         # Of held-out examples, those that the set was selected on.
         (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
         (asked.metric, result.setup.metric),
         (saved.source, result.setup.source),
         (saved.direction, result.setup.direction),
         (saved.model, result.model),
-        (saved.components, result.components),
     ]
+    if isinstance(saved, Attention):
+        # Only heads are read.
+        pairs.append(({*saved.components} - {*result.components}, set()))
+    else:
+        pairs.append((saved.components, result.components))
     if any(mine != theirs for mine, theirs in pairs):
         raise ResultFormatError(
             f"The {noun} in {folder} is of another run than the one beside it. Measure it again, "

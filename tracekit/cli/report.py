@@ -50,6 +50,7 @@ def _read(path: Path) -> list[Any]:
         for kind, name in (
             (tk.anatomy.Explanation, "explanation.json"),
             (tk.anatomy.Paths, "paths.json"),
+            (tk.anatomy.Attention, "attention.json"),
             (tk.anatomy.SideEffects, "side_effects.json"),
         )
         for file in sorted(path.rglob(name))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
@@ -38,7 +39,8 @@ class ForwardPass:
         self.device: torch.device = device_of(model)
         self._model = model
         self._dtype = dtype_of(model)
-        self._scored_hook = scored_hook(model)
+        self.scored_hook: str = scored_hook(model)
+        """Hook point of what the unembedding reads."""
         self._block_skipper = capabilities.block_skipper
         self._mean: ContinuationMean = mean
 
@@ -58,7 +60,7 @@ class ForwardPass:
         gather = partial(_gather, batch=batch)
         with self._only_blocks(start, None, residual) as resuming:
             noise = [] if start else noise_hooks(batch.noise)
-            logits = self._run(batch, [*noise, *resuming, *hooks, (self._scored_hook, gather)])
+            logits = self._run(batch, [*noise, *resuming, *hooks, (self.scored_hook, gather)])
         return batch.read(logits[0].to(self.device), self._mean, reads)
 
     def residual_at(
@@ -107,6 +109,23 @@ class ForwardPass:
         except StopPassError:
             return fired
         raise AssertionError(f"Of the hook points {', '.join(names)} only {list(fired)} fired.")
+
+    def unembedding(
+        self, batch: Batch, tokens_of_y: Int[Tensor, " example"] | None
+    ) -> Float[Tensor, "example d_model"]:
+        """By how much the logit of x less that of y, their first tokens, grows with what is read.
+
+        Without y the logit of x. Taken at 0, where a soft cap leaves logits as they are.
+        """
+        n, width = len(batch.examples), int(self._model.cfg.d_model)
+        read = torch.zeros(1, n, width, dtype=self._dtype, device=self.device, requires_grad=True)
+        with torch.enable_grad():
+            logits = self._run(batch, [(self.scored_hook, replacing(read))])[0].float()
+            each = torch.arange(n, device=logits.device)
+            grown = logits[each, batch.first_token]
+            if tokens_of_y is not None:
+                grown = grown - logits[each, tokens_of_y]
+            return torch.autograd.grad(grown.sum(), read)[0][0].float()
 
     @contextmanager
     def _only_blocks(

@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from tracekit._util.markup import interval_text
-from tracekit.anatomy import Explanation, Paths, SideEffects
+from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.anatomy.tables import member_table, path_table, side_effects_table
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
@@ -31,10 +31,11 @@ from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
-Anatomy = Explanation | Paths | SideEffects
+Anatomy = Explanation | Paths | Attention | SideEffects
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy
-"""Results, curves, fronts, comparisons, grids, explanations, paths, side effects."""
-_SINGLE = (TraceResult, InteractionGrid, ParetoFront, Explanation, Paths, SideEffects)
+"""Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects."""
+_ANATOMY = (Explanation, Paths, Attention, SideEffects)
+_SINGLE = (TraceResult, InteractionGrid, ParetoFront, *_ANATOMY)
 
 _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
@@ -56,7 +57,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Results of different data, models, components or metrics have parts of their own.
 
     Args:
-        results: Results, curves, fronts, comparisons, grids, explanations, paths and side effects.
+        results: Results, curves, fronts, comparisons, grids, explanations, paths, attention and
+            side effects. Attention stands beside the paths of its set.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -70,7 +72,9 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     grids = [each for each in given if isinstance(each, InteractionGrid)]
     sections = [section for group in groups for section in _sections(group, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
-    sections += [_paths_section(each) for each in given if isinstance(each, Paths)]
+    attention = [each for each in given if isinstance(each, Attention)]
+    sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
+    sections += [_attention_section(each) for each in attention]
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
     if grids:
         sections.append(_grid_section(grids))
@@ -89,7 +93,7 @@ class _Group(NamedTuple):
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
     groups: list[_Group] = []
     for each in given:
-        if isinstance(each, (InteractionGrid, Explanation, Paths, SideEffects)):
+        if isinstance(each, (InteractionGrid, *_ANATOMY)):
             continue
         results = [each] if isinstance(each, TraceResult) else list(each)
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
@@ -253,15 +257,27 @@ def _explanation_section(why: Explanation) -> Section:
     )
 
 
-def _paths_section(paths: Paths) -> Section:
+def _paths_section(paths: Paths, attention: list[Attention]) -> Section:
+    """Takes the attention of the same set away, to show it beside the paths."""
+    beside = [each for each in attention if {*each.components} <= {*paths.components}]
+    for each in beside:
+        attention.remove(each)
     return Section(
         heading=f"How they connect: {named(paths.labels, _MOST_LABELS)}",
-        paragraphs=str(paths).splitlines()[:1],
-        figures=[paths.network()],
+        paragraphs=[*str(paths).splitlines()[:1], *(str(each).splitlines()[0] for each in beside)],
+        figures=[paths.network(), *(each.figure() for each in beside)],
         table=path_table(paths),
         note="Effect on the metric of the sender's change through the receiver alone, everything "
         "else clean; by query, key, value: only that of the receiver changes. p is corrected for "
         "all paths. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _attention_section(attention: Attention) -> Section:
+    return Section(
+        heading=f"What heads look at: {named(attention.labels, _MOST_LABELS)}",
+        paragraphs=str(attention).splitlines(),
+        figures=[attention.figure()],
     )
 
 

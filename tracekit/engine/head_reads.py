@@ -1,0 +1,150 @@
+"""What heads attend to from a position of a prompt, and what they write to the logits.
+
+A head's direct contribution is the logit of x less that of y (their first tokens; without y the
+logit of x) that its output alone gives through the final norm and the unembedding, with the scale
+of the norm as it is in the clean run (a folded norm): contributions of all parts of the stream then
+sum to the logits, but for their biases and a soft cap. The output is taken in the stream, as what
+is lost there where the head's `hook_z` is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit.engine.batch import Batch
+from tracekit.engine.forward import replacing, stream_hook
+from tracekit.engine.prepared import PreparedData
+from tracekit.models.hooked import dtype_of
+
+HeadPlace = tuple[int, int]
+"""Layer and index of a head."""
+
+
+class HeadReads(NamedTuple):
+    """Of heads on the prompts of a data set."""
+
+    patterns: Float[Tensor, "head example key"]
+    """Attention weights of a query of each prompt; 0 behind the prompt."""
+    outputs: Float[Tensor, "head example d_model"]
+    """What each adds to the residual stream at the last position."""
+    streams: Float[Tensor, "example d_model"]
+    """The stream that the final norm reads there."""
+
+
+def head_reads(
+    data: PreparedData, heads: Sequence[HeadPlace], queries: Int[Tensor, " example"] | None = None
+) -> HeadReads:
+    """Runs the prompts of a data set as they are, and reads heads.
+
+    `queries` are the positions that attention is read from; the last of each prompt by default.
+    """
+    queries = data.layout.starts if queries is None else queries
+    n, width = data.n_examples, data.layout.longest
+    d_model, n_layers = int(data.model.cfg.d_model), int(data.model.cfg.n_layers)
+    reads = HeadReads(
+        torch.zeros(len(heads), n, width),
+        torch.zeros(len(heads), n, d_model),
+        torch.zeros(n, d_model),
+    )
+    with data.measuring():
+        for batch in data.batches:
+            examples = batch.examples.cpu()
+            layers = {layer for layer, _ in heads}
+            blocks = {n_layers} | layers | {layer + 1 for layer in layers}
+            of_layers = ("attn.hook_pattern", "hook_mlp_out")
+            names = {f"blocks.{layer}.{name}" for layer in layers for name in of_layers}
+            run = data.forward_pass.activations
+            clean = run(batch, [], sorted(names | set(map(stream_hook, blocks))))
+            reads.streams[examples] = _last(clean[stream_hook(n_layers)], batch)
+            for number, (layer, head) in enumerate(heads):
+                of_head = clean[f"blocks.{layer}.attn.hook_pattern"][:, head]
+                rows = _last_positions(batch)[0].to(of_head.device)
+                pattern = of_head[rows, queries[examples].to(of_head.device)].float().cpu()
+                reads.patterns[number, examples, : pattern.shape[-1]] = pattern
+                mlp, after = f"blocks.{layer}.hook_mlp_out", stream_hook(layer + 1)
+                hooks = [
+                    (f"blocks.{layer}.attn.hook_z", _without(head)),
+                    (mlp, replacing(clean[mlp])),
+                ]
+                without = run(
+                    batch, hooks, [after], start=layer, residual=clean[stream_hook(layer)]
+                )
+                written = clean[after] - without[after]
+                reads.outputs[number, examples] = _last(written, batch)
+    return HeadReads(*data.ranks.add(*reads))
+
+
+def contributions(
+    data: PreparedData,
+    outputs: Float[Tensor, "head example d_model"],
+    streams: Float[Tensor, "example d_model"],
+) -> Float[Tensor, "head example"]:
+    """Direct contributions of vectors in the final stream, with the norm's scale on `streams`."""
+    direct = torch.zeros(outputs.shape[:2])
+    with data.measuring():
+        for batch in data.batches:
+            examples = batch.examples.cpu()
+            own, written = streams[examples], outputs[:, examples]
+            nothing = torch.zeros_like(own)
+            weights = data.forward_pass.unembedding(batch, _tokens_of_y(data, batch)).cpu()
+            normed = _normed(data, batch, torch.stack([nothing, own, own + own.std()]))
+            # Layer norm takes the mean away, RMS norm does not.
+            is_centred = bool((normed[2] - normed[1]).abs().max() < 1e-3 * normed[1].abs().max())
+            shift = int(is_centred)
+            size = (own - shift * own.mean(-1, keepdim=True)).norm(dim=-1)
+            sizes = (written - shift * written.mean(-1, keepdim=True)).norm(dim=-1)
+            # As large as the stream, so that the norm divides both by the same.
+            times = torch.where(sizes > 0, size / sizes, 0.0)[..., None]
+            values = _normed(data, batch, written * times) - normed[0]
+            parts = (values * weights).sum(-1) / times[..., 0]
+            direct[:, examples] = torch.where(sizes > 0, parts, 0.0)
+    return data.ranks.add(direct)[0]
+
+
+def _normed(
+    data: PreparedData, batch: Batch, vectors: Float[Tensor, "vector example d_model"]
+) -> Float[Tensor, "vector example d_model"]:
+    """What the unembedding reads where the final stream holds vectors at the last positions."""
+    n_layers, name = int(data.model.cfg.n_layers), data.forward_pass.scored_hook
+    rows, positions = _last_positions(batch)
+    parts = []
+    for vector in vectors:
+        stream = torch.zeros(*batch.positions.shape, vector.shape[-1], dtype=dtype_of(data.model))
+        stream[rows.cpu(), positions.cpu()] = vector.to(stream)
+        stream = stream.to(data.device)
+        got = data.forward_pass.activations(batch, [], [name], start=n_layers, residual=stream)
+        parts.append(_last(got[name], batch))
+    return torch.stack(parts)
+
+
+def _tokens_of_y(data: PreparedData, batch: Batch) -> Tensor | None:
+    """First tokens of y; None if an example has none."""
+    if not batch.all_have_y:
+        return None
+    return data.layout.targets[batch.examples.cpu(), 1, 0].to(data.device)
+
+
+def _last_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Row and position of the last token of each example's prompt."""
+    rows, positions = batch.readout_positions
+    return rows[batch.first_readout], positions[batch.first_readout]
+
+
+def _last(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
+    """Of an activation by row and position, what is at the last token of each prompt."""
+    rows, positions = (index.to(value.device) for index in _last_positions(batch))
+    return value[rows, positions].float().cpu()
+
+
+def _without(head: int) -> Any:
+    def remove(activation: Tensor, hook: Any = None) -> Tensor:
+        changed = activation.clone()
+        changed[:, :, head] = 0
+        return changed
+
+    return remove
