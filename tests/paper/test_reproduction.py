@@ -173,7 +173,10 @@ class TestPlans:
             "leading_space": False,
         }
         another = Setting(models=[ModelAt.parse("another")], held_out=False)
-        assert EXPERIMENTS["table-facts"].jobs(another)[0].data_options == {
+        (facts_of_another, *_) = EXPERIMENTS["table-facts"].jobs(another)
+        assert facts.setup.metric == "probability-ratio"
+        assert facts_of_another.setup.metric == "probability-drop"
+        assert facts_of_another.data_options == {
             "seed": None,
             "noise_seed": 42,
             "on_mismatch": "skip",

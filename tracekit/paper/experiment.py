@@ -151,7 +151,8 @@ def trace_job(
 ) -> Job:
     """A search with the paper's options; `components` are kinds joined by `+`.
 
-    On facts the metric is the ratio of probabilities, as in the published numbers. `changes` are
+    On facts the metric is the ratio of probabilities, as in the published numbers, and with another
+    model than the paper's the drop of the probability, which is bounded. `changes` are
     fields of `Job` that differ; `options` and `data_options` among them are added to the paper's.
     """
     options: dict[str, Any] = {}
@@ -161,6 +162,8 @@ def trace_job(
         default = _DEMO_DRAWS if model.is_demo else 1000
         options["draws"] = default if setting.draws is None else setting.draws
     usual = describe(dataset)
+    # Of another model nothing is published, and its ratios may be too large for a float32.
+    is_ratio = dataset in _RATIO and (model.paper is not None or model.is_demo)
     return Job(
         **{
             "model": model.title,
@@ -169,7 +172,7 @@ def trace_job(
             "data_options": data_options(setting, model, dataset, changes.pop("data_options", {})),
             "setup": Setup(
                 components=components,
-                metric="probability-ratio" if dataset in _RATIO else usual.metric,
+                metric="probability-ratio" if is_ratio else usual.metric,
                 positions=usual.positions,  # type: ignore[arg-type]
             ),
             "method": method,
