@@ -87,10 +87,10 @@ def probabilities(pairs: Sequence[PromptPair], model: HookedModel) -> pd.DataFra
 
     n, sides = len(pairs), [pair.y_ids for pair in pairs]
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
-    both += [(pair.prompt_ids, y or pair.x_ids) for pair, y in zip(pairs, sides, strict=True)]
-    values = _mean_probabilities(both, model)
-    of_y = [p if y else None for p, y in zip(values[n:].tolist(), sides, strict=True)]
-    p_x = values[:n].tolist()
+    both += [(pair.prompt_ids, y) for pair, y in zip(pairs, sides, strict=True) if y]
+    values = _mean_probabilities(both, model).tolist()
+    p_x, left = values[:n], iter(values[n:])
+    of_y = [next(left) if y else None for y in sides]
     return pd.DataFrame(
         {
             "prompt": [pair.describe() for pair in pairs],
