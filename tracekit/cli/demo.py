@@ -281,7 +281,11 @@ def _write_page(findings: _Findings, output: Path) -> Path:
                 heading="Who acts together",
                 paragraphs=[
                     "How much more (red) or less (blue) two heads do together than the sum of what "
-                    "each does alone."
+                    "each does alone. "
+                    f"{sum(findings.grid.significant or ())} of {len(findings.grid.index_pairs)} "
+                    f"pairs are significant: on {_EXAMPLES} facts, of which few carry an "
+                    "interaction, the map proposes pairs to test on more, and proves none. Rings: "
+                    "the interval of the pair alone leaves out 0."
                 ],
                 figures=[findings.grid.heatmap()],
             ),

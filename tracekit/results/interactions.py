@@ -102,9 +102,12 @@ class InteractionGrid:
 
     @property
     def _notes(self) -> str:
-        """Which examples these are, and whether too few for any p value below .05."""
-        few = "" if self.p is None or not self.n_independent else said_of_few(self.n_independent)
-        return "".join(f"; {note}" for note in (self.examples, few) if note)
+        """How many pairs are significant, on which examples, and whether these are too few."""
+        found = few = ""
+        if self.significant is not None:
+            found = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have p < .05"
+            few = said_of_few(self.n_independent) if self.n_independent else ""
+        return "".join(f"; {note}" for note in (found, self.examples, few) if note)
 
     def _repr_html_(self) -> str:
         """A table for notebooks: the pairs with the largest interactions."""
