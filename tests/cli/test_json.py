@@ -69,6 +69,29 @@ def test_errors(document, name):
     assert "The folder nowhere holds no" in parsed["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message", "expected"),
+    [
+        (("trace", "--bugdet", 3), "NoSuchOption", "No such option: --bugdet", 2),
+        (("trace", "--limit", "many"), "BadParameter", "Invalid value for '--limit'", 2),
+        (("show",), "MissingParameter", "Missing argument", 2),
+        (("tarce",), "UsageError", "No such command 'tarce'", 2),
+        (("trace", "--config", "none.toml"), "DataNotFoundError", "none.toml", 1),
+    ],
+)
+def test_errors_of_usage(command, arguments, kind, message, expected):
+    code, out, err = command(*arguments, "--json")
+    parsed = TypeAdapter(CommandOutput).validate_json(out)
+    assert code == expected
+    assert (parsed["command"], parsed["ok"]) == (arguments[0], False)
+    assert parsed["error"]["type"] == kind
+    assert message in parsed["error"]["message"]
+    # A person sees it as without the option.
+    assert message in err
+    _, out, _ = command(*arguments)
+    assert not out.startswith("{")
+
+
 @pytest.mark.slow
 def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch):
     """Every line of `llms.txt`, as it stands there and in its order."""

@@ -124,6 +124,7 @@ def main() -> None:
     SIGTERM ends the process, once checkpoints are written and workers are gone.
     """
     _quieten_libraries()
+    console.had_document = False
     try:
         with _stopping_in_order():
             code = app(standalone_mode=False)
@@ -133,6 +134,7 @@ def main() -> None:
         if isinstance(code, int) and code:
             sys.exit(code)
     except TracekitError as error:
+        _print_early(error)
         print_problem("Error", error, "bold red")
         sys.exit(1)
     except BrokenPipeError:
@@ -155,8 +157,17 @@ def main() -> None:
         show = getattr(error, "show", None)
         if show is None:
             raise
+        _print_early(error)
         show()
         sys.exit(getattr(error, "exit_code", 2))
+
+
+def _print_early(error: Exception) -> None:
+    """The document of an error before a command began, such as a wrong option."""
+    if "--json" in sys.argv[1:] and not console.had_document:
+        name = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        console.begin_document(name)
+        console.print_document(error)
 
 
 def _leave_interrupted() -> NoReturn:

@@ -53,6 +53,8 @@ class PlainConsole(Console):
 
     document: CommandOutput | None = None
     """With `--json`, what is printed goes here."""
+    had_document: bool = False
+    """Whether there is a document, or was one."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints, or records."""
@@ -70,6 +72,7 @@ class PlainConsole(Console):
 
     def begin_document(self, command: str) -> None:
         """From now on nothing is printed until `print_document`."""
+        self.had_document = True
         self.document = CommandOutput(
             command=command.replace("_", "-"),
             ok=True,
@@ -84,7 +87,9 @@ class PlainConsole(Console):
         """Prints the document of a command, once."""
         document, self.document = self.document, None
         if document is not None:
-            failure = {"type": type(error).__name__, "message": str(error)}
+            # Errors of usage say in full what they are about.
+            message = getattr(error, "format_message", error.__str__)()
+            failure = {"type": type(error).__name__, "message": message}
             document |= {"ok": error is None, "error": None if error is None else failure}
             sys.stdout.write(json.dumps(document, indent=1) + "\n")
 
