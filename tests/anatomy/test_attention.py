@@ -13,7 +13,6 @@ from tests import tiny
 from tests.engine.test_head_reads import parts_of, plain_reads
 from tests.files import rewrite
 from tracekit.anatomy import Attention
-from tracekit.anatomy.attention import ATTENTION
 from tracekit.anatomy.same_run import check_of_run
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.results.intervals import effect_interval
@@ -182,11 +181,11 @@ def test_files_are_read_back_or_refused(tracer, tmp_path):
         ResultFormatError, match=r"record of attention .* delete its attention\.json"
     ):
         check_of_run(tracer.attention(tracer.registry[other]), result, tmp_path)
-    rewrite(tmp_path / ATTENTION, lambda d, t: d["members"].pop())
+    rewrite(tmp_path / Attention.FILE, lambda d, t: d["places"].pop())
     with pytest.raises(ResultFormatError, match="the attention is of other heads or places"):
         Attention.load(tmp_path)
-    rewrite(read.save(tmp_path) / ATTENTION, lambda d, t: d.update(left_out=[10**6]))
-    with pytest.raises(ResultFormatError, match="the members are of 36 components"):
+    rewrite(read.save(tmp_path) / Attention.FILE, lambda d, t: d.update(left_out=[10**6]))
+    with pytest.raises(ResultFormatError, match="were left out of 36"):
         Attention.load(tmp_path)
 
 

@@ -12,7 +12,6 @@ import tracekit as tk
 from tests import tiny
 from tests.files import rewrite
 from tracekit.anatomy import Paths
-from tracekit.anatomy.paths import PATHS
 from tracekit.anatomy.same_run import check_of_run
 from tracekit.anatomy.tables import path_table
 from tracekit.errors import ResultFormatError, ResultNotFoundError
@@ -107,7 +106,7 @@ def test_files_are_read_back_or_refused(tracer, paths, result, tmp_path):
         (lambda d, t: d["rows"][0].update(receiver=1), "paths end at .1., which are no members"),
     ):
         assert 1 not in paths.members
-        rewrite(paths.save(tmp_path) / PATHS, change)
+        rewrite(paths.save(tmp_path) / Paths.FILE, change)
         with pytest.raises(ResultFormatError, match=said):
             Paths.load(tmp_path)
 

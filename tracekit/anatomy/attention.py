@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
+from tracekit._util.options import shortened
 from tracekit.anatomy.of_members import OfMembers, facts_of
-from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components import ComponentSet
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
-from tracekit.data.spans import LAST, REST, position_names, with_implied
+from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
 from tracekit.engine.engine import Engine
 from tracekit.engine.head_reads import contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
 from tracekit.results.display import text_html
-from tracekit.results.intervals import check_clusters, row_intervals
-from tracekit.results.storage import load, save
+from tracekit.results.intervals import row_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-ATTENTION = "attention.json"
-"""Name of its document in a folder."""
 _FIRST = "first"
 """The first token, where it is of no span: many heads rest there."""
 _HOOKS = ("attn.hook_z", "attn.hook_pattern")
@@ -45,6 +42,8 @@ class Attention(OfMembers):
     unembedding, the scale of the norm frozen at that of the clean run (folded norm). `direction`
     does not matter here: `clean` is of the prompts, `counterfactual` of what takes their place.
     """
+
+    FILE: ClassVar[str] = "attention.json"
 
     at: str
     """Place whose last token attends."""
@@ -120,34 +119,18 @@ class Attention(OfMembers):
 
         return attention_figure(self)
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes it to a folder, such as that of its run; returns the folder."""
-        save(self, Path(folder) / ATTENTION)
-        return Path(folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Attention:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds none.
-            ResultFormatError: It is of another format, damaged, or of several saves.
-        """
-        return load(cls, Path(folder) / ATTENTION)
-
     def check_consistent(self) -> None:
         """Refuses parts that do not belong together.
 
         Raises:
             ValueError: They do not.
         """
-        check_clusters(self.clusters)
+        super().check_consistent()
         shape = (len(self.members), len(self.places))
-        if not self.members or self.clean.shape[:2] != shape:
+        if self.clean.shape[:2] != shape:
             raise ValueError(f"the attention is of other heads or places than {shape}")
-        indices = {*self.members, *self.left_out}
-        if not all(0 <= index < len(self.registry) for index in indices):
-            raise ValueError(f"the members are of {len(self.registry)} components")
+        if not all(0 <= index < len(self.registry) for index in self.left_out):
+            raise ValueError(f"{shortened(self.left_out)} were left out of {len(self.registry)}")
 
     def __str__(self) -> str:
         """The findings, a line for each head."""
@@ -199,110 +182,91 @@ def read_attention(
 ) -> Attention:
     """What heads look at; see `Tracer.attention`.
 
-    Args:
-        asked: The engine of the tracer: one of the others.
-        clean: Starts from the prompts.
-        counterfactual: Starts from the counterfactuals; None where they are no runs of the model.
-        members: Of which heads are read.
-        at: Place whose last token attends.
-        token_text: Text of a token, which names positions; None: numbers do.
-        **facts: Model, source and where the set was selected, as an `Attention` holds them.
+    `clean` starts from the prompts, `counterfactual` from what takes their place, if that is a run
+    of the model; `asked` is that of the tracer. `token_text` gives the text of a token.
     """
     registry, before = asked.registry, asked.cost
-    heads = _heads_of(registry, members)
+    is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in members}
+    heads: dict[tuple[int, int], int] = {}
+    for member in filter(is_head.__getitem__, members):
+        heads.setdefault((registry[member].layer, registry[member].index), member)
     if not heads:
         names = ", ".join(map(registry.label, members)) or "none"
         raise ComponentError(
             f"No member ({names}) is a head. Give head-outputs or attention-patterns."
         )
     engines = [clean] if counterfactual is None else [clean, counterfactual]
-    names, weights = _place_names(clean.pairs, token_text), clean.pairs.weights
-    weights = 1.0 if weights is None else weights
-    if at not in (*names, LAST):
-        raise PairsError(f"The prompts have no place {at!r}. Give one of {', '.join(names)}.")
-    runs = [
-        head_reads(engine.data, list(heads), _queries(engine.pairs, names, at))
-        for engine in engines
+    spans = [_spans(engine.pairs, clean.pairs, token_text) for engine in engines]
+    places = tuple(dict.fromkeys(name for of_pair in spans[0] for name in of_pair))
+    reads = [
+        head_reads(engine.data, list(heads), _queries(of_run, places, at))
+        for engine, of_run in zip(engines, spans, strict=True)
     ]
+    weights = 1.0 if clean.pairs.weights is None else clean.pairs.weights
     patterns = [
-        weights * _by_place(engine.pairs, names, read.patterns)
-        for engine, read in zip(engines, runs, strict=True)
+        weights * _by_place(of_run, places, read.patterns)
+        for of_run, read in zip(spans, reads, strict=True)
     ]
-    direct = [weights * contributions(clean.data, read.outputs, runs[0].streams) for read in runs]
+    direct = [weights * contributions(clean.data, r.outputs, reads[0].streams) for r in reads]
     return Attention(
         members=tuple(heads.values()),
         at=at,
-        places=names,
+        places=places,
         clean=patterns[0],
         counterfactual=patterns[1] if counterfactual else None,
         direct=direct[0],
         counterfactual_direct=direct[1] if counterfactual else None,
-        left_out=tuple(m for m in members if registry.site_of(m).kind.hook not in _HOOKS),
+        left_out=tuple(member for member in members if not is_head[member]),
         **facts,
         **facts_of(asked, before),
     )
 
 
-def _heads_of(registry: ComponentRegistry, members: ComponentSet) -> dict[tuple[int, int], int]:
-    """Layer and index of each head, and the first member that it is."""
-    heads: dict[tuple[int, int], int] = {}
-    for member in members:
-        component = registry[member]
-        if registry.site_of(member).kind.hook in _HOOKS:
-            heads.setdefault((component.layer, component.index), member)
-    return heads
+def _spans(pairs: PromptPairs, clean: PromptPairs, token_text: Any) -> list[Spans]:
+    """Places of each prompt: its spans and the implied ones, else its positions.
 
-
-def _place_names(pairs: PromptPairs, token_text: Any) -> tuple[str, ...]:
-    """Spans if all pairs have some, with the implied ones; else positions."""
-    if _has_spans(pairs):
-        order = [_FIRST, *(pairs[0].spans or {}), LAST, REST]
-        names = {name for pair in pairs for name in _spans_of(pair)}
-        return tuple(
-            sorted(names, key=lambda name: (name not in order, [*order, name].index(name)))
-        )
-    lengths = {len(ids) for pair in pairs for ids in (pair.prompt_ids, pair.counterfactual_ids)}
+    `clean` names the positions.
+    """
+    if all(pair.spans is not None for pair in pairs):
+        return [_with_implied(pair) for pair in pairs]
+    lengths = {len(pair.prompt_ids) for pair in (*pairs, *clean)}
     if len(lengths) > 1:
         raise PairsError(
             f"The prompts have {min(lengths)} to {max(lengths)} tokens, and no spans. Give every "
             "example spans, or prompts of one length."
         )
-    return position_names([pair.prompt_ids for pair in pairs], token_text)
+    names = position_names([pair.prompt_ids for pair in clean], token_text)
+    return [{name: (position,) for position, name in enumerate(names)}] * len(pairs)
 
 
-def _has_spans(pairs: PromptPairs) -> bool:
-    return all(pair.spans is not None for pair in pairs)
-
-
-def _spans_of(pair: PromptPair) -> dict[str, tuple[int, ...]]:
-    """Positions of the spans of a prompt, the implied ones too: each is of one."""
+def _with_implied(pair: PromptPair) -> Spans:
+    """Spans of a prompt with `first`, `last` and `rest`: every token is of one."""
     spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
-    rest = spans.pop(REST, ())
-    if rest[:1] == (0,):
-        spans[_FIRST], rest = (0,), rest[1:]
-    return spans | ({REST: rest} if rest else {})
+    if 0 in (rest := spans.get(REST, ())):
+        spans = {_FIRST: (0,), **spans, REST: rest[1:]}
+    return {name: positions for name, positions in spans.items() if positions}
 
 
-def _queries(pairs: PromptPairs, names: Sequence[str], at: str) -> Int[Tensor, " example"] | None:
+def _queries(
+    spans: Sequence[Spans], places: Sequence[str], at: str
+) -> Int[Tensor, " example"] | None:
     """Position that attends in each prompt; None: the last."""
     if at == LAST:
         return None
-    if not _has_spans(pairs):
-        return torch.full((len(pairs),), names.index(at))
-    lacking = [number for number, pair in enumerate(pairs) if at not in _spans_of(pair)]
-    if lacking:
-        raise PairsError(f"Example {lacking[0]} has no token of {at!r}. Give another place.")
-    return torch.tensor([_spans_of(pair)[at][-1] for pair in pairs])
+    if at not in places:
+        raise PairsError(f"The prompts have no place {at!r}. Give one of {', '.join(places)}.")
+    for number, of_pair in enumerate(spans):
+        if at not in of_pair:
+            raise PairsError(f"Example {number} has no token of {at!r}. Give another place.")
+    return torch.tensor([of_pair[at][-1] for of_pair in spans])
 
 
 def _by_place(
-    pairs: PromptPairs, names: Sequence[str], patterns: Float[Tensor, "head example key"]
+    spans: Sequence[Spans], places: Sequence[str], patterns: Float[Tensor, "head example key"]
 ) -> Float[Tensor, "head place example"]:
     """Attention to each place, summed over its tokens."""
-    if not _has_spans(pairs):
-        return patterns[..., : len(names)].transpose(1, 2)
-    by_place = torch.zeros(len(patterns), len(names), len(pairs))
-    for number, pair in enumerate(pairs):
-        for name, positions in _spans_of(pair).items():
-            by_place[:, names.index(name), number] = patterns[:, number, list(positions)].sum(-1)
+    by_place = torch.zeros(len(patterns), len(places), len(spans))
+    for number, of_pair in enumerate(spans):
+        for place, positions in of_pair.items():
+            by_place[:, places.index(place), number] = patterns[:, number, list(positions)].sum(-1)
     return by_place

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -33,7 +32,6 @@ from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import (
-    check_clusters,
     effect_interval,
 )
 from tracekit.results.significance import (
@@ -43,7 +41,6 @@ from tracekit.results.significance import (
     said_of_few,
     without_rounding,
 )
-from tracekit.results.storage import load, save
 from tracekit.search.base import Planned
 
 if TYPE_CHECKING:
@@ -63,6 +60,8 @@ class Explanation(OfMembers):
     Every number comes from measured effects of binary masks, on every example. Intervals are 95 %
     studentised bootstrap intervals over the examples.
     """
+
+    FILE: ClassVar[str] = EXPLANATION
 
     effect: Effects
     """Of the set, on every example; this and all others times its weight, if it has one."""
@@ -295,28 +294,13 @@ class Explanation(OfMembers):
         bounds = bounds_of(self.metric).of_sum(n_added, n_subtracted)
         return effect_interval(values, bounds=bounds, **self.over)
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes the explanation to a folder, such as that of its run; returns the folder."""
-        save(self, Path(folder) / EXPLANATION)
-        return Path(folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Explanation:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds no explanation.
-            ResultFormatError: It is of another format, damaged, or of several saves.
-        """
-        return load(cls, Path(folder) / EXPLANATION)
-
     def check_consistent(self) -> None:
         """Refuses an explanation whose parts do not belong together.
 
         Raises:
             ValueError: They do not.
         """
-        check_clusters(self.clusters)
+        super().check_consistent()
         m, n_components, outsiders = len(self.members), len(self.registry), self.outsiders or ()
         is_set = list(self.members) == sorted(set(self.members)) and m >= 2
         if not is_set or not (self.members[0] >= 0 and self.members[-1] < n_components):

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import Self
 
 from tracekit._util.clusters import Over
+from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.results.intervals import check_clusters
 from tracekit.results.significance import said_of_examples
+from tracekit.results.storage import load, save
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OfMembers:
     """A set, the examples and the metric that it was measured by, and what that took."""
+
+    FILE: ClassVar[str]
+    """Name of its document in a folder."""
 
     registry: ComponentRegistry
     """Components by flat index."""
@@ -68,6 +76,32 @@ class OfMembers:
     def over(self) -> Over:
         """Weights and clusters of the examples, as statistics take them."""
         return Over(weights=self.weights, clusters=self.clusters)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes it to a folder, such as that of its run; returns the folder."""
+        save(self, Path(folder) / self.FILE)
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds none.
+            ResultFormatError: It is of another format, damaged, or of several saves.
+        """
+        return load(cls, Path(folder) / cls.FILE)
+
+    def check_consistent(self) -> None:
+        """Refuses what does not belong together.
+
+        Raises:
+            ValueError: It does not.
+        """
+        check_clusters(self.clusters)
+        n = len(self.registry)
+        if not self.members or not all(0 <= member < n for member in self.members):
+            raise ValueError(f"the members are {shortened(self.members)}, of {n}")
 
 
 def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -21,7 +20,7 @@ from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import bounds_of
 from tracekit.results.display import text_html
-from tracekit.results.intervals import check_clusters, row_intervals
+from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import (
     LEVEL,
     RESOLUTION,
@@ -29,14 +28,11 @@ from tracekit.results.significance import (
     said_of_few,
     without_rounding,
 )
-from tracekit.results.storage import load, save
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-PATHS = "paths.json"
-"""Name of their document in a folder."""
 _EMBEDDING, _LOGITS = "embedding", "logits"
 _MOST = 64
 _NAMED = 5
@@ -51,6 +47,8 @@ class Paths(OfMembers):
     frozen, MLPs too; `tracekit.engine.path_effects` defines it step by step. A path that is not
     there does not exist: the receiver does not read what the sender writes.
     """
+
+    FILE: ClassVar[str] = "paths.json"
 
     rows: tuple[PathRow, ...]
     """What was measured: sender, receiver, and what the sender changes of the receiver's input."""
@@ -134,37 +132,20 @@ class Paths(OfMembers):
 
         return path_figure(self)
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes the paths to a folder, such as that of their run; returns the folder."""
-        save(self, Path(folder) / PATHS)
-        return Path(folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Paths:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds no paths.
-            ResultFormatError: They are of another format, damaged, or of several saves.
-        """
-        return load(cls, Path(folder) / PATHS)
-
     def check_consistent(self) -> None:
         """Refuses paths whose parts do not belong together.
 
         Raises:
             ValueError: They do not.
         """
-        check_clusters(self.clusters)
-        members = set(self.members)
-        if not members or not all(0 <= member < len(self.registry) for member in members):
-            raise ValueError(f"the members are {shortened(self.members)}")
+        super().check_consistent()
         _ = self.places
         if len(self.effects) != len(self.rows):
             raise ValueError(f"{len(self.rows)} rows have {len(self.effects)} effects")
-        ends = {end for row in self.rows for end in (row.sender, row.receiver)} - {None}
-        if not ends <= members:
-            raise ValueError(f"paths end at {shortened(ends - members)}, which are no members")
+        ends = {end for row in self.rows for end in (row.sender, row.receiver)}
+        others = ends - {None, *self.members}
+        if others:
+            raise ValueError(f"paths end at {shortened(others)}, which are no members")
 
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""

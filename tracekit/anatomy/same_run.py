@@ -5,20 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tracekit.anatomy.attention import ATTENTION, Attention
-from tracekit.anatomy.explanation import EXPLANATION, Explanation
-from tracekit.anatomy.paths import PATHS, Paths
+from tracekit.anatomy.attention import Attention
+from tracekit.anatomy.explanation import Explanation
+from tracekit.anatomy.paths import Paths
 from tracekit.anatomy.side_effects import SIDE_EFFECTS, SideEffects
 from tracekit.errors import ResultFormatError
 from tracekit.results.result import TraceResult
-
-_FILES = {
-    Explanation: ("explanation", EXPLANATION),
-    Paths: ("record of paths", PATHS),
-    Attention: ("record of attention", ATTENTION),
-    SideEffects: ("record of side effects", SIDE_EFFECTS),
-}
-"""What a saved object is called, and the name of its document."""
 
 
 def check_of_run(
@@ -35,7 +27,9 @@ def check_of_run(
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """
     asked = saved.target if isinstance(saved, SideEffects) else saved
-    noun, name = _FILES[type(saved)]
+    name = SIDE_EFFECTS if isinstance(saved, SideEffects) else saved.FILE
+    stem = Path(name).stem.replace("_", " ")
+    noun = stem if isinstance(saved, Explanation) else f"record of {stem}"
     pairs: list[tuple[Any, Any]] = [
         # Of held-out examples, those that the set was selected on.
         (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),

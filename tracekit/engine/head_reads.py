@@ -23,6 +23,8 @@ from tracekit.models.hooked import dtype_of
 
 HeadPlace = tuple[int, int]
 """Layer and index of a head."""
+_PATTERN, _OUTPUT = "blocks.{}.attn.hook_pattern", "blocks.{}.attn.hook_z"
+_MLP = "blocks.{}.hook_mlp_out"
 
 
 class HeadReads(NamedTuple):
@@ -51,31 +53,25 @@ def head_reads(
         torch.zeros(len(heads), n, d_model),
         torch.zeros(n, d_model),
     )
+    layers = {layer for layer, _ in heads}
+    names = {stream_hook(block) for block in (n_layers, *layers, *(at + 1 for at in layers))}
+    names |= {_PATTERN.format(layer) for layer in layers} | {_MLP.format(at) for at in layers}
+    run = data.forward_pass.activations
     with data.measuring():
         for batch in data.batches:
-            examples = batch.examples.cpu()
-            layers = {layer for layer, _ in heads}
-            blocks = {n_layers} | layers | {layer + 1 for layer in layers}
-            of_layers = ("attn.hook_pattern", "hook_mlp_out")
-            names = {f"blocks.{layer}.{name}" for layer in layers for name in of_layers}
-            run = data.forward_pass.activations
-            clean = run(batch, [], sorted(names | set(map(stream_hook, blocks))))
+            examples, rows = batch.examples.cpu(), _last_positions(batch)[0]
+            clean = run(batch, [], sorted(names))
             reads.streams[examples] = _last(clean[stream_hook(n_layers)], batch)
             for number, (layer, head) in enumerate(heads):
-                of_head = clean[f"blocks.{layer}.attn.hook_pattern"][:, head]
-                rows = _last_positions(batch)[0].to(of_head.device)
-                pattern = of_head[rows, queries[examples].to(of_head.device)].float().cpu()
-                reads.patterns[number, examples, : pattern.shape[-1]] = pattern
-                mlp, after = f"blocks.{layer}.hook_mlp_out", stream_hook(layer + 1)
-                hooks = [
-                    (f"blocks.{layer}.attn.hook_z", _without(head)),
-                    (mlp, replacing(clean[mlp])),
-                ]
-                without = run(
-                    batch, hooks, [after], start=layer, residual=clean[stream_hook(layer)]
+                pattern = clean[_PATTERN.format(layer)][:, head]
+                at = (each.to(pattern.device) for each in (rows, queries[examples]))
+                reads.patterns[number, examples, : pattern.shape[-1]] = (
+                    pattern[tuple(at)].float().cpu()
                 )
-                written = clean[after] - without[after]
-                reads.outputs[number, examples] = _last(written, batch)
+                mlp, before, after = _MLP.format(layer), stream_hook(layer), stream_hook(layer + 1)
+                hooks = [(_OUTPUT.format(layer), _without(head)), (mlp, replacing(clean[mlp]))]
+                without = run(batch, hooks, [after], start=layer, residual=clean[before])
+                reads.outputs[number, examples] = _last(clean[after] - without[after], batch)
     return HeadReads(*data.ranks.add(*reads))
 
 

@@ -40,8 +40,7 @@ class Connections(SetMethods):
             ComponentError: Components at no place of a path, such as the residual stream, or more
                 than 64.
             HookPointError: Paths cannot be followed in this model.
-            MaskError: About the mask.
-            ConfigError: About the option.
+            MaskError, ConfigError: About the mask or the option.
             NonFiniteMetricError: The metric is not finite on a path; names the examples.
         """
         checks.check_unchanged(self.engine)
