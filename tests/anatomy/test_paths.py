@@ -103,7 +103,8 @@ def test_files_are_read_back_or_refused(tracer, paths, result, tmp_path):
     for change, said in (
         (lambda d, t: d.update(members=[10**6]), "the members are"),
         (lambda d, t: d["rows"].pop(), "rows have"),
-        (lambda d, t: d["rows"][0].update(receiver=1), "paths end at .1., which are no members"),
+        (lambda d, t: d["rows"][0].update(input="key"), "inputs and no whole effect"),
+        (lambda d, t: d["rows"][-1].update(receiver=1), "paths end at .1., which are no members"),
     ):
         assert 1 not in paths.members
         rewrite(paths.save(tmp_path) / Paths.FILE, change)

@@ -267,6 +267,6 @@ def _by_place(
     """Attention to each place, summed over its tokens."""
     by_place = torch.zeros(len(patterns), len(places), len(spans))
     for number, of_pair in enumerate(spans):
-        for place, positions in of_pair.items():
-            by_place[:, places.index(place), number] = patterns[:, number, list(positions)].sum(-1)
+        for name, positions in of_pair.items():
+            by_place[:, places.index(name), number] = patterns[:, number, list(positions)].sum(-1)
     return by_place

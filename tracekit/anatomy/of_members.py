@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import Self
 
 from tracekit._util.clusters import Over
 from tracekit._util.options import shortened
@@ -18,6 +17,8 @@ from tracekit.engine.engine import Engine
 from tracekit.results.intervals import check_clusters
 from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import load, save
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,14 +84,14 @@ class OfMembers:
         return Path(folder)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
+    def load(cls: type[_T], folder: str | Path) -> _T:
         """Reads what `save` wrote.
 
         Raises:
             ResultNotFoundError: The folder holds none.
             ResultFormatError: It is of another format, damaged, or of several saves.
         """
-        return load(cls, Path(folder) / cls.FILE)
+        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
     def check_consistent(self) -> None:
         """Refuses what does not belong together.

@@ -142,6 +142,9 @@ class Paths(OfMembers):
         _ = self.places
         if len(self.effects) != len(self.rows):
             raise ValueError(f"{len(self.rows)} rows have {len(self.effects)} effects")
+        paths = {(row.sender, row.receiver) for row in self.rows if row.input == "all"}
+        if not all((row.sender, row.receiver) in paths for row in self.rows):
+            raise ValueError("a path has inputs and no whole effect")
         ends = {end for row in self.rows for end in (row.sender, row.receiver)}
         others = ends - {None, *self.members}
         if others:

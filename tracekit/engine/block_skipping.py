@@ -26,10 +26,10 @@ ResidualStream = Float[Tensor, "row pos d_model"]
 
 
 class StopPassError(Exception):
-    """Ends a pass at a block; raised and caught within this package."""
+    """Ends a pass at a block or at a hook point; raised and caught within this package."""
 
-    def __init__(self, residual: ResidualStream) -> None:
-        """Holds the residual stream that the block would have read."""
+    def __init__(self, residual: Tensor) -> None:
+        """Holds the residual stream that the block would have read, or another activation."""
         super().__init__("The pass ends here.")
         self.residual = residual
 

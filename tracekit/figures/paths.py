@@ -17,7 +17,7 @@ _PLOT = 400.0
 _LAYER, _LEAST, _MOST = 60.0, 200.0, 520.0
 """Height of a layer, and the least and the greatest of all, in pixels."""
 _BOX = (58.0, 24.0)
-"""Width and height of a node, in pixels."""
+"""Least width, and height of a node, in pixels."""
 _COLUMNS = (0.14, 0.74, 0.44, 0.94, 0.29, 0.59)
 """Where members stand one after the other, as shares of the width, so that arrows spread."""
 _WIDEST = 6.0
@@ -56,7 +56,7 @@ def path_network(
     """
     used = sorted(layer for layer in layers if layer is not None)
     scale = min(_MOST, max(_LEAST, _LAYER * (used[-1] - used[0]))) / max(0.5, used[-1] - used[0])
-    spots = _spots(layers, used[0], scale)
+    spots = _spots(layers, used[0], scale, max(_BOX[0], 10 + 8.0 * max(map(len, names))))
     lines = _lines(arrows, spots)
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
@@ -99,8 +99,10 @@ def path_network(
     return set_titles(figure, title, subtitle)
 
 
-def _spots(layers: Sequence[float | None], first: float, scale: float) -> list[tuple[float, float]]:
-    """Places of nodes in pixels, of which none covers another."""
+def _spots(
+    layers: Sequence[float | None], first: float, scale: float, width: float
+) -> list[tuple[float, float]]:
+    """Places of nodes in pixels; none covers another where there is room."""
     spots: dict[int, tuple[float, float]] = {}
     for layer, node in sorted((layer, n) for n, layer in enumerate(layers) if layer is not None):
         y = (layer - first) * scale
@@ -109,7 +111,7 @@ def _spots(layers: Sequence[float | None], first: float, scale: float) -> list[t
         free = (
             x
             for x in columns
-            if all(abs(x - x0) > _BOX[0] or abs(y - y0) > _BOX[1] for x0, y0 in spots.values())
+            if all(abs(x - x0) > width or abs(y - y0) > _BOX[1] for x0, y0 in spots.values())
         )
         spots[node] = next(free, columns[0]), y
     heights = [y for _, y in spots.values()]
