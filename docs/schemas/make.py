@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
+from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
 from tracekit.results import InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
@@ -27,6 +28,7 @@ SCHEMAS = {
     "strongest_pairs": schema(StrongestPairs, inline=True),
     "run": schema(RunInfo),
     "command": TypeAdapter(CommandOutput).json_schema(),
+    "findings": TypeAdapter(Findings).json_schema(),
 }
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from pydantic import TypeAdapter
 
 import tracekit as tk
 from tracekit import figures
+from tracekit.cli.explain import Findings
 
 QUICK = ("--quiet",)
 
@@ -75,7 +77,8 @@ def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_pa
 def test_json_is_all_that_is_printed(command, tracer, result, folder):
     code, out, err = command("explain", folder, "--json", *QUICK)
     assert code == 0, err
-    document = json.loads(out)
+    document = TypeAdapter(Findings).validate_json(out, strict=True)
+    assert document == json.loads(out)
     why = tracer.explain(result)
     assert [row["component"] for row in document["table"]] == list(why.table["component"])
     assert document["additivity"]["effect"] == pytest.approx(result.effect)

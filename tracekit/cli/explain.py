@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
+from typing_extensions import TypedDict
 
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, OUTPUT, REBUILT, Given, option, takes
@@ -23,6 +24,29 @@ if TYPE_CHECKING:
 
 _TABLES = ("table", "interactions", "replacements", "backups")
 """Tables of an explanation, and the names of their files."""
+
+
+class Findings(TypedDict):
+    """What `tracekit explain --json` prints, and `findings.json` holds; null where there is none.
+
+    The tables are those of an `Explanation` in Python, a mapping from column to cell for each row.
+    """
+
+    model: str
+    dataset: str
+    metric: str
+    members: list[str]
+    additivity: dict[str, float | None]
+    """Effect of the set, sum of single effects, and their difference, with 95 % intervals."""
+    n_orders: int | None
+    """Orders that Shapley values are sampled from; null if they are exact."""
+    redundant: list[str]
+    passes: float
+    table: list[dict[str, str | float | None]]
+    """What each member brings."""
+    interactions: list[dict[str, str | float | bool | None]]
+    replacements: list[dict[str, str | float | bool | None]] | None
+    backups: list[dict[str, str | float | bool | None]] | None
 
 
 @app.command()

@@ -103,11 +103,11 @@ class InteractionGrid:
     @property
     def _notes(self) -> str:
         """How many pairs are significant, on which examples, and whether these are too few."""
-        found = few = ""
+        share = few = ""
         if self.significant is not None:
-            found = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have p < .05"
+            share = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have p < .05"
             few = said_of_few(self.n_independent) if self.n_independent else ""
-        return "".join(f"; {note}" for note in (found, self.examples, few) if note)
+        return "".join(f"; {note}" for note in (share, self.examples, few) if note)
 
     def _repr_html_(self) -> str:
         """A table for notebooks: the pairs with the largest interactions."""
