@@ -187,7 +187,7 @@ def plainly(tracer, plain, rows):
     )
 
 
-def traced(architecture, kinds="head-outputs+mlp-blocks", n=3, **options):
+def traced(architecture, kinds="head-outputs+mlp-blocks", n=2, **options):
     model = tk.load_model(tiny.hf_model(architecture))
     data = tiny.pairs(n, seed=5, longest=1)
     return tk.Tracer(model, data, kinds, "logit-difference", **options)
@@ -342,6 +342,28 @@ def test_of_a_head_that_two_heads_read():
     assert ("L1H1", "L1H2", "all") not in effects
     strongest = paths.table.set_index(["sender", "receiver"])["strongest"]
     assert strongest["L0H0", "L1H1"] == "value"
+
+
+def test_blocks_below_a_receiver_are_not_run_for_it():
+    tracer = traced("llama", "head-outputs", n=4)
+    runs = [0, 0, 0]
+
+    def count(number):
+        def hook(*_):
+            runs[number] += 1
+
+        return hook
+
+    blocks = tracer.model.original_model.model.layers
+    handles = [block.mlp.register_forward_hook(count(n)) for n, block in enumerate(blocks)]
+    paths = tracer.paths(["L2H0", "L2H1", "L2H3"])
+    for handle in handles:
+        handle.remove()
+    # Four inputs of each head from the embedding, and four paths to the logits.
+    assert len(paths.rows) == 16
+    # The probe, the clean and the counterfactual run, and that the model is as it was.
+    assert runs[0] == runs[1] <= 5
+    assert runs[2] >= runs[0] + 12
 
 
 @pytest.mark.parametrize(

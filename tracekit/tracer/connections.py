@@ -29,7 +29,8 @@ class Connections(SetMethods):
         This is path patching with everything else clean (`tracekit.engine.path_effects` defines
         it), also from the embedding, where the source is a run of the model, and to the logits. It
         is measured on the held-out examples, if the tracer has some. On the examples that the set
-        was selected on there are no p values.
+        was selected on there are no p values. In low precision, effects below `noise_floor` are
+        rounding.
 
         Args:
             members: As in `explain`, of parts of attention or MLP layers; one is enough.
