@@ -211,8 +211,10 @@ def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
     for name in drawn:
         assert (ROOT / "docs/images" / name).read_bytes().startswith(b"\x89PNG"), name
     named = re.findall(r"images/([\w-]+\.png)", "".join(p.read_text() for p in PAGES))
-    # Speed and the explorer have pictures of their own commands.
-    assert set(named) - set(drawn) == {"scaling.png", "explorer.png"}
+    # Speed, the explorer and experiments have pictures of their own commands.
+    others = {"scaling.png", "explorer.png"}
+    others |= {f"real-{name}.png" for name in ("heads", "layers", "sparsity")}
+    assert set(named) - set(drawn) == others
     assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == set(named)
     assert make["run_block"]("a = 2\na + 1", {}) == 3
     assert make["run_block"]("a = 2", {}) is None
