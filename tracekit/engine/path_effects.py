@@ -267,7 +267,7 @@ class _BatchPaths:
             senders = [sender for sender in changes if runs.reaches(sender, receivers[0])]
             for some in self._chunks(senders):
                 clean = self._stream(layer, len(some))
-                moved = clean + torch.cat([changes[sender] for sender in some])
+                moved = clean + torch.cat([changes[sender].to(clean) for sender in some])
                 for via, read in self._read(layer, part, receivers, moved, clean):
                     for receiver in receivers:
                         if via in runs.inputs_of(receiver):
@@ -276,8 +276,9 @@ class _BatchPaths:
                             rows = [PathRow(sender, receiver, via) for sender in some]
                             yield from zip(rows, effects, strict=True)
         for some in self._chunks(list(changes)):
-            change = torch.cat([changes[sender] for sender in some])
-            effects = self._effects([], n_layers, self._stream(n_layers, len(some)) + change)
+            clean = self._stream(n_layers, len(some))
+            change = torch.cat([changes[sender].to(clean) for sender in some])
+            effects = self._effects([], n_layers, clean + change)
             yield from zip([PathRow(sender, None, "all") for sender in some], effects, strict=True)
 
     @cached_property
@@ -343,8 +344,7 @@ class _BatchPaths:
 
     def _put_in(self, receiver: int, value: Tensor) -> list[Hook]:
         """Hooks by which a receiver takes a value where it is patched."""
-        data = self.runs.data
-        batch = self.batch.repeat(len(value) // len(self.batch.sequences))
+        data, batch = self.runs.data, self._repeated(value)
         patch = MaskedPatch(
             registry=data.registry,
             counterfactual={self.runs.hooks[receiver]: value},
@@ -358,17 +358,19 @@ class _BatchPaths:
     def _effects(
         self, hooks: Sequence[Hook], layer: int, stream: ResidualStream
     ) -> Float[Tensor, "sender example"]:
-        data, batch = self.runs.data, self.batch.repeat(len(stream) // len(self.batch.sequences))
-        reads = data.metric.reads
+        data, batch, reads = self.runs.data, self._repeated(stream), self.runs.data.metric.reads
         run = data.forward_pass.log_probs(batch, hooks, reads=reads, start=layer, residual=stream)
         return data.effects_from(self.batch, run)
 
     def _run(
         self, hooks: Sequence[Hook], names: Iterable[str], layer: int, stream: ResidualStream
     ) -> Activations:
-        batch = self.batch.repeat(len(stream) // len(self.batch.sequences))
-        run = self.runs.data.forward_pass.activations
+        run, batch = self.runs.data.forward_pass.activations, self._repeated(stream)
         return run(batch, hooks, sorted(set(names)), start=layer, residual=stream)
+
+    def _repeated(self, rows: Tensor) -> Batch:
+        """The batch as often as an activation has its rows."""
+        return self.batch.repeat(len(rows) // len(self.batch.sequences))
 
     def _held(self, layer: int, part: int, copies: int) -> list[Hook]:
         """Hooks that hold what the attention or the MLP of a layer gives out at its clean value."""
