@@ -37,7 +37,7 @@ from tracekit.models.hooked import frozen, recording_hooks
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.faithfulness_of_sets import measure_faithfulness
 from tracekit.search import Goal, make
-from tracekit.search.objectives import describe, resolve_objective
+from tracekit.search.objectives import Faithful
 from tracekit.search.targets import target_of
 
 SHARES = (0.02, 0.05, 0.1, 0.2)
@@ -51,7 +51,8 @@ def measure(
     task: Annotated[str, typer.Argument(help="Name of a data set.")],
     method: Annotated[str, typer.Argument(help="A search method, or eap-ig.")],
     file: Annotated[Path, typer.Argument(help="A line of JSON is added to it.")],
-    objective: Annotated[str, typer.Option(help="Of the search.")] = "mean",
+    objective: Annotated[str, typer.Option(help="Of the search: mean or faithful.")] = "mean",
+    complement: Annotated[float, typer.Option(help="Weight of the complement.")] = 0.5,
     kind: Annotated[str, typer.Option(help="Kinds of components, by commas.")] = "head-outputs",
     examples: Annotated[int, typer.Option(help="Examples that select; 32 are fresh.")] = 24,
     option: Annotated[list[str] | None, typer.Option(help="name=value, of the method.")] = None,
@@ -64,7 +65,8 @@ def measure(
         order = ranking(node_scores(own))
         sets, passes = [tuple(sorted(order[:size])) for size in budgets], 2.0 * (STEPS + 1)
     else:
-        target = target_of(own, resolve_objective(objective))
+        chosen = Faithful(complement=complement) if objective == "faithful" else None
+        target = target_of(own, chosen)
         options = parse_options(option or [], [method])[method]
         before, search = target.cost, make(method, options)
         found = search.search(target, Goal.make(n, budgets=budgets), 0)
@@ -79,7 +81,7 @@ def measure(
         "task": task,
         "kind": kind,
         "method": method,
-        "objective": describe(resolve_objective(objective)),
+        "objective": objective if objective == "mean" else f"faithful {complement:g}",
         "sizes": [len(of_shares[place]) for place in places],
         "faithfulness": [curve.faithfulness[place] for place in places],
         "completeness": [curve.completeness[place] for place in places],

@@ -4,14 +4,24 @@
 members, `member_pairs.py` says how pairs of members interact in three contexts, `replacements.py`
 which members can be left out and which outsiders would replace a member. `explanation.py` puts
 them together: it is what `Tracer.explain` gives. `paths.py` says through whom members act on the
-metric (`Tracer.paths`), `attention.py` what heads look at (`Tracer.attention`). `side_effects.py`
-says what the set does to other data: `Tracer.side_effects`.
+metric (`Tracer.paths`), `attention.py` what heads look at (`Tracer.attention`), `minimality.py`
+what faithfulness loses without each member (`Tracer.minimality`). `side_effects.py` says what the
+set does to other data: `Tracer.side_effects`.
 """
 
 from tracekit.anatomy.attention import Attention
 from tracekit.anatomy.explanation import Explanation
+from tracekit.anatomy.minimality import Minimality
 from tracekit.anatomy.paths import Paths
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.side_effects import EffectOn, SideEffects
 
-__all__ = ["Attention", "EffectOn", "Explanation", "Paths", "SetGame", "SideEffects"]
+__all__ = [
+    "Attention",
+    "EffectOn",
+    "Explanation",
+    "Minimality",
+    "Paths",
+    "SetGame",
+    "SideEffects",
+]

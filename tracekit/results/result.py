@@ -407,6 +407,18 @@ class TraceResult:
             examples=said_of_examples(self.dataset_fingerprint, measured_on),
         )
 
+    def minimal(self, *, tolerance: float = 0.01) -> TraceResult:
+        """The set without members whose absence costs no faithfulness, measured again.
+
+        `tracer.minimality(result)` says what each member adds. Arguments and errors are its own.
+
+        Raises:
+            NoResultError: The result was loaded, or its tracer is gone.
+        """
+        tracer = tracer_of(self)
+        staying = tracer.minimality(self, tolerance=tolerance).members
+        return tracer.as_result([self.registry[index] for index in staying])
+
     def export(self, folder: str | Path) -> Any:
         """Writes a plain Hugging Face model in which the set is replaced; see `Tracer.export`.
 

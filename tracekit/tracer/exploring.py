@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit.components import ComponentSet, masks
@@ -33,6 +34,15 @@ class Manual:
         raise NotImplementedError("Sets by hand are not searched for.")
 
 
+def result_by_hand(traced: RunContext, members: ComponentSet, effects: Effects) -> TraceResult:
+    """A result of a set that no search selected."""
+    mask = masks.from_indices(members, traced.engine.n_components)
+    selection = Selection(mask=mask, effects=effects)
+    (complement,) = traced.complements([selection])
+    spent = Usage(Cost(1, 0), 0.0)
+    return traced.result(Manual(), selection, Goal(), 0, spent, complement=complement)
+
+
 def open_explorer(
     traced: RunContext,
     start: Any,
@@ -59,12 +69,7 @@ def open_explorer(
     def to_members(given: Any) -> ComponentSet:
         return members_of(given, registry, or_none=True)
 
-    def to_result(members: ComponentSet, effects: Effects) -> TraceResult:
-        mask = masks.from_indices(members, len(registry))
-        selection = Selection(mask=mask, effects=effects)
-        (complement,) = traced.complements([selection])
-        spent = Usage(Cost(1, 0), 0.0)
-        return traced.result(Manual(), selection, Goal(), 0, spent, complement=complement)
+    to_result = partial(result_by_hand, traced)
 
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front

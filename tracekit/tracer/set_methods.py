@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from tracekit._util.options import check_seed
 from tracekit.anatomy import Explanation, SetGame, SideEffects
+from tracekit.anatomy.minimality import Minimality, measure_minimality
 from tracekit.anatomy.runs import engines_of, plan_explanation, run_explanation, run_side_effects
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import from_indices
@@ -27,7 +27,6 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.effects import noise_floor
 from tracekit.engine.engine import Engine
-from tracekit.engine.patching import constant_hooks
 from tracekit.engine.setup import BoundSetup, Setup
 from tracekit.engine.sources import name_of
 from tracekit.errors import ConfigError, MaskError
@@ -46,14 +45,7 @@ from tracekit.results.significance import said_of_examples
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
-from tracekit.tracer.exploring import open_explorer
-from tracekit.tracer.exporting import Export, export_model
-from tracekit.tracer.generation import (
-    Generations,
-    constants_at_every_token,
-    generate,
-    hooked,
-)
+from tracekit.tracer.exploring import open_explorer, result_by_hand
 from tracekit.tracer.search_run import BestMeasured, RunContext
 
 if TYPE_CHECKING:
@@ -293,6 +285,39 @@ class SetMethods:
         examples = said_of_examples(found_on, self._fresh.pairs.fingerprint)
         return replace(measured, examples=examples)
 
+    def minimality(self, members: Any, *, tolerance: float = 0.01) -> Minimality:
+        """What the faithfulness of a set loses without each member, and which members are idle.
+
+        It is measured on the held-out examples, if the tracer has some; the tracer's own decide
+        who leaves. `result.minimal()` is the set that is left, measured again.
+
+        Args:
+            members: A set as in `evaluate`, or a mask of zeros and ones.
+            tolerance: By how much the set may be further from a faithfulness of 1, in [0, 1).
+
+        Raises:
+            MetricError: All components have no effect together, or one of the wrong sign.
+            ConfigError: About the tolerance.
+            MaskError, ComponentError: About the set.
+        """
+        checks.check_unchanged(self.engine)
+        chosen, found_on = members_of(members, self.registry), self._selected_on(members)
+        examples = said_of_examples(found_on, self._fresh.pairs.fingerprint)
+        return measure_minimality(
+            self.engine, self._fresh, chosen, tolerance=tolerance, examples=examples
+        )
+
+    def as_result(self, members: Any) -> TraceResult:
+        """A set of your own as a result, with all that a result says of it.
+
+        Raises:
+            MaskError, ComponentError: About the set.
+        """
+        checks.check_unchanged(self.engine)
+        chosen = members_of(members, self.registry)
+        effects = self.engine.effects(from_indices(chosen, len(self.registry)).float())
+        return result_by_hand(self._traced(), chosen, effects)
+
     def explain(
         self,
         members: Any,
@@ -416,104 +441,6 @@ class SetMethods:
             seed=seed,
             model=model_name(self.model),
             source=self.source,
-        )
-
-    def export(
-        self, members: Any, folder: str | Path, *, side_effects: SideEffects | None = None
-    ) -> Export:
-        """Writes a plain Hugging Face model in which a set is replaced for good.
-
-        Zeros, means and tensors of one's own are folded into weights and biases, of heads, MLP
-        outputs, neurons and blocks. The model is read again from disk and measured on every
-        example, held-out ones too; nothing stays if it has another effect. A README says the
-        question, the set, both effects and the versions; of a result, the folder `trace` holds it.
-
-        Args:
-            members: As in `explain`; one component is enough.
-            folder: A new folder.
-            side_effects: What `side_effects` measured, for the README.
-
-        Raises:
-            ConfigError: No weights do exactly the same; the message says what would be exact.
-            UnsupportedModelError: The model has no projection that the set could be folded into, or
-                the written model has another effect.
-            OutputError: The folder is not empty.
-            MaskError, ComponentError: About the set.
-        """
-        checks.check_unchanged(self.engine)
-        return export_model(
-            self.engine,
-            self.setup,
-            from_indices(members_of(members, self.registry), len(self.registry)).float(),
-            Path(folder),
-            result=members if isinstance(members, TraceResult) else None,
-            side_effects=side_effects,
-            held_out=self._held_out,
-        )
-
-    def steer(self, members: Any, strength: float = 1.0) -> AbstractContextManager[HookedModel]:
-        """A block in which every pass of the model has a set replaced, at every token.
-
-        Args:
-            members: As in `explain`; one component is enough.
-            strength: 0 is the model as it is, 1 the values of the source; between and beyond, on
-                the line through both.
-
-        Raises:
-            ConfigError: A source other than zeros, means and tensors, or components split by span.
-            MaskError, ComponentError: About the set.
-        """
-        checks.check_unchanged(self.engine)
-        mask = from_indices(members_of(members, self.registry), len(self.registry)).float()
-        constants = constants_at_every_token(self.pairs, self.setup.source)
-        if self.registry.spans:
-            raise ConfigError("Spans act at some tokens only. Steer with a trace without split_by.")
-        return hooked(self.model, constant_hooks(self.registry, constants, strength * mask))
-
-    def generate(
-        self,
-        members: Any,
-        prompts: str | Sequence[Any],
-        counterfactuals: str | Sequence[Any] | None = None,
-        *,
-        max_new_tokens: int = 20,
-        temperature: float = 0.0,
-        strength: float = 1.0,
-        chat: bool = False,
-        seed: int = 0,
-    ) -> Generations:
-        """What the model writes after prompts, by itself and with a set replaced, side by side.
-
-        With `positions="all"` zeros, means and tensors act on the new tokens too. Else the set is
-        replaced in the prompt, and the new tokens read its keys and values.
-
-        Args:
-            members: As in `explain`; one component is enough.
-            prompts: A text or several; with `chat`, what the user says, or messages.
-            counterfactuals: With `source="counterfactual"`, one for each prompt, of as many tokens.
-            max_new_tokens: Tokens to write at most.
-            temperature: 0 takes the likeliest token, more samples.
-            strength: As in `steer`.
-            chat: As in `PromptPairs.from_text`.
-            seed: Draws the sampled tokens: the same for both.
-
-        Raises:
-            ConfigError: About the options, or counterfactuals that are lacking or of no use.
-            PairsError, SourceError: The prompts do not suit the setup.
-            MaskError, ComponentError: About the set.
-        """
-        checks.check_unchanged(self.engine)
-        return generate(
-            self._bound,
-            members_of(members, self.registry),
-            prompts,
-            counterfactuals=counterfactuals,
-            others=self._given,
-            strength=strength,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            chat=chat,
-            seed=seed,
         )
 
     def from_mib(self, path: str | Path) -> Tensor:

@@ -33,8 +33,8 @@ from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
-from tracekit.tracer.connections import Connections
 from tracekit.tracer.estimate import Estimate, estimate
+from tracekit.tracer.model_edits import ModelEdits
 from tracekit.tracer.search_run import BestMeasured, SearchRun
 from tracekit.tracer.set_methods import MetricChoice
 from tracekit.tracer.trackers import Observed, Observer, settings_of
@@ -50,7 +50,7 @@ else:
     MethodChoice = MethodName | str
 
 
-class Tracer(Connections):
+class Tracer(ModelEdits):
     """Traces which components of a model jointly move a metric.
 
     ```python
