@@ -93,7 +93,9 @@ def test_the_curve_of_a_front_draws_its_data(front):
     frame = front.to_frame()
     figure = front.curve()
     named = {trace.name: trace for trace in figure.data if trace.name}
-    assert list(named) == ["best set", "held out", "random, same layers", "from all downwards"]
+    assert list(named) == [
+        *("best set", "held out", "random, same layers", "alone", "from all downwards"),
+    ]
     assert list(named["best set"].y) == frame["effect"].tolist()
     taken = frame.dropna(subset=["held_out"])
     assert list(named["held out"].y) == taken["held_out"].tolist()
