@@ -16,12 +16,4 @@ from tracekit.anatomy.paths import Paths
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.side_effects import EffectOn, SideEffects
 
-__all__ = [
-    "Attention",
-    "EffectOn",
-    "Explanation",
-    "Minimality",
-    "Paths",
-    "SetGame",
-    "SideEffects",
-]
+__all__ = ["Attention", "EffectOn", "Explanation", "Minimality", "Paths", "SetGame", "SideEffects"]

@@ -31,16 +31,8 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import text_html
-from tracekit.results.intervals import (
-    effect_interval,
-)
-from tracekit.results.significance import (
-    LEVEL,
-    RESOLUTION,
-    p_values,
-    said_of_few,
-    without_rounding,
-)
+from tracekit.results.intervals import effect_interval
+from tracekit.results.significance import LEVEL, RESOLUTION, p_values, said_of_few, without_rounding
 from tracekit.search.base import Planned
 
 if TYPE_CHECKING:

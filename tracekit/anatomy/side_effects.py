@@ -40,12 +40,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, bounds_of
 from tracekit.results.display import text_html
-from tracekit.results.intervals import (
-    FEWEST,
-    check_clusters,
-    effect_interval,
-    ratio_interval,
-)
+from tracekit.results.intervals import FEWEST, check_clusters, effect_interval, ratio_interval
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import load, save

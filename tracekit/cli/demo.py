@@ -252,7 +252,7 @@ def _write_page(findings: _Findings, output: Path) -> Path:
                     "are copied from that noisy run into the clean one. The effect of a set of "
                     "heads is how far the probability of the right answer drops, on average over "
                     f"{_EXAMPLES} facts. All {len(findings.tracer.registry)} heads together: "
-                    f"{everything:.3f}.",
+                    f"{everything:.3f}."
                 ],
             ),
             Section(

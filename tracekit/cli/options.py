@@ -228,8 +228,7 @@ OPTIONS: Mapping[str, Option] = {
         *("geometric", str, WHAT, "NAME"), "Mean over continuation tokens: geometric or arithmetic."
     ),
     "extra_metric": option(
-        *(None, TEXTS, WHAT, "NAME"),
-        f"A further metric that every result is measured by{SEVERAL}",
+        *(None, TEXTS, WHAT, "NAME"), f"A further metric that every result is measured by{SEVERAL}"
     ),
     # ---- how it is searched
     "objective": option(

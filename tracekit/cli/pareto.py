@@ -56,8 +56,7 @@ if TYPE_CHECKING:
         *(None, Path | None, LIMITS, "PATH"), "File to keep measurements in, and to go on from."
     ),
     option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
-        f"Option of the local search as name=value{SEVERAL}",
+        *(None, TEXTS, HOW, "NAME=VALUE"), f"Option of the local search as name=value{SEVERAL}"
     ),
 )
 def pareto(given: Given) -> None:

@@ -55,9 +55,7 @@ _MOST_ROWS = 16
         *(None, TEXT, HOW, "NAME"), "Methods, joined by commas. Default: those of the paper."
     ),
     draws=option(
-        *(None, COUNT, HOW, "N"),
-        "Random sets per budget. Default: 1000, 100 with `demo`.",
-        min=1,
+        *(None, COUNT, HOW, "N"), "Random sets per budget. Default: 1000, 100 with `demo`.", min=1
     ),
     held_out=option(
         *(True, bool, HOW, ""), "Also run the tables' methods without a fifth of the examples."

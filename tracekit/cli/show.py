@@ -26,8 +26,7 @@ _MOST_LABELS = 40
     )
 )
 def show(
-    given: Given,
-    run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")],
+    given: Given, run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
 ) -> None:
     """Prints a saved run, or all runs below a folder."""
     import tracekit as tk

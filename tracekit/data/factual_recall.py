@@ -152,8 +152,7 @@ load_counterfact: partial[PromptPairs] = partial(
     load,
     FactFile(
         files=Files(
-            dataset="counterfact",
-            origin="rome.baulab.info (data/dsets, Meng et al. 2022; 45 MB)",
+            dataset="counterfact", origin="rome.baulab.info (data/dsets, Meng et al. 2022; 45 MB)"
         ),
         file_name="counterfact.json",
         to_row=_counterfact_row,
@@ -168,8 +167,7 @@ load_known: partial[PromptPairs] = partial(
     load,
     FactFile(
         files=Files(
-            dataset="known-facts",
-            origin="rome.baulab.info (data/dsets, Meng et al. 2022)",
+            dataset="known-facts", origin="rome.baulab.info (data/dsets, Meng et al. 2022)"
         ),
         file_name="known_1000.json",
         to_row=_known_fact_row,

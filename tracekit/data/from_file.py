@@ -114,10 +114,7 @@ def load_pairs(
 
 
 def read_rows(
-    data: Any,
-    *,
-    columns: Mapping[str, str | None] | str | None = None,
-    format: str | None = None,
+    data: Any, *, columns: Mapping[str, str | None] | str | None = None, format: str | None = None
 ) -> tuple[list[dict[str, Any]], bool]:
     """Rows of a file or table, and whether they are of token ids; needs no model.
 

@@ -249,10 +249,7 @@ def _constant(constants: Constants, length: int | None = None) -> ToPairs:
 def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPairs:
     changed = [
         replace(
-            pair,
-            counterfactual=counterfactual,
-            counterfactual_spans=None,
-            drawn_for=pair.identity,
+            pair, counterfactual=counterfactual, counterfactual_spans=None, drawn_for=pair.identity
         )
         for pair, counterfactual in zip(pairs, counterfactuals, strict=True)
     ]
@@ -407,12 +404,7 @@ def _means(
 
 
 def _summing(
-    name: str,
-    kind: Kind,
-    is_token: Tensor,
-    positional: bool,
-    longest: int,
-    sums: dict[str, Tensor],
+    name: str, kind: Kind, is_token: Tensor, positional: bool, longest: int, sums: dict[str, Tensor]
 ) -> Hook:
     """A hook that adds an activation, at the positions that hold tokens, to a sum."""
 

@@ -208,11 +208,7 @@ def _add_text(figure: go.Figure, text: str, at: tuple[float, float], **options: 
 
 
 def _curve(
-    edge: Edge,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    strongest: float,
-    row: float,
+    edge: Edge, start: tuple[float, float], end: tuple[float, float], strongest: float, row: float
 ) -> tuple[dict[str, Any], tuple[float, float]]:
     """An edge as plotly draws it, and its middle."""
     (x0, y0), (x1, y1) = start, end

@@ -140,12 +140,7 @@ def _add_full(figure: go.Figure, n: int, full: float) -> None:
     )
     # A point without colour beyond the line leaves room for its name.
     figure.add_scatter(
-        x=[0],
-        y=[1.12 * full],
-        mode="markers",
-        marker_opacity=0,
-        hoverinfo="skip",
-        showlegend=False,
+        x=[0], y=[1.12 * full], mode="markers", marker_opacity=0, hoverinfo="skip", showlegend=False
     )
 
 

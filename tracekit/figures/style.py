@@ -20,11 +20,7 @@ WIDE = 648
 HEIGHT = 400
 """Pixels, where the content asks for no other height."""
 
-FONT: dict[str, Any] = {
-    "family": "Arial, Helvetica, sans-serif",
-    "size": 15,
-    "color": "black",
-}
+FONT: dict[str, Any] = {"family": "Arial, Helvetica, sans-serif", "size": 15, "color": "black"}
 GRID = "#d9d9d9"
 BOX: dict[str, Any] = {
     "showline": True,

@@ -52,11 +52,7 @@ class HookedModel(Protocol):
         ...
 
     def run_with_hooks(
-        self,
-        input: Any,
-        *,
-        fwd_hooks: Sequence[tuple[str, Callable[..., Tensor]]],
-        **kwargs: Any,
+        self, input: Any, *, fwd_hooks: Sequence[tuple[str, Callable[..., Tensor]]], **kwargs: Any
     ) -> Any:
         """Runs the model with hooks that may replace activations."""
         ...

@@ -27,12 +27,7 @@ _EPOCHS = {"professions": 30}
 _RATIO = {"counterfact", "known-facts", "demo-facts"}
 """Data sets whose published numbers are ratios of probabilities."""
 _AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "counterfact": {
-        "seed": None,
-        "noise_seed": 42,
-        "noise_std": NOISE_STD,
-        "leading_space": False,
-    },
+    "counterfact": {"seed": None, "noise_seed": 42, "noise_std": NOISE_STD, "leading_space": False},
     "known-facts": {"noise_std": NOISE_STD},
     "variable-binding": {"form": "code"},
 }

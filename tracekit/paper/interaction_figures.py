@@ -254,8 +254,7 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
     )
     figures_by_name["size"] = figures.lines(chart, log_x=True)
     table = Table(
-        frame=frame,
-        caption="Share of components with a positive and a negative single effect.",
+        frame=frame, caption="Share of components with a positive and a negative single effect."
     )
     return Report(tables={"findings": table}, figures=figures_by_name)
 

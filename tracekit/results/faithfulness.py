@@ -252,8 +252,6 @@ def _ratios(effects: Float[Tensor, "set example"], full: Effects) -> tuple[float
 
 
 def _ratio_intervals(
-    effects: Float[Tensor, "set example"],
-    full: Effects,
-    clusters: Int[Tensor, " example"] | None,
+    effects: Float[Tensor, "set example"], full: Effects, clusters: Int[Tensor, " example"] | None
 ) -> tuple[tuple[float, float], ...]:
     return tuple(ratio_interval(row, full, clusters=clusters) for row in effects)

@@ -173,10 +173,7 @@ def best_within_budgets(
 
 
 def _best_within(
-    runs: Sequence[TrainingRun],
-    engine: Target,
-    budget: int,
-    measured: dict[ComponentSet, Effects],
+    runs: Sequence[TrainingRun], engine: Target, budget: int, measured: dict[ComponentSet, Effects]
 ) -> Selection:
     """The best set of at most `budget` components that the training runs propose.
 
