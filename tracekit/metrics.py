@@ -630,11 +630,7 @@ def continuation_log_prob(
 
 
 def check_finite(effects: Effects, metric: Metric, describe: Callable[[int], str]) -> None:
-    """Refuses NaN and infinity; `describe` gives the prompt of an example for the message.
-
-    Raises:
-        NonFiniteMetricError: Names the first offending examples.
-    """
+    """Raises a `NonFiniteMetricError` for NaN and infinity; `describe` gives the prompts."""
     bad = (~torch.isfinite(effects)).nonzero()[:, 0].tolist()
     if bad:
         named = [f"example {i} ({describe(i)}): {effects[i].item():g}" for i in bad]

@@ -32,10 +32,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_beside(path: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there, so that it is never half written.
-
-    If that fails, an old file stays as it was.
-    """
+    """Writes a file beside its place and moves it there, so that it is never half written."""
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         # A device such as /dev/stdout is written to, not replaced.
@@ -99,7 +96,6 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _draft_prefix(path: Path) -> str:
-    """Beginning of the names of drafts that this machine writes for a path."""
     # Names of files have at most 255 bytes.
     return f".{path.name[:20]}-{_machine()}-"
 

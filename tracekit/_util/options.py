@@ -45,10 +45,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def whole_numbers(values: object) -> tuple[int, ...] | None:
-    """A list, tuple, range, array or tensor of whole numbers as a tuple; None if it is not one.
-
-    Texts, sets (which have no order), booleans and fractions are refused, not converted.
-    """
+    """A list, tuple, range, array or tensor of whole numbers as a tuple; None if it is not one."""
     as_list = getattr(values, "tolist", None)
     if as_list is not None:
         values = as_list()

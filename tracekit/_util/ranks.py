@@ -70,10 +70,7 @@ class Ranks:
         return items[self.rank :: self.count]
 
     def add(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Sums tensors over all ranks, in one reduction; every rank gets the same.
-
-        Ctrl-C in any rank raises `KeyboardInterrupt` in all.
-        """
+        """Sums tensors over all ranks, in one reduction; Ctrl-C in any of them raises in all."""
         if self.count == 1:
             return parts
         # Ctrl-C reaches ranks at different points; it is heeded where all of them meet.
@@ -110,11 +107,7 @@ class Ranks:
         return value
 
     def require_same(self, **named: object) -> None:
-        """Refuses ranks whose named values differ.
-
-        Raises:
-            WorkerError: Names what differs.
-        """
+        """Raises a `WorkerError` for ranks whose named values differ, and names what differs."""
         if self.count == 1:
             return
         message: list[Any] = [None] * self.count

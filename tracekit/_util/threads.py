@@ -46,10 +46,7 @@ def allowed_threads() -> int:
 
 @contextmanager
 def threads_for(width: int | None = None) -> Iterator[None]:
-    """Within the block, this thread runs torch on as many threads as a model needs.
-
-    `width` is that of the model's residual stream, if known.
-    """
+    """Within the block, this thread runs torch on as many threads as a model of a width needs."""
     before = torch.get_num_threads()
     if _is_set():
         yield

@@ -287,11 +287,7 @@ class Explanation(OfMembers):
         return effect_interval(values, bounds=bounds, **self.over)
 
     def check_consistent(self) -> None:
-        """Refuses an explanation whose parts do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for an explanation whose parts do not belong together."""
         super().check_consistent()
         m, n_components, outsiders = len(self.members), len(self.registry), self.outsiders or ()
         is_set = list(self.members) == sorted(set(self.members)) and m >= 2

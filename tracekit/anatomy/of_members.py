@@ -94,11 +94,7 @@ class OfMembers:
         return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
     def check_consistent(self) -> None:
-        """Refuses what does not belong together.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Raises a `ValueError` for members or clusters that do not belong to the rest."""
         check_clusters(self.clusters)
         n = len(self.registry)
         if not self.members or not all(0 <= member < n for member in self.members):

@@ -34,10 +34,7 @@ class Redundancy:
 
 
 def redundant_members(game: SetGame, *, tolerance: float) -> Redundancy:
-    """Leaves out the member that costs least, again and again, while little is lost in all.
-
-    The tolerance is a share of the effect of the set.
-    """
+    """Leaves out the cheapest member, again and again, up to a share of the set's effect in all."""
     left: tuple[int, ...] = ()
     rest = game.everybody
     effects = game.effects([rest])[0]
@@ -91,9 +88,8 @@ def measured_outsiders(
 ) -> list[MeasuredOutsider]:
     """Outsiders that may replace or back up each member, measured beside it.
 
-    For every member, the five outsiders that the gradient at the set without it ranks first, and
-    the five whose predicted gain rises most when it is patched. The gradients are those of
-    `proposing`, which may have other examples than the engine that measures.
+    For every member, the five that the gradient of `proposing` ranks first at the set without it,
+    and the five whose predicted gain rises most when it is patched.
     """
     outside = [index for index in range(engine.n_components) if index not in set(members)]
     if not outside:

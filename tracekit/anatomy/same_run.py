@@ -18,11 +18,6 @@ def check_of_run(
 ) -> None:
     """Refuses what was measured on another run than the one that it is saved beside.
 
-    Args:
-        saved: What was loaded.
-        result: The run beside it.
-        folder: Where both were saved.
-
     Raises:
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """

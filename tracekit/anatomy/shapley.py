@@ -43,10 +43,7 @@ class ShapleyValues:
 
 
 def shapley_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
-    """Values of all members: exact for up to 12, else from drawn orders.
-
-    Beyond 12 members at most `max_sets` subsets are measured.
-    """
+    """Values of all members: exact for up to 12, else from at most `max_sets` drawn subsets."""
     if game.n_players <= MOST_EXACT:
         return exact_values(game)
     return sampled_values(game, max_sets=max_sets, seed=seed)

@@ -334,11 +334,7 @@ class SideEffects:
         return load(cls, Path(folder) / SIDE_EFFECTS)
 
     def check_consistent(self) -> None:
-        """Refuses side effects whose parts do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for side effects whose parts do not belong together."""
         is_set = list(self.members) == sorted(set(self.members)) and self.members
         if not is_set or not (self.members[0] >= 0 and self.members[-1] < len(self.registry)):
             raise ValueError(f"the members are {shortened(self.members)}")
@@ -393,15 +389,8 @@ def measure_side_effects(
 ) -> SideEffects:
     """Measures a set, and random sets, on several data sets; see `Tracer.side_effects`.
 
-    Args:
-        target: The data and the metric that the set was chosen for.
-        others: Other data or metrics, for the same components, by name.
-        members: Flat indices of the set.
-        draws: Random sets.
-        seed: Draws them.
-        model: What the text calls the model.
-        source: Where the values come from that are put in.
-        selected_on: As in the side effects.
+    `target` has the data and the metric that the set was chosen for, `others` further ones for the
+    same components, by name. The text calls the model and the source of values by the names given.
 
     Raises:
         PairsError: There are no others, or no member, or all components together change

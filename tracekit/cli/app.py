@@ -184,7 +184,6 @@ class _Terminated(BaseException):
     """The system asked the command to end."""
 
     def __init__(self, number: int) -> None:
-        """Says by which signal."""
         super().__init__(number)
         self.number = number
 

@@ -76,11 +76,9 @@ class _Findings:
         return story
 
     def alone(self, component: Any) -> float:
-        """Effect of one component."""
         return float(self.tracer.evaluate([component]))
 
     def without(self, result: TraceResult, component: Any) -> float:
-        """Effect of a set without one of its components."""
         rest = [other for other in result.components if other != component]
         return float(self.tracer.evaluate(rest))
 
@@ -177,7 +175,6 @@ def _trace_real(output: Path, seed: int, progress: bool) -> Path:
 
 
 def _trace(output: Path, seed: int, progress: bool) -> _Findings:
-    """Runs everything, and saves it on the way."""
     import tracekit as tk
     from tracekit.search import make
 

@@ -146,7 +146,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def _write(why: Explanation, output: Path, *, quiet: bool) -> None:
-    """Writes a CSV file per table, all findings as JSON, and the figures."""
     from tracekit._util.files import write_beside, write_csv
 
     output.mkdir(parents=True, exist_ok=True)

@@ -334,11 +334,7 @@ _AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_me
 
 
 def check_data(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
-    """Checks files of pairs and the folder with data, before a model is loaded.
-
-    `datasets` are names of data sets, or files of pairs; of the options of files, `columns` and
-    `format` count.
-    """
+    """Checks data sets or files of pairs, and the folder with data, before a model is loaded."""
     from tracekit.data.from_file import SUFFIXES, read_rows
     from tracekit.errors import DataNotFoundError
 
@@ -367,9 +363,7 @@ def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | N
 def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     """The model and the pairs of the options of a command; prints the examples that are skipped.
 
-    Pairs of an `origin` in `given` are those of a run.
-
-    The name of the data set and the form of options are checked before the model is loaded.
+    Pairs of an `origin` in `given` are those of a run. Whatever needs no model is checked first.
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device

@@ -378,7 +378,6 @@ def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None
 
 
 def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
-    """Prints the table of comparable results."""
     budgets = ["-" if result.budget is None else str(result.budget) for result in results]
     also = dict.fromkeys(name for result in results for name in result.extra_effects)
     columns: dict[str, list[Any]] = {"method": [result.series for result in results]}

@@ -37,9 +37,6 @@ OF_RUN = {
 def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     """Builds the tracer of a run once more, with the options `REBUILT` and `OF_RUN` of a command.
 
-    Everything that the run says is taken from it. The set of the run is measured once, and must
-    have the effect that the run says.
-
     Raises:
         DataNotFoundError: The run is of data that no data set has the name of.
         ComparisonError: The examples are others, or the set has another effect here.

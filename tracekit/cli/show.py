@@ -39,7 +39,6 @@ def show(
 
 
 def _print_details(result: TraceResult, all_components: bool) -> None:
-    """Prints the setup of a run and its selected components."""
     from tracekit.results.tables import facts_of_model
 
     table = Table(show_header=False, box=None)

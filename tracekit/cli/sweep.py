@@ -68,7 +68,6 @@ def sweep(
 
 
 def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
-    """Prints the table of a sweep, and what failed."""
     from tracekit.runs.worker import reasons
 
     for reason in reasons(swept.failures):

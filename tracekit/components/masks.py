@@ -63,11 +63,7 @@ def complement_of(indices: Sequence[int], n_components: int) -> tuple[int, ...]:
 
 
 def as_tensor(mask: object, n_components: int) -> Tensor:
-    """A tensor, array or list as a tensor, whatever its shape and values.
-
-    Raises:
-        MaskError: It is something else.
-    """
+    """A tensor, array or list as a tensor, whatever its shape and values; else a `MaskError`."""
     try:
         return torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -78,11 +74,7 @@ def as_tensor(mask: object, n_components: int) -> Tensor:
 
 
 def check(mask: object, n_components: int) -> Float[Tensor, "*set component"]:
-    """A mask, or a stack of masks, as float32; the last axis has one entry per component.
-
-    Raises:
-        MaskError: Another number of entries, or one outside [0, 1] or not a number.
-    """
+    """A mask, or a stack, as float32: an entry in [0, 1] per component, else a `MaskError`."""
     values = as_tensor(mask, n_components)
     if values.ndim == 0 or values.shape[-1] != n_components:
         raise MaskError(

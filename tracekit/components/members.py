@@ -78,10 +78,7 @@ def ordered_in(given: Any, registry: ComponentRegistry) -> list[int]:
 
 
 def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False) -> ComponentSet:
-    """Flat indices of the components of a set, as in `mask_of`; a mask holds zeros and ones.
-
-    If `or_none`, nothing or an empty list is the empty set.
-    """
+    """Flat indices of a set or binary mask, as in `mask_of`; with `or_none`, none are allowed."""
     if or_none and (given is None or (isinstance(given, Sequence) and not len(given))):
         return ()
     entries = mask_of(given, registry)

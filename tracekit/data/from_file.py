@@ -116,10 +116,7 @@ def load_pairs(
 def read_rows(
     data: Any, *, columns: Mapping[str, str | None] | str | None = None, format: str | None = None
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of a file or table, and whether they are of token ids; needs no model.
-
-    With a format they are its records.
-    """
+    """Rows of a file or table, or of its format, and whether they are of token ids."""
     if format is not None and format not in FORMATS:
         raise UnknownNameError("format", format, FORMATS)
     if format is not None and columns is not None:

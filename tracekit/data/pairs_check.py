@@ -137,7 +137,6 @@ def is_familiar(table: pd.DataFrame, probability: float) -> list[bool]:
 
 
 def _task(table: pd.DataFrame) -> CheckLine:
-    """Whether the model does the task."""
     n, compared = len(table), table["p_y"].notna()
     shown = f"Median probability of x {table['p_x'].median():.3g}"
     if not compared.any():

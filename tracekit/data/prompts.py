@@ -113,7 +113,6 @@ class PromptPairs(Sequence[PromptPair]):
         )
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a dozen examples, with changed tokens in bold."""
         shown = [pair.shown(self.token_texts) for pair in self.pairs[:MOST_ROWS]]
         return pairs_html(repr(self), shown, len(self) - len(shown))
 

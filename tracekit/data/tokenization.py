@@ -101,7 +101,6 @@ def is_letter(character: str) -> bool:
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Tokens as a message shows them."""
     decode = getattr(tokenizer, "decode", None)
     return str([token if decode is None else decode([token]) for token in ids])
 
@@ -113,10 +112,7 @@ def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
 
 
 def bos_of(tokenizer: Any, prepend: bool | None) -> list[int]:
-    """The token to put first, as a list of one id; an empty one for none.
-
-    `prepend` is whether to put its beginning-of-sequence token first; None: as it does by itself.
-    """
+    """The token to put first, as a list of one id or none; by default as the tokenizer does."""
     if not (adds_bos(tokenizer) if prepend is None else prepend):
         return []
     if tokenizer.bos_token_id is None:

@@ -93,7 +93,6 @@ def _shares(lines: list[str], statistic: str) -> dict[str, float]:
 def _example(
     first: list[str], second: list[str], shares: dict[str, float], *, keep_case: bool
 ) -> dict[str, str]:
-    """The example that two rows make."""
     occupation, participant = first[0], first[1]
     continuations = {}
     prompts = set()

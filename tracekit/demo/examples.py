@@ -30,7 +30,6 @@ _UNDECIDED = (0.45, 0.55)
 
 
 def _bias_row(reference: Reference) -> dict[str, str]:
-    """The row of one context."""
     return {
         "prompt": reference.prompt(SHE),
         "counterfactual": reference.prompt(HE),

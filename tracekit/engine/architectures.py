@@ -141,14 +141,8 @@ ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
 def random_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes: Any) -> Any:
     """A tiny Hugging Face model with random weights; grouped queries where the class has them.
 
-    Args:
-        architecture: One of `ARCHITECTURES`.
-        seed: Of the weights.
-        scale: Standard deviation of a matrix times the root of its width.
-        **changes: Entries of the configuration to change.
-
-    Raises:
-        UnknownNameError: None of them.
+    A matrix has the standard deviation `scale` over the root of its width. `changes` are entries
+    of the configuration.
     """
     import transformers
 

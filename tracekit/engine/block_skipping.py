@@ -74,10 +74,7 @@ class BlockSkipper:
                     vars(self._blocks[number])["forward"] = forward
 
     def refusal(self, model: HookedModel, tokens: Tensor) -> str:
-        """Why blocks of the model cannot be skipped; empty if they can.
-
-        Runs it on `tokens` as a whole, then from and up to some blocks, and compares.
-        """
+        """Why blocks cannot be skipped, as trial runs on `tokens` tell; empty if they can."""
         if not self._blocks:
             return "it has no list of blocks"
         inputs: dict[int, Tensor] = {}
@@ -140,7 +137,6 @@ def _stop(*args: Any, **kwargs: Any) -> Any:
 
 
 def _residual_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The residual stream that a block is called with."""
     return args[0] if args else kwargs["hidden_states"]
 
 

@@ -94,9 +94,7 @@ def check_sites_once(model: HookedModel, registry: ComponentRegistry) -> None:
 
 
 def check_engine(engine: Engine) -> None:
-    """Proves the empty and the full mask on a few examples of the data set.
-
-    Warns of hooks that somebody left on the model.
+    """Proves the empty and the full mask on a few examples; warns of hooks left on the model.
 
     Raises:
         IdentityCheckError: The empty mask has an effect, or the full mask has none.
@@ -138,11 +136,7 @@ def check_engine(engine: Engine) -> None:
 
 
 def check_unchanged(engine: Engine) -> None:
-    """Proves that the model still gives the scores that were computed once.
-
-    Raises:
-        IdentityCheckError: It does not: its weights changed, or a hook was attached.
-    """
+    """Raises an `IdentityCheckError` for a model that no longer gives the scores computed once."""
     effect = empty_mask_effect(_PROBES.get(engine.data, engine.data))
     if effect != 0:
         raise IdentityCheckError(

@@ -97,7 +97,6 @@ class CleanRun:
 def _merged(
     earlier: ContinuationLogProbs | None, added: ContinuationLogProbs
 ) -> ContinuationLogProbs:
-    """Earlier readings, and those added now."""
     if earlier is None:
         return added
     new = {name: value for name, value in vars(added).items() if getattr(earlier, name) is None}

@@ -113,10 +113,7 @@ def log_probs(data: PreparedData, mask: Any) -> ContinuationLogProbs:
 
 
 def empty_mask_effect(data: PreparedData) -> float:
-    """Largest effect of the empty mask on the first batch; 0 unless the model has changed.
-
-    Not counted as work.
-    """
+    """Largest effect of the empty mask on the first batch; 0 unless the model has changed."""
     if not data.batches:
         return 0.0  # More ranks than examples: another one looks.
     batch = data.batches[0]

@@ -147,7 +147,6 @@ class ForwardPass:
 
 
 def _gather(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
-    """The activation at the places that are read."""
     row, pos = (index.to(activation.device) for index in batch.readout_positions)
     return activation[row, pos][None]
 

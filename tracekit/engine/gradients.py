@@ -164,10 +164,9 @@ def expand(
 
 
 def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchPrediction]:
-    """The prediction of `predict_changes` on every example, a batch at a time.
+    """The prediction of `predict_changes` on every example; batches are as in `stream_effects`.
 
-    Between two batches the model is as it was, and the rest need not be asked for. A metric that is
-    flat at the clean run has no gradient of single examples at the empty set.
+    A metric that is flat at the clean run has no gradient of single examples at the empty set.
     """
     for batch in changes_of(data, members, None):
         data.account.count(len(batch.examples), backward=True)

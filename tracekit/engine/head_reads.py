@@ -41,10 +41,7 @@ class HeadReads(NamedTuple):
 def head_reads(
     data: PreparedData, heads: Sequence[HeadPlace], queries: Int[Tensor, " example"] | None = None
 ) -> HeadReads:
-    """Runs the prompts of a data set as they are, and reads heads.
-
-    `queries` are the positions that attention is read from; the last of each prompt by default.
-    """
+    """Runs the prompts as they are, and reads heads at `queries`: by default the last positions."""
     queries = data.layout.starts if queries is None else queries
     n, width = data.n_examples, data.layout.longest
     d_model, n_layers = int(data.model.cfg.d_model), int(data.model.cfg.n_layers)
@@ -119,7 +116,6 @@ def _normed(
 
 
 def _tokens_of_y(data: PreparedData, batch: Batch) -> Tensor | None:
-    """First tokens of y; None if an example has none."""
     if not batch.all_have_y:
         return None
     return data.layout.targets[batch.examples.cpu(), 1, 0].to(data.device)

@@ -158,10 +158,7 @@ class PreparedData:
         return data
 
     def with_metric(self, metric: Metric) -> PreparedData:
-        """The same data under another metric that these examples suit, with an account of its own.
-
-        Everything that was run once is shared.
-        """
+        """The same data, and all that was run once, under another metric that they suit."""
         return replace(self, metric=metric, account=Account())
 
     def _require_same_question(self) -> None:

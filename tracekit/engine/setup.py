@@ -400,7 +400,6 @@ def _selection_of(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | 
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it."""
     if isinstance(value, ComponentRegistry):
         return value.spec()
     if isinstance(value, Mapping):

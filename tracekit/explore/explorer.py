@@ -218,7 +218,6 @@ class Explorer(_Widget):
     # ---- between Python and the browser -------------------------------------------------------
 
     def _change(self, action: Callable[[], None]) -> None:
-        """Changes the exploration from Python, and tells the browser."""
         action()
         # Without a stamp: the browser counts its own changes.
         self.view_state = {**self.exploration.state(), "stamp": None}
@@ -271,7 +270,6 @@ class Explorer(_Widget):
                 self._tell_problem(members, error)
 
     def _tell(self, event: Event) -> None:
-        """Tells the browser what a step of work came to."""
         key = set_key(event.members)
         if isinstance(event, Measurement):
             message = {"kind": "measured", "key": key, "entry": entry_of(event)}
@@ -305,7 +303,6 @@ class Explorer(_Widget):
         self.send({"kind": "problem", "key": set_key(members), "text": text})
 
     def _tell_all(self) -> None:
-        """Tells the browser everything that is known."""
         table = table_of(self.exploration)
         buffers = [table.pop("effects"), table.pop("gains")]
         self.send({"kind": "table", "table": table}, buffers)

@@ -125,7 +125,6 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
 
 
 def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
-    """Titles and legend."""
     x_title, y_title = chart.axis_titles
     figure.update_xaxes(title_text=x_title)
     figure.update_yaxes(title_text=y_title, exponentformat="power")

@@ -247,7 +247,6 @@ def _draw(document: Mapping[str, Any]) -> str | None:
 
 
 def _has_squares(figure: go.Figure) -> bool:
-    """Whether the cells of a figure are squares."""
     axes: list[Any] = [*figure.select_xaxes(), *figure.select_yaxes()]
     return any(axis.scaleanchor for axis in axes)
 
@@ -283,7 +282,6 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
 
 
 def _inches(measure: str | float, name: str) -> float:
-    """A width or height as inches."""
     match = _WIDTH.fullmatch(str(measure))
     inches = float(match["number"]) * _UNITS[match["unit"] or "in"] if match else 0.0
     if not 0.5 <= inches <= 50:

@@ -129,7 +129,6 @@ def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
 
 
 def _add_full(figure: go.Figure, n: int, full: float) -> None:
-    """A line at the value of all components."""
     figure.add_hline(
         y=full,
         line={"color": "black", "width": 1.5, "dash": "dot"},

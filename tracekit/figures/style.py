@@ -117,10 +117,7 @@ def error_bars(
 
 
 def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
-    """Sets title, subtitle and the sizes of all texts, and returns the figure.
-
-    A figure that is too narrow for them gets a wider margin on the right.
-    """
+    """Sets title, subtitle and the sizes of all texts; widens the margin of a narrow figure."""
     for update in (figure.update_xaxes, figure.update_yaxes):
         update(title_font_size=FONT["size"], tickfont_size=TICK_SIZE)
     layout: Any = figure.layout

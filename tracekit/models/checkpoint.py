@@ -168,10 +168,7 @@ def _files_to_load(names: Sequence[str]) -> list[str]:
 
 
 def _connection_errors() -> list[type[Exception]]:
-    """Connection failures of the HTTP clients that releases of huggingface_hub have used.
-
-    Those of requests are OSErrors already.
-    """
+    """Connection failures of the hub's HTTP clients; those of requests are OSErrors already."""
     clients = [name for name in ("httpx", "httpx2") if find_spec(name) is not None]
     return [import_module(name).HTTPError for name in clients]
 

@@ -325,7 +325,6 @@ def _make_others_wait(model: HookedModel) -> None:
 def _locked(
     model: HookedModel, whole: Any, name: str, before: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """A pass of the model, alone."""
     with lock_of(model):
         call = partial(getattr(type(whole), name), whole) if before is None else before
         return call(*args, **kwargs)
@@ -337,6 +336,5 @@ def _wholes(model: HookedModel) -> list[Any]:
 
 
 def _modules(model: HookedModel) -> list[Any]:
-    """The model and all of its parts, each once."""
     parts = [part for whole in _wholes(model) for part in getattr(whole, "modules", list)()]
     return list({id(part): part for part in parts}.values())

@@ -181,7 +181,6 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The type asked for; None to choose one."""
     if dtype is None or dtype == AUTO:
         return None
     if isinstance(dtype, torch.dtype):

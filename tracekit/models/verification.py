@@ -111,10 +111,7 @@ def _listed(names: list[str]) -> str:
 
 
 def reference_of(model: Any, name: object) -> Reference | None:
-    """Logits of a Hugging Face model on a few random tokens.
-
-    None, with a warning, if the model alone cannot be run; None if it has no weights yet.
-    """
+    """Logits on a few random tokens; None without weights or, with a warning, if it cannot run."""
     parameter = next(model.parameters())
     if parameter.is_meta:
         return None

@@ -143,7 +143,6 @@ def _curves(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _result_at(run: Run, share: float) -> TraceResult:
-    """The result at one of the run's budgets."""
     return run.curve[run.job.budgets.index(share)]
 
 
@@ -312,7 +311,6 @@ def _report_single(setting: Setting, runs: list[Run]) -> Report:
 
 
 def _largest_of_vig(job: Job) -> float | None:
-    """The largest single-head effect that Vig et al. published."""
     name = SINGLE_HEAD_TABLES.get(job.dataset)
     if name is None:
         return None

@@ -151,7 +151,6 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
 
 
 def _epochs(runs: Sequence[Run]) -> Any:
-    """A DataFrame with a row per run and epoch."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []

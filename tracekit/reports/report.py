@@ -376,7 +376,6 @@ def _run(results: Sequence[TraceResult]) -> str:
 
 
 def _front_run(front: ParetoFront) -> str:
-    """The call that gives a front again."""
     # The sets of a front may be of two searches, between which halves of the examples chose.
     own = next((result for result in front if result.method == LocalSearch.name), front[0])
     was_chosen = any(len(row.held_out_by or ()) > 1 for row in front.statistics)
@@ -402,7 +401,6 @@ def _search_options(result: TraceResult) -> list[str]:
 
 
 def _constraint(result: TraceResult, held: ConstraintEffect) -> str:
-    """Code that makes the constraint of a search."""
     arguments = [f"metric={held.metric!r}", f"at_most={held.at_most!r}"]
     if held.dataset_fingerprint != result.dataset_fingerprint:
         pairs = f"tk.load_dataset({held.dataset!r}, model)" if held.dataset in DATASETS else "..."

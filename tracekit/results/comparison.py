@@ -220,7 +220,6 @@ class Comparison(Sequence[TraceResult]):
         )
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row per result."""
         first = self.results[0]
         rows = [
             [label, *result.cells()]

@@ -46,7 +46,6 @@ class TraceCurve(Sequence[TraceResult]):
         )
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row per budget."""
         first = self.results[0]
         title = f"{first.title}: {first.dataset} data, {first.model} model, {first.setup.metric}"
         rows = [[result.budget, *result.cells()] for result in self.results]

@@ -63,7 +63,6 @@ def effect_curve(
 
 
 def _name(result: TraceResult) -> str:
-    """The legend's name of a method."""
     draws = result.config.get("draws") if result.method == "random" else None
     return f"best of {draws} random sets" if draws else result.title
 

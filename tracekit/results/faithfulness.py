@@ -229,7 +229,6 @@ class Faithfulness:
         )
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row per set."""
         title = f"Faithfulness by {self.metric}, {self.method or 'scores'}"
         return frame_html(title, self.to_frame())
 

@@ -110,7 +110,6 @@ class InteractionGrid:
         return "".join(f"; {note}" for note in (share, self.examples, few) if note)
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: the pairs with the largest interactions."""
         columns = ["pair", "effect", "interaction"]
         frame = self.to_frame().head(MOST_ROWS)
         rows: list[list[str]] = [
@@ -329,7 +328,6 @@ def _drawn(grid: InteractionGrid) -> Float[Tensor, "component component"]:
 
 
 def _hover(grid: InteractionGrid) -> list[list[str]]:
-    """The text of each cell."""
     from tracekit.figures.style import plain
 
     labels, n = list(map(plain, grid.labels)), len(grid.labels)

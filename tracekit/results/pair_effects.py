@@ -120,10 +120,7 @@ def measure_pairs(
 def added_effects(
     engine: Engine, sets: Sequence[ComponentSet], given: ComponentSet, label: str
 ) -> tuple[Float[Tensor, "set example"], float]:
-    """Effects that sets add to a patched set on every example, and that set's mean effect.
-
-    The sets share nothing with `given`, which is patched besides.
-    """
+    """Effects that sets add to a disjoint patched set, by example, and that set's mean effect."""
     if not given:
         return engine.set_effects(sets, label), 0.0
     joined = [given, *(tuple(sorted((*given, *members))) for members in sets)]

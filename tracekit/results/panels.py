@@ -91,10 +91,7 @@ def _panel(
 
 
 def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None:
-    """The colours of values, the same for all results; None if each has a colour of its own.
-
-    `largest` is the largest size of a score.
-    """
+    """Colours of values up to the size `largest`, for all results; None if each has its own."""
     if color == "soft":
         return ColorScale("Blues", 0.0, 1.0, "soft<br>mask")
     if color == "rank":

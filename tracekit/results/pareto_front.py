@@ -281,7 +281,6 @@ class ParetoFront(Sequence[TraceResult]):
         )
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row per size, with held-out effects where there are any."""
         last = self.results[-1]
         held_out = {row.size: row.held_out for row in self.statistics}
         rows = []

@@ -329,7 +329,6 @@ class TraceResult:
         )
 
     def _repr_html_(self) -> str:
-        """A card for notebooks: effect, interval, held-out effect, the set and its picture."""
         setup = self.setup
         facts = [
             f"effect {self.effect:.4g} [{_ends(self.spread)}]",
@@ -555,11 +554,7 @@ class TraceResult:
         return load_run(Path(folder))
 
     def check_consistent(self) -> None:
-        """Refuses a result whose parts do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for a result whose parts do not belong together."""
         check_clusters(self.clusters)
         check_clusters(self.held_out_clusters)
         n = self.n_components
@@ -595,11 +590,7 @@ def _ends(interval: tuple[float, float]) -> str:
 
 
 def tracer_of(result: TraceResult) -> Any:
-    """The tracer that made a result.
-
-    Raises:
-        NoResultError: The result was loaded, or its tracer is gone.
-    """
+    """The tracer that made a result; a `NoResultError` if it is gone or the result was loaded."""
     tracer = None if result.tracer is None else result.tracer()
     if tracer is None:
         raise NoResultError(

@@ -59,15 +59,10 @@ def versions() -> dict[str, str]:
 
 
 def save(value: Any, path: Path, *, inline: bool = False) -> str:
-    """Writes a dataclass to a document, and its tensors to a file beside it.
+    """Writes a dataclass to a `.json` document, whose digest it returns.
 
-    Args:
-        value: The dataclass; its annotations say what it holds.
-        path: The document, `.json`. Its folder is made if it is missing.
-        inline: Whether the document holds the tensors too, as lists.
-
-    Returns:
-        The digest of the document.
+    The annotations of the class say what it holds. Its tensors go to a file beside the document or,
+    `inline`, into it as lists.
     """
     from safetensors.torch import save as serialised
 
@@ -88,14 +83,9 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
 
 
 def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool = False) -> _T:
-    """Reads what `save` wrote.
+    """Reads what `save` wrote; `digest` is what it returned, where that is known.
 
-    Args:
-        cls: Class of the value. If it has a method `check_consistent`, that is called; it raises a
-            ValueError where parts do not belong together.
-        path: The document.
-        digest: What `save` returned, where it is known.
-        inline: As for `save`.
+    A method `check_consistent` of the class is called: a ValueError says what is wrong.
 
     Raises:
         ResultNotFoundError: There is no such file.
@@ -124,10 +114,7 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
 def save_numbers(value: Any, path: str | Path) -> Path:
     """Writes a dataclass that people read as numbers, and returns the path.
 
-    Args:
-        value: The dataclass.
-        path: `.json` for all of its fields, tensors as lists, or `.csv` for the table of its method
-            `to_frame`.
+    A `.json` has all of its fields, tensors as lists; a `.csv` the table of its `to_frame`.
     """
     path = Path(path)
     if path.suffix == ".json":
@@ -167,16 +154,11 @@ def write_document(path: Path, entries: Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
-    """Reads a JSON file of this format.
-
-    Args:
-        path: The file.
-        digest: What `write_document` returned, where it is known.
+    """Reads a JSON file of this format; `digest` is what `write_document` returned, where known.
 
     Raises:
         ResultNotFoundError: There is no such file.
-        ResultFormatError: It is damaged or was changed, or is another than the one meant.
-        ResultFormatError: It is of another format version.
+        ResultFormatError: It is damaged, was changed, or is of another format version.
     """
     if not path.is_file():
         raise ResultNotFoundError(
@@ -352,16 +334,10 @@ def _encoded(value: Any, annotation: Any, name: str, tensors: dict[str, Tensor] 
 
 
 def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
-    """An object, after the shapes of all of its tensors were held against one another.
+    """An object from its entries, after the shapes of all of its tensors were held together.
 
-    Args:
-        entries: Its entries in the document.
-        cls: Its class.
-        prefix: Before the names of its tensors.
-        tensors: Those beside the document; what the object takes is removed.
-
-    Raises:
-        ValueError: A tensor is missing, of another shape, or not finite.
+    It takes its `tensors`, whose names begin with `prefix`, out of those beside the document. A
+    ValueError says which one is missing, of another shape, or not finite.
     """
     named_tensors = list(_tensor_fields(entries, cls, prefix, tensors))
     with jaxtyped("context"):
@@ -379,11 +355,7 @@ def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, 
 def _tensor_fields(
     entries: BaseModel, cls: type, prefix: str, tensors: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor, Any]]:
-    """Name, value and annotation of an object's tensors; those in its entries join the others.
-
-    Raises:
-        ValueError: A tensor is missing, or not finite.
-    """
+    """Name, value and annotation of an object's tensors; those in its entries join the others."""
     for field, (annotation, metadata) in _saved_fields(cls).items():
         name, bare = f"{prefix}{field}", _without_none(annotation)
         entry = getattr(entries, field, None)

@@ -102,7 +102,6 @@ class StrongestPairs:
         return pd.DataFrame(columns)
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: the pairs that interact most."""
         return frame_html(repr(self), self.to_frame().head(MOST_ROWS))
 
     def __repr__(self) -> str:

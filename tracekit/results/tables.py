@@ -48,10 +48,7 @@ def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
 
 
 def circuit_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
-    """Faithfulness and completeness with their intervals; empty if one was not measured.
-
-    On the held-out examples where there are some.
-    """
+    """Faithfulness and completeness with intervals, held out where possible; empty if unknown."""
     if any(result.complement is None for result in results):
         return {}
     columns: dict[str, list[float]] = {}
@@ -76,10 +73,7 @@ def facts_of_model(result: TraceResult) -> str:
 
 
 def check_comparable(results: Sequence[TraceResult], *, across_data: bool = False) -> None:
-    """Refuses results that answer different questions, and names what differs.
-
-    With `across_data`, they may be of different examples.
-    """
+    """Refuses results of different questions or (unless `across_data`) data, and says which."""
     for name, values in (
         ("models", [result.model for result in results]),
         ("weights", [result.model_facts.weights_digest[:12] for result in results]),

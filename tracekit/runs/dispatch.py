@@ -182,7 +182,6 @@ class _Dispatch:
         )
 
     def _take(self, future: Future[WorkerReport]) -> None:
-        """Takes the answer of a worker."""
         numbers = self._running.pop(future)
         try:
             report = future.result()

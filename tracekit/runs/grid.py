@@ -229,7 +229,6 @@ def _check_budget(budget: Any) -> None:
 
 
 def _method(entry: Any) -> tuple[str, dict[str, Any]]:
-    """Name and options of a method, checked."""
     if is_dataclass(entry) and not isinstance(entry, type):
         name = getattr(entry, "name", "")
         if METHODS.get(name) is not type(entry):
@@ -245,7 +244,6 @@ def _method(entry: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _dataset(entry: Any) -> tuple[str, dict[str, Any]]:
-    """Name and options of a data set, checked."""
     name, options = _name_and_options("data set", entry)
     allowed = (*describe(name).options, "on_mismatch")
     for option in options:
@@ -265,7 +263,6 @@ def _name_and_options(noun: str, entry: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as values of JSON."""
     return {
         name: list(value)
         if isinstance(value, tuple)

@@ -160,10 +160,7 @@ def read_run_folder(folder: Path) -> Run:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run; one that cannot be read is moved aside.
-
-    A folder that was moved aside is called `NAME.damaged-1`, `-2` and so on.
-    """
+    """Whether a folder holds a finished run; a damaged one is moved to `NAME.damaged-1`, `-2`."""
     if not os.path.lexists(folder):
         return False
     try:

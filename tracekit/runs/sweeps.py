@@ -94,7 +94,6 @@ class Runs(Sequence[Run]):
         return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
-        """Table of the runs in a notebook."""
         frame = self.to_frame().drop(columns="folder", errors="ignore")
         return printable(frame.to_html(escape=True))
 

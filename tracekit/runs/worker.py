@@ -100,7 +100,6 @@ class Worker:
         model: HookedModel,
         pairs: PromptPairs,
     ) -> Run:
-        """Runs a job and saves it in its folder."""
         tracer = self._tracer_for(job, model, pairs)
         results: TraceCurve | InteractionGrid
         accuracies, clean = {}, {}

@@ -213,11 +213,7 @@ def as_count(budget: int | float, n_components: int) -> int:
 
 
 def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
-    """At most `count` whole numbers, and at least the ends, from `first` to `last`.
-
-    They are spread on a logarithmic scale, as far as whole numbers can be: small ones follow each
-    other until the factor between neighbours exceeds one whole step.
-    """
+    """At most `count` whole numbers from `first` to `last`, with both, even on a log scale."""
     close, wide = 1.0, float(max(2, last))
     # The smallest factor between neighbours that gives few enough sizes.
     for _ in range(_BISECTIONS):

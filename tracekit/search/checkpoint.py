@@ -81,11 +81,7 @@ class Checkpoint:
         return self._engine.ranks.decide(self._path.exists)
 
     def save(self, measured: Measured) -> None:
-        """Writes the file; an old one stays whole until the new one is.
-
-        A file that cannot be written, e.g. as the disk is full, is a `RecordWarning`: what was
-        searched so far is worth more than the file.
-        """
+        """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
         from safetensors.torch import save
 
         if not self._engine.ranks.is_first:

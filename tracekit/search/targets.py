@@ -304,10 +304,7 @@ class ConstrainedTarget(DataView):
         *,
         examples: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "set some"]:
-        """Effects of sets, those outside the bounds last.
-
-        The constrained metric is measured on all of its examples.
-        """
+        """Effects of sets, those last that are outside the bounds on all constrained examples."""
         listed = [tuple(members) for members in sets]
         constrained = self._measures.set_effects(listed, f"{label}, constraint")
         effects = self._inner.set_effects(listed, label, examples=examples)
@@ -366,10 +363,7 @@ class ConstrainedTarget(DataView):
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
-        """Predictions less the penalty that they bring.
-
-        The constrained metric is predicted on all of its examples.
-        """
+        """Predictions less the penalty that they bring, predicted on all constrained examples."""
         own = self._inner.predict_changes(members, examples=examples)
         constrained = self._measures.predict_changes(members)
         now = self.constrained_effect(members)

@@ -34,11 +34,8 @@ _SIMILAR = 1 / 3
 def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str = "") -> None:
     """Warns of examples that show nothing, or something else than was meant: once for each kind.
 
-    Args:
-        pairs: As they were given.
-        engine: Its model and metric.
-        source: Where values come from; the counterfactuals of the pairs count for one only.
-        title: Which pairs they are, where there are several data sets.
+    Counterfactuals of the pairs count for one `source` only; `title` says which of several data
+    sets the pairs are.
     """
     report = report_on(pairs, pairs.token_texts, getattr(engine.model, "tokenizer", None))
     if source != "counterfactual":

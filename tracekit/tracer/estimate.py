@@ -71,7 +71,6 @@ class Estimate:
         )
 
     def _repr_html_(self) -> str:
-        """Table of the estimate in a notebook."""
         return f"<p>{html_text(repr(self))}</p>"
 
 

@@ -209,7 +209,6 @@ def _read(channel: int, weight: float = 1.0) -> Tensor:
 
 
 def _build(name: str, n_examples: int) -> Any:
-    """The model, in the form of the transformers library."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(

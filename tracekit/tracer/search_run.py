@@ -384,7 +384,6 @@ class SearchRun:
     def _bar(
         self, on_note: Callable[..., None] | None, *, statistics: bool | None = None
     ) -> AbstractContextManager[Any]:
-        """The one progress bar of the run."""
         engine, planned = self.traced.engine, self.planned(statistics=statistics)
         passes = None
         if planned is not None:
@@ -401,10 +400,7 @@ class SearchRun:
     # ---- budgets and targets --------------------------------------------------------------
 
     def results(self, on_note: Callable[..., None] | None = None) -> list[TraceResult]:
-        """A result for each budget, ascending, or one for a target.
-
-        `on_note` is told of every step.
-        """
+        """A result per budget, ascending, or one for a target; `on_note` is told of every step."""
         if self._maximised is not None and self.goal.target is not None:
             raise BudgetError(
                 "A target_effect is a mean effect, and the search maximises something else. Give "
@@ -431,7 +427,6 @@ class SearchRun:
             return self._results_of(selections, bounds, spent)
 
     def _best_so_far(self) -> list[Selection]:
-        """The best sets that an interrupted search has measured, as answers to the goal."""
         by_size, goal, n = self._best.by_size, self.goal, self.traced.engine.n_components
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:

@@ -168,7 +168,6 @@ class Tracer(ModelEdits):
         return "" if count is None else f", x preferred on {count} of {len(self.pairs)}"
 
     def _repr_html_(self) -> str:
-        """Summary in a notebook: model, data, setup, and the results so far."""
         from tracekit.results.display import tracer_html
 
         metric = self.engine.metric
@@ -431,7 +430,6 @@ class Tracer(ModelEdits):
         return True
 
     def _engine_of_constraint(self, constraint: Constraint) -> Engine:
-        """The engine that measures the constraint."""
         if not isinstance(constraint, Constraint):
             raise ConfigError(
                 f"constraint is {shortened(constraint)}. Give a tk.Constraint, e.g. "

@@ -41,10 +41,7 @@ class Sweeps:
         return sizes_to_visit(self._best_sets.largest, self._goal.budgets, self._n_sizes)
 
     def go_on(self, *, with_effort: bool) -> None:
-        """Sweeps each way, and on as long as a sweep gains something.
-
-        With effort, sweeps with more neighbours follow, until all are known.
-        """
+        """Sweeps each way while something is gained; with effort, with more neighbours too."""
         effort, upwards, n_done = 1, True, 0
         measurements = self._best_sets.measurements
         while True:
