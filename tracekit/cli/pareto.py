@@ -108,9 +108,8 @@ def _print_front(front: ParetoFront) -> None:
     from tracekit.results.tables import extra_columns
 
     also = list(extra_columns(front.results))
-    table = Table(
-        "size", "effect", "95 % spread", "held out", "random", "stability", "search", *also
-    )
+    columns = ["size", "effect", "95 % spread", "faithful", "held out", "random", "stability"]
+    table = Table(*columns, "search", *also)
     for column in table.columns:
         column.justify = "right"
     frame = front.to_frame()
@@ -121,6 +120,7 @@ def _print_front(front: ParetoFront) -> None:
             str(row.size),
             f"{row.effect:.4g}",
             interval_text(row.effect_low, row.effect_high),
+            f"{row.faithfulness:.2f}",
             *("-" if isnan(value) else f"{value:.4g}" for value in (row.held_out, row.control)),
             "-" if isnan(row.stability) else f"{row.stability:.2f}",
             row.method,
@@ -128,6 +128,7 @@ def _print_front(front: ParetoFront) -> None:
         )
     print_rows(table)
     console.print(
+        "Faithful: 1 less the share of the full effect that all other components have. "
         "Held out: selected on one half of the examples, measured on the other. Random: as many "
         "components of every kind in every layer. Stability: Jaccard similarity of the sets that "
         "the halves select. Search: whose set it is; shrunken top-k where components ranked alone "
