@@ -161,7 +161,8 @@ class SideEffects:
         Raises:
             PairsError: There are no others of this name.
         """
-        return _index(self.target.strength, self._other(name).strength)
+        strengths = (self.target.strength, self._other(name).strength)
+        return _indices(*map(torch.tensor, strengths)).item()
 
     def selectivity_interval(self, name: str) -> tuple[float, float]:
         """Its 95 % percentile bootstrap interval over the examples of both data sets.
@@ -348,11 +349,7 @@ class SideEffects:
             raise ValueError("the data have different numbers of random sets")
 
 
-def _index(target: float, other: float) -> float:
-    return _indices(torch.tensor([target]), torch.tensor([other])).item()
-
-
-def _indices(target: Float[Tensor, " value"], other: Float[Tensor, " value"]) -> Tensor:
+def _indices(target: Float[Tensor, "*value"], other: Float[Tensor, "*value"]) -> Tensor:
     """Selectivity of strengths; NaN where both are 0."""
     return (target - other) / (target + other)
 

@@ -6,7 +6,7 @@ values from text, `output.py` prints and writes. Commands import heavy libraries
 """
 
 # The order of the imports is that of `tracekit --help`.
-from tracekit.cli import (  # noqa: I001
+from tracekit.cli import (  # noqa: F401, I001
     demo,
     trace,
     pareto,
@@ -25,22 +25,4 @@ from tracekit.cli import (  # noqa: I001
 )
 from tracekit.cli.app import app, main
 
-__all__ = [
-    "app",
-    "datasets",
-    "demo",
-    "evaluate",
-    "explain",
-    "main",
-    "models",
-    "pairs",
-    "pareto",
-    "report",
-    "reproduce",
-    "show",
-    "side_effects",
-    "sweep",
-    "trace",
-    "validate",
-    "verify",
-]
+__all__ = ["app", "main"]

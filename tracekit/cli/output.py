@@ -131,14 +131,10 @@ def print_problem(word: str, text: object, style: str) -> None:
         console.document["warnings"].append(printable(str(text)))
     message = Text.assemble((f"{word}:", style), " ", printable(str(text)))
     if console.quiet:
-        message = Text.assemble((f"{_rank_name()} ", style), message)
+        from tracekit._util.ranks import Ranks
+
+        message = Text.assemble((f"Rank {Ranks.joined().rank}: ", style), message)
     error_console.print(message, highlight=False, soft_wrap=True)
-
-
-def _rank_name() -> str:
-    from tracekit._util.ranks import Ranks
-
-    return f"Rank {Ranks.joined().rank}:"
 
 
 def join_ranks() -> None:

@@ -169,7 +169,8 @@ class Template:
             other = None if self._others is None else read(self._others[turn], values)
             if other is None or _aligned(prompt, other):
                 break
-            values = {name: text for name, text in values.items() if name in _names(used[:n_own])}
+            own = {name for group, _ in used[:n_own] for name in group.names}
+            values = {name: text for name, text in values.items() if name in own}
         else:
             raise _Dropped(f"{prompt.said!r}: no counterfactual of as many tokens was found")
         if other is not None:
@@ -189,10 +190,6 @@ class Template:
             name = span if span in values else span.rstrip("0123456789")
             if name in self._short and stop - first != 1:
                 raise _Dropped(f"{values[name]!r} of {name} is {stop - first} tokens", [name])
-
-
-def _names(used: Sequence[tuple[_Group, tuple[str, ...]]]) -> set[str]:
-    return {name for group, _ in used for name in group.names}
 
 
 def _group(names: Any, rows: Sequence[Any]) -> _Group:

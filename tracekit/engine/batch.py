@@ -84,24 +84,19 @@ class Batch:
         row, pos = self.readout_positions
         # Indices of the n-th copy lie n times the number of rows, readouts or slots further on.
         shift = torch.arange(copies, device=self.positions.device)[:, None]
-        return replace(
-            self,
-            examples=self.examples.repeat(copies),
-            sequences=self.sequences.repeat(copies),
-            sources=self.sources.repeat(copies),
-            positions=self.positions.repeat(copies, 1),
-            span_numbers=None if self.span_numbers is None else self.span_numbers.repeat(copies, 1),
-            source_index=None if self.source_index is None else self.source_index.repeat(copies, 1),
-            readout_positions=((row + shift * len(self.sequences)).flatten(), pos.repeat(copies)),
-            scored_readout=(self.scored_readout + shift * len(row)).flatten(),
-            scored_token=self.scored_token.repeat(copies),
-            slot=(self.slot + shift * self.valid.numel()).flatten(),
-            valid=self.valid.repeat(copies, 1, 1),
-            first_readout=(self.first_readout + shift * len(row)).flatten(),
-            first_token=self.first_token.repeat(copies),
-            token_sets=self.token_sets.repeat(copies, 1, 1),
-            noise=None if self.noise is None else self.noise.repeat(copies, 1, 1),
-        )
+        indices = {
+            "scored_readout": (self.scored_readout + shift * len(row)).flatten(),
+            "first_readout": (self.first_readout + shift * len(row)).flatten(),
+            "slot": (self.slot + shift * self.valid.numel()).flatten(),
+        }
+        others = {
+            name: value.repeat(copies, *[1] * (value.ndim - 1))
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and name not in indices
+        }
+        readouts = (row + shift * len(self.sequences)).flatten(), pos.repeat(copies)
+        sequences = self.sequences.repeat(copies)
+        return replace(self, sequences=sequences, readout_positions=readouts, **indices, **others)
 
     @property
     def rows_of_examples(self) -> Bool[Tensor, "example row"]:

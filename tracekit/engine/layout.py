@@ -261,15 +261,11 @@ def buckets(
     device: torch.device,
 ) -> Iterator[Int[Tensor, " part"]]:
     """Items to run together: of similar length, and on one side of the limit."""
+    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
     order = lengths.argsort(stable=True)
     for side in (order[~beyond[order]], order[beyond[order]]):
         if len(side):
-            yield from side.split(_bucket_sizes(lengths[side], max_batch_size, device))
-
-
-def _bucket_sizes(lengths: Tensor, max_batch_size: int, device: torch.device) -> list[int]:
-    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
-    return bucket_sizes(lengths.tolist(), max_batch_size, overhead)
+            yield from side.split(bucket_sizes(lengths[side].tolist(), max_batch_size, overhead))
 
 
 def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, ...], Ids]]:

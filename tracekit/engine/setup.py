@@ -227,8 +227,12 @@ class Setup:
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: value for name, (value, usual) in values.items() if not _equal(value, usual)}
+        changed = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is not type(each.default) or value != each.default:
+                changed[each.name] = value
+        return changed
 
     def __repr__(self) -> str:
         """Code that makes the setup, after `import tracekit as tk`."""
@@ -405,10 +409,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): list(entry) for name, entry in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _equal(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and value == default
 
 
 def _components_code(components: Any) -> str:

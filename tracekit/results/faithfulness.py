@@ -102,15 +102,15 @@ class Faithfulness:
         faithful, complete = full - of_others, full - effects
         if direction == "denoising":
             faithful, complete = effects, of_others
-        intervals = partial(_ratio_intervals, full=full, clusters=clusters)
+        intervals = partial(ratio_interval, denominators=full, clusters=clusters)
         ends = row_intervals(effects, weights=weights, clusters=clusters, bounds=bounds_of(metric))
         return cls(
             sizes=tuple(sizes),
             n_components=n_components,
             faithfulness=_ratios(faithful, full),
-            faithfulness_intervals=intervals(faithful),
+            faithfulness_intervals=tuple(map(intervals, faithful)),
             completeness=_ratios(complete, full),
-            completeness_intervals=intervals(complete),
+            completeness_intervals=tuple(map(intervals, complete)),
             effects=tuple(effects.mean(1).tolist()),
             effect_intervals=tuple((low, high) for low, high in ends.tolist()),
             full_effect=full.mean().item(),
@@ -248,9 +248,3 @@ class Faithfulness:
 
 def _ratios(effects: Float[Tensor, "set example"], full: Effects) -> tuple[float, ...]:
     return tuple((effects.mean(1) / full.mean()).tolist())
-
-
-def _ratio_intervals(
-    effects: Float[Tensor, "set example"], full: Effects, clusters: Int[Tensor, " example"] | None
-) -> tuple[tuple[float, float], ...]:
-    return tuple(ratio_interval(row, full, clusters=clusters) for row in effects)

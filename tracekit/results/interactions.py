@@ -110,28 +110,23 @@ class InteractionGrid:
         return "".join(f"; {note}" for note in (share, self.examples, few) if note)
 
     def _repr_html_(self) -> str:
-        columns = ["pair", "effect", "interaction"]
         frame = self.to_frame().head(MOST_ROWS)
-        rows: list[list[str]] = [
-            [f"{row.first}, {row.second}", f"{row.effect:.4g}", f"{row.interaction:+.4g}"]
-            for row in frame.itertuples()
-        ]
+        columns = {
+            "pair": list(frame["first"] + ", " + frame["second"]),
+            "effect": [f"{effect:.4g}" for effect in frame["effect"]],
+            "interaction": [f"{interaction:+.4g}" for interaction in frame["interaction"]],
+        }
         if "low" in frame:
-            columns += ["95 % interval"]
-            for cells, row in zip(rows, frame.itertuples(), strict=True):
-                cells.append(interval_text(row.low, row.high))
+            columns["95 % interval"] = list(map(interval_text, frame["low"], frame["high"]))
         if "p" in frame:
-            columns += ["p"]
-            for cells, row in zip(rows, frame.itertuples(), strict=True):
-                cells.append(f"{row.p:.2g}")
+            columns["p"] = [f"{p:.2g}" for p in frame["p"]]
         if "kind" in frame:
-            columns += ["kind"]
-            for cells, kind in zip(rows, frame["kind"], strict=True):
-                cells.append(kind)
+            columns["kind"] = list(frame["kind"])
         n = len(self.labels)
         text = f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"
         text += self._notes
-        return card(self.title or "Interactions", line(text), html_table(columns, rows))
+        rows = list(zip(*columns.values(), strict=True))
+        return card(self.title or "Interactions", line(text), html_table(list(columns), rows))
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per unordered pair, largest interaction first.

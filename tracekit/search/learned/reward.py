@@ -26,7 +26,7 @@ from tracekit._util.devices import to_device
 from tracekit.components.masks import Mask
 from tracekit.engine.precision import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
-from tracekit.metrics import Effects, Metric
+from tracekit.metrics import Effects
 from tracekit.search.targets import Target
 
 Reward = Literal["dataset", "per-example"]
@@ -51,9 +51,14 @@ def make_objective(name: ObjectiveName, engine: Target) -> Objective:
     """An objective by name."""
     if name == "effect":
         return Objective(torch.ones_like, lambda mean: -torch.ones_like(mean), torch.nanmean)
-    has_pole = may_have_pole(engine.metric)
+    lowest, is_weighted = engine.metric.lower_bound, engine.pairs.weights is not None
+    # The reward has a pole at -1.
+    has_pole = lowest is None or lowest < -1
     if name == "per-example":
-        refuse_weights(engine)
+        if is_weighted:
+            raise ConfigError(
+                "The per-example reward has no meaning for weighted examples. Use reward='dataset'."
+            )
         return Objective(
             example_weights=lambda effects: reward_slope(effects, has_pole),
             scale=torch.ones_like,
@@ -62,7 +67,7 @@ def make_objective(name: ObjectiveName, engine: Target) -> Objective:
     if name != "dataset":
         assert_never(name)
     # The mean over a few weighted examples may be below -1.
-    has_pole = has_pole or engine.pairs.weights is not None
+    has_pole = has_pole or is_weighted
     return Objective(
         example_weights=torch.ones_like,
         scale=lambda mean: reward_slope(mean, has_pole),
@@ -116,19 +121,6 @@ class RewardGradient:
     def value(self) -> float:
         """The objective, from the latest effect of every example seen."""
         return self._objective.value(self._latest).item()
-
-
-def may_have_pole(metric: Metric) -> bool:
-    """Whether an effect of the metric may lie beyond the pole of the reward, at -1."""
-    return metric.lower_bound is None or metric.lower_bound < -1
-
-
-def refuse_weights(engine: Target) -> None:
-    """Refuses the per-example reward where examples have weights."""
-    if engine.pairs.weights is not None:
-        raise ConfigError(
-            "The per-example reward has no meaning for weighted examples. Use reward='dataset'."
-        )
 
 
 def reward_slope(effect: Float[Tensor, "*example"], has_pole: bool) -> Float[Tensor, "*example"]:
