@@ -149,10 +149,7 @@ _JOINED: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def join_launched() -> Ranks:
-    """Joins the processes that a launcher has started; this one alone if none has.
-
-    `torchrun`, `accelerate launch` and Slurm scripts say so in the environment.
-    """
+    """Joins the processes that a launcher has started, by its environment; else this one alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         with _rank_errors():

@@ -24,9 +24,7 @@ class Remote:
     """A file that can be downloaded."""
 
     commit: str
-    """Of the repository."""
     path: str
-    """Of the file in the repository."""
     sha256: str
     """Of its bytes, in hexadecimal."""
 

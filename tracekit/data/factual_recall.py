@@ -46,7 +46,6 @@ class FactFile:
     to_row: Callable[[Mapping[str, Any]], dict[str, Any]]
     """Makes a row with `prompt`, `x` and perhaps `y` from a record."""
     n_published: int
-    """Published number of examples."""
     is_sample: bool
     """Whether these are a sample of the file, rather than all of it."""
 

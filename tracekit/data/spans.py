@@ -179,11 +179,7 @@ def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[
 def position_names(
     prompts: Sequence[Sequence[int]], token_text: Callable[[int], str] | None = None
 ) -> tuple[str, ...]:
-    """Names for the positions of prompts of one length.
-
-    A position is called by its number and, where all prompts have the same token there and
-    `token_text` is given, by the text of that token.
-    """
+    """Names for positions of prompts of one length: the number and, if all share it, the token."""
     names = []
     # As many as the first prompt has: that all have as many is checked where they are used.
     for position in range(len(prompts[0])):

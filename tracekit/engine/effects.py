@@ -1,8 +1,6 @@
 """Effects of masks on a data set, soft or binary, every layer with its hooks.
 
-`mask_effects` measures one mask or a stack of them, `metric_effects` one mask by several metrics in
-one pass, `stream_effects` one mask a batch at a time. Many binary sets are measured faster by
-`set_effects.py`, with equal results.
+Many binary sets are measured faster by `set_effects.py`, with equal results.
 """
 
 from __future__ import annotations
@@ -27,13 +25,11 @@ class BatchEffects(NamedTuple):
     """Effects of a mask on the examples of a batch."""
 
     examples: Int[Tensor, " example"]
-    """Their numbers."""
     effects: Effects
     """Effect on each; times its weight if examples have weights."""
     x: Float[Tensor, " example"]
     """Log-probability of its x under the mask."""
     y: Float[Tensor, " example"] | None
-    """Log-probability of its y."""
 
 
 _MOST_ALONE = 64

@@ -1,8 +1,4 @@
-"""The engine: a data set on a model, ready for any number of interventional runs.
-
-The package's `__init__` says what is computed when. `prepared.py` holds what is made once; what
-masks do to it stands in `effects.py`, `set_effects.py` and `gradients.py`.
-"""
+"""The engine: a data set on a model, ready for any number of interventional runs."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ class Expansion(NamedTuple):
     """
 
     quantity: Float[Tensor, " some"]
-    """Its values."""
     slopes: Float[Tensor, "some component"]
-    """Its gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +63,11 @@ class BatchPrediction(NamedTuple):
     """The same on the examples of a batch."""
 
     examples: Int[Tensor, " example"]
-    """Their numbers."""
     gains: Float[Tensor, "example component"]
     """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
     slopes: Float[Tensor, "example component"]
     """Gradient of the effect on each."""
     effects: Float[Tensor, " example"]
-    """The effects themselves."""
 
 
 def gradient(

@@ -28,7 +28,6 @@ class PrefixNode:
     """The residual stream that enters a block, and what is run from it."""
 
     layer: int
-    """The block."""
     prefix: ComponentSet = ()
     """Components patched between the parent's layer and this one."""
     leaves: list[int] = field(default_factory=list)

@@ -107,7 +107,6 @@ class PreparedData:
     forward_pass: ForwardPass
     clean_run: CleanRun
     layout: Layout
-    """Rows and sources of the data set."""
     counterfactual_cache: CounterfactualCache
     account: Account = field(default_factory=Account)
     """Interventional work so far; clean and counterfactual runs are not counted."""

@@ -34,9 +34,7 @@ class Chart:
     axis_titles: tuple[str, str]
     """Titles of the horizontal and the vertical axis, with units."""
     title: str
-    """Above the figure."""
     subtitle: str = ""
-    """Below the title."""
 
 
 def lines(

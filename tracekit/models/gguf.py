@@ -27,7 +27,6 @@ class GGUFModel:
 
     path: Path
     config: Any
-    """Of transformers."""
     n_parameters: int
 
     @classmethod

@@ -299,15 +299,8 @@ class ParetoFront(Sequence[TraceResult]):
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
         digest = save_runs(self.results, folder)
-        facts = FrontFacts(
-            curve_sha256=digest,
-            largest=self.largest,
-            ranking=self.ranking,
-            statistics=self.statistics,
-            statistics_cost=self.statistics_cost,
-            trade_offs=self.trade_offs,
-        )
-        save(facts, folder / _FRONT)
+        beside = {name: value for name, value in vars(self).items() if name != "results"}
+        save(FrontFacts(curve_sha256=digest, **beside), folder / _FRONT)
         return folder
 
     @classmethod
@@ -323,14 +316,8 @@ class ParetoFront(Sequence[TraceResult]):
             raise damaged(folder / _FRONT)
         if any(max(each.members, default=0) >= n for each in facts.trade_offs):
             raise damaged(folder / _FRONT)
-        return cls(
-            results,
-            facts.largest,
-            facts.ranking,
-            facts.statistics,
-            facts.statistics_cost,
-            facts.trade_offs,
-        )
+        beside = {name: value for name, value in vars(facts).items() if name != "curve_sha256"}
+        return cls(results, **beside)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,10 +81,7 @@ def said_of_few(n_examples: int) -> str:
 
 
 def said_of_examples(selected_on: str | None, measured_on: str) -> str:
-    """Whether a set was selected on the examples that it was measured on, by fingerprints.
-
-    Empty if nobody says what it was selected on.
-    """
+    """Whether a set was selected on the examples it was measured on, in words; empty if unknown."""
     if selected_on is None:
         return ""
     return _SAME if selected_on == measured_on else "on examples that the set was not selected on"

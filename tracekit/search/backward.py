@@ -1,8 +1,7 @@
 """Backward elimination: of all components, those leave that are missed least.
 
 Local search grows small sets. Backward elimination goes down from all components, knows nothing of
-the other, and takes few passes. Where it ends in a set that is as good and has other components,
-the examples do not single out one set.
+the other, and takes few passes.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ class Measured:
     effects: dict[ComponentSet, Effects] = field(default_factory=dict)
     """Effects of sets on every example."""
     predictions: dict[ComponentSet, FirstOrderPrediction] = field(default_factory=dict)
-    """First-order predictions at sets."""
     soft_gradients: dict[float, Mask] = field(default_factory=dict)
     """Gradients at soft masks whose entries are all equal, by that entry."""
     prices: dict[str, Cost] = field(

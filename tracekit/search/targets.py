@@ -97,7 +97,6 @@ class ConstraintEffect:
     at_most: float
     """Bound on the absolute value of the effect."""
     effect: float
-    """Mean effect."""
 
     @property
     def is_within(self) -> bool:

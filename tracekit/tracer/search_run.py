@@ -118,7 +118,6 @@ class RunContext:
     noise_floor: float
     """Effect that rounding alone can make."""
     extra_metrics: tuple[Metric, ...]
-    """Further metrics."""
     held_out: Engine | None
     """The same question on examples that no search sees."""
     tracer: Any

@@ -78,7 +78,6 @@ class SetMethods:
     _known: BestMeasured
     _held_out_given: PromptPairs | None
     _last: Sequence[TraceResult]
-    """Results of the last search."""
 
     @property
     def registry(self) -> ComponentRegistry:

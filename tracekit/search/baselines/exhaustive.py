@@ -20,7 +20,6 @@ class Exhaustive:
     """Measures all non-empty sets of at most the budget's size."""
 
     name: ClassVar[str] = "exhaustive"
-    title: ClassVar[str] = "exhaustive"
     records_every_size: ClassVar[bool] = True
     max_sets: int = 20_000
     """Refuses larger spaces."""

@@ -20,7 +20,6 @@ class Greedy:
     """Forward selection by exact effects; ties go to the lowest index."""
 
     name: ClassVar[str] = "greedy"
-    title: ClassVar[str] = "greedy"
     records_every_size: ClassVar[bool] = True
 
     def planned(self, n_components: int, goal: Goal) -> Planned:

@@ -27,8 +27,6 @@ class Random:
     """The best of `draws` uniform sets per budget; the history has their mean and spread."""
 
     name: ClassVar[str] = "random"
-    title: ClassVar[str] = "random"
-    records_every_size: ClassVar[bool] = False
     draws: int = 1000
     """Sets drawn per budget."""
 

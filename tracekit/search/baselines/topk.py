@@ -19,7 +19,6 @@ class TopK:
     """The k components with the largest single effects."""
 
     name: ClassVar[str] = "top-k"
-    title: ClassVar[str] = "top-k"
     records_every_size: ClassVar[bool] = True
 
     def planned(self, n_components: int, goal: Goal) -> Planned:

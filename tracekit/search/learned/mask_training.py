@@ -67,7 +67,6 @@ class MaskTraining(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    records_every_size: ClassVar[bool] = False
     default_trials: ClassVar[int] = DEFAULT_TRIALS
 
     lambda1: float | None = None
