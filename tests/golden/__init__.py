@@ -2,7 +2,7 @@
 
 `python -m tests.golden OUTPUT` compares what `tracekit reproduce all --model demo --output OUTPUT`
 wrote with `experiments.json`; with `--write` it becomes the new pin. With `--few` it is
-`experiments-few.json`, of `tracekit reproduce all --model demo --limit 16 --draws 20`.
+`experiments-few.json`, of `tracekit reproduce all --model demo --limit 8 --draws 10`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pandas as pd
 
 PINNED = Path(__file__).parent / "experiments.json"
 PINNED_FEW = Path(__file__).parent / "experiments-few.json"
-FEW = ("--limit", "16", "--draws", "20")
+FEW = ("--limit", "8", "--draws", "10")
 """Options of the shorter run."""
 
 # Wall times are of the machine; of the grids the summary is pinned.

@@ -318,6 +318,7 @@ class Tracer(ModelEdits):
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
+        diagnostics.warn_of_circuits(front.results)
         self._last = front
         return front
 
