@@ -138,11 +138,11 @@ ARCHITECTURES: Mapping[str, Callable[[], Any]] = {
 """Configurations of tiny models, by architecture."""
 
 
-def random_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes: Any) -> Any:
+def random_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     """A tiny Hugging Face model with random weights; grouped queries where the class has them.
 
-    A matrix has the standard deviation `scale` over the root of its width. `changes` are entries
-    of the configuration.
+    A matrix has the standard deviation 1.5 over the root of its width. `changes` are entries of
+    the configuration.
     """
     import transformers
 
@@ -159,7 +159,7 @@ def random_model(architecture: str, seed: int = 0, scale: float = 1.5, **changes
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             if parameter.ndim > 1:
-                spread = scale / parameter.shape[-1] ** 0.5
+                spread = 1.5 / parameter.shape[-1] ** 0.5
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
     return model.eval()
 

@@ -126,7 +126,12 @@ class PreparedData:
         capabilities = config.capabilities or capabilities_of(model)
         forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
         bar = partial(_progress.steps, shown=config.progress)
-        layout = _lay_out(model, pairs, registry, config, capabilities)
+        # X and y share a row where the model supports that at the length needed.
+        layout = _build_layout(model, pairs, registry, config, packed=True)
+        if not capabilities.supports_packing(model, layout.longest):
+            if layout.sequences.has_branches:
+                capabilities.warn_of_packing(model, layout.longest)
+            layout = _build_layout(model, pairs, registry, config)
         first = None
         if ranks.count > 1:
             first = layout.sources_of(_own_part(ranks, layout, torch.arange(layout.n_examples)))
@@ -375,22 +380,6 @@ class PreparedData:
                 "Compute it with differentiable torch operations, or use a search that "
                 "needs no gradient, such as top-k."
             )
-
-
-def _lay_out(
-    model: HookedModel,
-    pairs: PromptPairs,
-    registry: ComponentRegistry,
-    config: EngineConfig,
-    capabilities: Capabilities,
-) -> Layout:
-    """X and y in one row where the model supports that at the length needed, else in two."""
-    layout = _build_layout(model, pairs, registry, config, packed=True)
-    if capabilities.supports_packing(model, layout.longest):
-        return layout
-    if layout.sequences.has_branches:
-        capabilities.warn_of_packing(model, layout.longest)
-    return _build_layout(model, pairs, registry, config)
 
 
 def _build_layout(

@@ -119,9 +119,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-# ---- figures about selections ---------------------------------------------------------------
-
-
 def _cases(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs on all examples, by model and data set."""
     cases: dict[str, list[Run]] = {}
@@ -266,9 +263,6 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
         "shared the machine (`processes`) took longer than they would have alone."
     ]
     return Report(tables={"time": table}, figures=figures_by_name, notes=notes)
-
-
-# ---- the best single component --------------------------------------------------------------
 
 
 def _plan_single(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:

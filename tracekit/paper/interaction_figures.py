@@ -37,9 +37,6 @@ _LISTED_SIZES = (10, 15)
 """Those whose sets are listed and drawn."""
 
 
-# ---- pairs ----------------------------------------------------------------------------------
-
-
 def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     usual = describe(dataset)
     has_blocks = usual_kind(dataset) == "mlp-outputs"
@@ -90,8 +87,6 @@ def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
     )
     return Report(tables=tables, figures=figures_by_name)
 
-
-# ---- variable binding -----------------------------------------------------------------------
 
 _BINDING_NOTE = (
     "The published objective differs: operation invariance is there the mean of the squared change "
@@ -197,9 +192,6 @@ def _set_row(setting: Setting, job: Job, result: TraceResult) -> dict[str, Any]:
         row["published"] = " ".join(paper["components"])
         row["in both"] = len({*paper["components"]} & {*result.labels})
     return row
-
-
-# ---- findings -------------------------------------------------------------------------------
 
 
 def _plan_findings(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:

@@ -114,9 +114,6 @@ def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
     return True
 
 
-# ---- sections -------------------------------------------------------------------------------
-
-
 def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
     results = group.results
     comparison = compare(results)
@@ -303,9 +300,6 @@ def _grid_section(grids: Sequence[InteractionGrid]) -> Section:
         ],
         figures=[grid.heatmap() for grid in grids],
     )
-
-
-# ---- how to repeat --------------------------------------------------------------------------
 
 
 def _code(group: _Group) -> str:

@@ -250,9 +250,6 @@ def try_job(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
         return Failure(job, f"The memory is full: {first} Lower max_batch_size.")
 
 
-# ---- what executors run -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Jobs sent to a worker of an executor, and all that it needs to run them."""

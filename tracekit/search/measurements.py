@@ -150,8 +150,6 @@ class Measurements:
         if self._checkpoint is not None:
             self._checkpoint.save(self._kept)
 
-    # ---- limits ---------------------------------------------------------------------------
-
     @property
     def n_affordable(self) -> int:
         """Sets that the limit of passes leaves to be measured."""

@@ -105,8 +105,6 @@ class MaskTraining(ABC):
             raise ConfigError(f"betas is {self.betas}. Both must be at least 0 and below 1.")
         check_precision(self.precision)
 
-    # ---- what a method is -----------------------------------------------------------------
-
     @property
     @abstractmethod
     def objective(self) -> ObjectiveName:
@@ -130,8 +128,6 @@ class MaskTraining(ABC):
     ) -> list[Selection]:
         """The best set within each budget, ascending; `before` is the work before the first run."""
         return best_within_budgets(runs, engine, budgets, measured_sets(runs))
-
-    # ---- the search -----------------------------------------------------------------------
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """Two passes for each epoch, and what is measured of its mask."""
@@ -190,8 +186,6 @@ class MaskTraining(ABC):
         last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
         slope = self.penalty(1.0).slope(start, self.epochs // 2)
         return max(last_gain, 1e-12) / slope
-
-    # ---- one training run -----------------------------------------------------------------
 
     def _train(self, engine: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""

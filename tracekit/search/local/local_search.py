@@ -186,9 +186,6 @@ def refine(
     return best_sets
 
 
-# ---- the search -------------------------------------------------------------------------------
-
-
 def _search(best_sets: BestSets, goal: Goal, *, goes_on: bool) -> None:
     """Measures single components, prefixes of rankings, and neighbours; see the module."""
     measurements = best_sets.measurements
