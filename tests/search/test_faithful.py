@@ -187,4 +187,27 @@ def test_errors(model, is_exchanged):
         wrong.run("top-k", budget=2, objective="faithful")
     flat = replace(wrong.engine.metric, function=lambda clean, intervened: 0 * intervened.x)
     with pytest.raises(MetricError, match="have no effect, so no set can be faithful to it"):
-        FaithfulTarget(wrong.engine.sharing(metric=flat), Faithful())
+        target_of(wrong.engine.sharing(metric=flat), Faithful())
+
+
+def test_halves_of_the_wrong_sign_lose_no_front(model, is_exchanged):
+    """Statistics search halves of the examples, which may have a full effect below 0."""
+    tracer = traced(model, exchange=is_exchanged)
+    lowest = tracer.engine.full_effects.argsort()[:4].tolist()
+    target = target_of(tracer.engine, Faithful())
+    half = target.with_pairs(tracer.pairs.subset(lowest))
+    assert half.full_effects.mean() > 0
+    assert tracer.engine.full_effects[lowest].mean() < 0
+    front = tracer.pareto(objective="faithful", max_budget=3, max_passes=60)
+    assert front.statistics
+
+
+def test_fronts_by_effect_know_what_a_faithful_search_measured(model, is_exchanged):
+    tracer = traced(model, exchange=is_exchanged)
+    trades = tracer.pareto(
+        objective="faithful", max_budget=4, max_passes=60, statistics=False
+    ).trade_offs
+    front = tracer.pareto(objective="mean", max_budget=4, max_passes=14, statistics=False)
+    for each in trades:
+        if len(each.members) >= front.sizes[0]:
+            assert front.at(len(each.members)).effect >= each.effect - 1e-5

@@ -49,17 +49,23 @@ class EffectAndComplement(NamedTuple):
 class FaithfulTarget(DataView):
     """Scores of sets and their complements in place of effects. It has an account of its own."""
 
-    def __init__(self, engine: Engine, objective: Faithful, record: Recorder | None = None) -> None:
-        """Measures all components; `record` is told of the scores of measured sets.
+    def __init__(
+        self,
+        engine: Engine,
+        objective: Faithful,
+        record: Recorder | None = None,
+        record_effects: Recorder | None = None,
+    ) -> None:
+        """Measures all components.
 
-        Raises:
-            MetricError: All components have no effect together, or one of the wrong sign.
+        `record` is told of the scores of measured sets, `record_effects` of their effects and those
+        of their complements.
         """
-        require_full_effect(engine)
         name = f"{engine.metric.name}, {describe(objective)}"
         metric = named_metric(engine.metric, name)
         self._rows: dict[ComponentSet, Effects] = {}
         self._given, self._objective, self._record = engine, objective, record
+        self._record_effects = record_effects
         self._engine = engine.sharing(metric=metric, record=self._note)
         self._full = engine.full_effects
         self.data: PreparedData = self._engine.data
@@ -112,6 +118,8 @@ class FaithfulTarget(DataView):
 
     def _note(self, sets: Sequence[ComponentSet], effects: Tensor) -> None:
         self._rows.update(zip(sets, effects, strict=True))
+        if self._record_effects is not None:
+            self._record_effects(sets, effects)
 
     def _tell(self, sets: Sequence[ComponentSet], complements: Sequence[ComponentSet]) -> None:
         """Takes note of sets that were measured whole, with their complements; clears the rest."""

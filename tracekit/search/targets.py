@@ -43,7 +43,7 @@ from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
-from tracekit.search.faithful import FaithfulTarget
+from tracekit.search.faithful import FaithfulTarget, require_full_effect
 from tracekit.search.objectives import (
     ExampleScores,
     Faithful,
@@ -392,11 +392,16 @@ def target_of(
     objective: Objective | None = None,
     constraint: tuple[Constraint, Engine] | None = None,
     record: Recorder | None = None,
+    record_effects: Recorder | None = None,
 ) -> Target:
     """The target of a search on an engine: its mean effect where there is no objective.
 
     `record` is told of every set that was measured on all examples and is within the bounds, after
-    Ctrl-C too.
+    Ctrl-C too; `record_effects` of effects that a faithful search measures, within them or not.
+
+    Raises:
+        MetricError: `objective` is faithful, and all components have no effect together, or one of
+            the wrong sign.
     """
     own_record = record if constraint is None else None
     target: Engine | ScoredTarget | FaithfulTarget
@@ -406,7 +411,8 @@ def target_of(
         metric = named_metric(log_odds_of(engine.metric), f"{engine.metric.name}, log-odds")
         target = engine.sharing(metric=metric, record=own_record)
     elif isinstance(objective, Faithful):
-        target = FaithfulTarget(engine, objective, own_record)
+        require_full_effect(engine)
+        target = FaithfulTarget(engine, objective, own_record, record_effects)
     else:
         target = ScoredTarget(engine, objective, own_record)
     if constraint is None:

@@ -300,7 +300,13 @@ class SearchRun:
             if self._is_for_mean:
                 self.traced.best_known.record(sets, effects)
 
-        return target_of(self.traced.engine, self._maximised, self.constraint, record)
+        return target_of(
+            self.traced.engine,
+            self._maximised,
+            self.constraint,
+            record,
+            self.traced.best_known.record,
+        )
 
     @property
     def _is_for_mean(self) -> bool:
