@@ -274,7 +274,7 @@ class TestStore:
         )
         monkeypatch.setattr(reproduction, "EXPERIMENTS", {"named": named, "table-single": plain})
         written = paper.reproduce(["table-single", "named"], setting, tmp_path, images=False)
-        assert written[1].report.notes == ["other"]
+        assert written[1].report.notes[0] == "other"
         assert len(list((tmp_path / "runs").iterdir())) == 1
 
     def test_an_interrupted_search_is_no_finished_run(self, tmp_path, environment, monkeypatch):

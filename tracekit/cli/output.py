@@ -409,7 +409,7 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     dropped += ["95 % interval"] if dropped or not is_full else []
     if not is_full:
         columns["components"] = [" ".join(result.labels[:_MOST_LABELS]) for result in results]
-        dropped += ["seconds", "of all", "complete"]
+        dropped += ["seconds", "passes", "of all", "complete"]
         if len(results) > 1:
             same = [name for name in [*columns][1:-1] if len({str(c) for c in columns[name]}) == 1]
             for name in [name for name in same if name not in dropped]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -156,12 +157,11 @@ def test_a_limit_gives_the_best_so_far(tracer):
 
 
 def interrupted_after(calls, monkeypatch):
-    """Ctrl-C in the middle of a measurement."""
-    left = iter(range(calls))
-    original = Engine.set_effects
+    """Ctrl-C, once, in the middle of a measurement."""
+    number, original = count(), Engine.set_effects
 
     def measure(self, sets, label="effects", **rest):
-        if next(left, None) is None:
+        if next(number) == calls:
             raise KeyboardInterrupt
         return original(self, sets, label, **rest)
 
@@ -185,6 +185,7 @@ def test_an_interrupted_run_says_so(model, monkeypatch):
     interrupted_after(3, monkeypatch)
     with pytest.warns(SearchStoppedWarning, match="the result is the best found so far"):
         assert tracer.run("local-search", budget=6).stopped == "interrupted"
+    interrupted_after(3, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         tracer.run("local-search", target_effect=1e9)
 
