@@ -25,14 +25,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import tracekit as tk
-from tests.benchmarks.setting import DATA
+from tests.benchmarks.solvers import real_engines
 from tracekit.cli.parsing import parse_options
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import ranking
-from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine
-from tracekit.engine.prepared import EngineConfig
-from tracekit.metrics import resolve
 from tracekit.models.hooked import frozen, recording_hooks
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.faithfulness_of_sets import measure_faithfulness
@@ -58,7 +55,7 @@ def measure(
     option: Annotated[list[str] | None, typer.Option(help="name=value, of the method.")] = None,
 ) -> None:
     """Searches, and measures what is found on fresh examples."""
-    own, fresh = engines(task, kind.split(","), examples)
+    own, fresh = real_engines(tk.load_model("smollm2-135m"), task, kind.split(","), examples)
     n, start = own.n_components, perf_counter()
     budgets = sorted({max(1, int(share * n)) for share in MIB_SHARES[:-1]})
     if method == "eap-ig":
@@ -129,21 +126,6 @@ def table(file: Path) -> None:
             f"no larger than every rival's in {no_larger} of {len(ratios)} cells; median "
             f"{median(ratios):.2f}, worst {max(ratios):.2f} of the best rival's"
         )
-
-
-def engines(task: str, kinds: list[str], examples: int) -> tuple[Engine, Engine]:
-    """The examples that select, and fresh ones."""
-    model, entry = tk.load_model("smollm2-135m"), DATASETS[task]
-    options: dict[str, Any] = {"on_mismatch": "skip"}
-    if "data_dir" in entry.options:
-        options["data_dir"] = DATA / task.replace("-", "_")
-    first, second = tk.load_dataset(task, model, **options).split(0.5, seed=0)
-    config = EngineConfig(positions=entry.positions)  # type: ignore[arg-type]
-    registry, metric = ComponentRegistry.build(model.cfg, kinds), resolve(entry.metric)
-    own, fresh = (
-        Engine(model, pairs, registry, metric, config) for pairs in (first[:examples], second[:32])
-    )
-    return own, fresh
 
 
 def node_scores(engine: Engine) -> Float[Tensor, " component"]:

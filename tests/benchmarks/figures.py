@@ -335,6 +335,7 @@ def real(plan: Plan) -> Iterator[Figure]:
         yield Figure(name, seconds / plain_seconds, bounds.get(name), "plain forwards")
     if not plan.quick:
         yield real_memory(model, plan.device)
+        yield from real_paths(model, plan)
 
 
 def _step_and_evaluation(engine: Engine) -> None:
@@ -355,6 +356,28 @@ def real_memory(model: Any, device: torch.device) -> Figure:
     weights = sum(each.nbytes for each in model.original_model.parameters())
     peak = peak_bytes(trace, device)
     return Figure(f"peak memory, {len(pairs)} examples", 1 + peak / weights, 1.5, "weights")
+
+
+def real_paths(model: Any, plan: Plan) -> Iterator[Figure]:
+    """Paths among ten heads of every third layer, in plain forwards for each of their 100 pairs."""
+    pairs = tk.load_dataset("ioi", model)[:16]
+    tracer = tk.Tracer(model, pairs, "head-outputs", "logit-difference")
+    heads = [(layer, 4) for layer in range(0, 30, 3)]
+
+    def plain() -> None:
+        with torch.no_grad():
+            for batch in tracer.engine.data.batches:
+                model.original_model(batch.sequences.tokens, use_cache=False)
+
+    tasks = {
+        "plain": plain,
+        "paths of ten heads": lambda: tracer.paths(heads, by_input=False),
+        "the same by query, key and value": lambda: tracer.paths(heads),
+    }
+    took = medians(tasks, plan.device, 1)
+    for name in list(tasks)[1:]:
+        share = took[name] / took["plain"] / len(heads) ** 2
+        yield Figure(name, share, 0.5, "k^2 plain forwards")
 
 
 def start(plan: Plan) -> Iterator[Figure]:

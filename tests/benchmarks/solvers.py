@@ -65,13 +65,17 @@ class Case(NamedTuple):
 
 
 def cases(
-    family: str, kind: str, seeds: range, tasks: Sequence[str] = REAL_TASKS
+    family: str,
+    kind: str,
+    seeds: range,
+    tasks: Sequence[str] = REAL_TASKS,
+    examples: int = 24,
 ) -> Iterator[Case]:
     """The cases of a family."""
     if family == "demo":
         yield from demo_cases(kind)
     elif family == "real":
-        yield from real_cases(kind, tasks)
+        yield from real_cases(kind, tasks, examples)
     elif family == "tiny":
         for seed in seeds:
             layers, heads = SHAPES[seed % len(SHAPES)]
@@ -109,25 +113,31 @@ def demo_cases(kind: str) -> Iterator[Case]:
         yield Case(f"{name} second", second, first, budgets)
 
 
-def real_cases(kind: str, tasks: Sequence[str]) -> Iterator[Case]:
+def real_cases(kind: str, tasks: Sequence[str], examples: int) -> Iterator[Case]:
     """A pretrained model on tasks of its language."""
     model = tk.load_model("smollm2-135m")
-    registry = ComponentRegistry.build(model.cfg, kind)
     for name in tasks:
-        entry = DATASETS[name]
-        options: dict[str, Any] = {"on_mismatch": "skip"}
-        if "data_dir" in entry.options:
-            options["data_dir"] = DATA / name.replace("-", "_")
-        pairs = tk.load_dataset(name, model, **options)
-        if name == "known-facts":
-            pairs = pairs.known(model, probability=0.1)
-        first, second = pairs.split(0.5, seed=0)
-        config = EngineConfig(positions=entry.positions)
-        own, fresh = (
-            Engine(model, half[:count], registry, resolve(entry.metric), config)
-            for half, count in ((first, 24), (second, 32))
-        )
+        own, fresh = real_engines(model, name, [kind], examples)
         yield Case(name, own, fresh, BUDGETS_OF_REAL_MODEL.get(kind, (3, 6, 14, 27)))
+
+
+def real_engines(
+    model: HookedModel, task: str, kinds: Sequence[str], examples: int
+) -> tuple[Engine, Engine]:
+    """Some examples of a task that select, and 32 fresh ones."""
+    entry, options = DATASETS[task], {"on_mismatch": "skip"}
+    if "data_dir" in entry.options:
+        options["data_dir"] = DATA / task.replace("-", "_")
+    pairs = tk.load_dataset(task, model, **options)
+    if task == "known-facts":
+        pairs = pairs.known(model, probability=0.1)
+    first, second = pairs.split(0.5, seed=0)
+    registry = ComponentRegistry.build(model.cfg, kinds)
+    config, metric = EngineConfig(positions=entry.positions), resolve(entry.metric)
+    own, fresh = (
+        Engine(model, half, registry, metric, config) for half in (first[:examples], second[:32])
+    )
+    return own, fresh
 
 
 def random_model(seed: int, scale: float, *, layers: int = 8, heads: int = 8) -> HookedModel:
@@ -189,10 +199,12 @@ def measure(
     seeds: Annotated[int, typer.Option(help="Random models.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
     task: Annotated[list[str] | None, typer.Option(help="Of the real model; all of them.")] = None,
+    examples: Annotated[int, typer.Option(help="Of the real model, that select.")] = 24,
 ) -> None:
     """Measures a search method on the cases of a family."""
     options = parse_options(option or [], [method])[method]
-    for case in cases(family, kind, range(first_seed, first_seed + seeds), task or REAL_TASKS):
+    drawn = range(first_seed, first_seed + seeds)
+    for case in cases(family, kind, drawn, task or REAL_TASKS, examples):
         row = {"kind": kind, **measured(case, method, options)}
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")

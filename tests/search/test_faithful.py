@@ -64,7 +64,7 @@ def test_scores_are_of_the_set_and_its_complement(tracer, weight):
     for members, means in target.measured.items():
         effects = tracer.engine.set_effects([members, complement_of(members, 12)]).mean(1)
         assert means == pytest.approx(effects.tolist(), abs=1e-5)
-    assert set(target.measured) == set(SETS)
+    assert set(target.measured) == {*SETS, *(complement_of(members, 12) for members in SETS)}
 
 
 @pytest.mark.parametrize("part", [None, [0, 7, 3, 9, 4, 1]])

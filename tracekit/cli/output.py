@@ -396,8 +396,8 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     ]
     columns["95 % spread"] = [interval_text(*result.spread) for result in results]
     columns["of all"] = [f"{100 * result.share_of_full_effect:.0f} %" for result in results]
-    for number, name in enumerate(("faithful", "complete")):
-        columns[name] = [result.circuit_cells()[number].split(" [")[0] for result in results]
+    scores = [[cell.split(" [")[0] for cell in result.circuit_cells()] for result in results]
+    columns["faithful"], columns["complete"] = map(list, zip(*scores, strict=True))
     cells = [_held_out_cells(r, s) for r, s in zip(results, bold, strict=True)]
     columns["held out"], columns["95 % interval"] = map(list, zip(*cells, strict=True))
     for name in also:

@@ -10,6 +10,7 @@ from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs
 from tracekit.results.tables import curve_data
+from tracekit.results.trade_offs import TradeOff
 
 __all__ = [
     "Comparison",
@@ -20,6 +21,7 @@ __all__ = [
     "StrongestPairs",
     "TraceCurve",
     "TraceResult",
+    "TradeOff",
     "compare",
     "curve_data",
     "effect_interval",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.markup import interval_text
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import (
     CONTROL,
@@ -125,21 +126,17 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
             is_band=column == "effect",
         )
         lines.append(line)
-    if "faithfulness" in frame:
-        sizes = list(frame["size"])
-        alone, low, high = (
-            list(frame[f"faithfulness{end}"] * first.full_effect) for end in ("", "_low", "_high")
-        )
+    if "faithfulness" in frame and first.full_effect:
+        columns = [frame[f"faithfulness{end}"] for end in ("", "_low", "_high")]
         line = Line(
             name="alone",
-            sizes=sizes,
-            values=alone,
+            sizes=list(frame["size"]),
+            values=list(columns[0] * first.full_effect),
             style=STYLES["top-k"],
-            low=low,
-            high=high,
+            # Its intervals would lie on those of held-out effects.
             hover=[
-                f"faithfulness {value / first.full_effect:.3g}" if first.full_effect else ""
-                for value in alone
+                f"faithfulness {value:.3g} ({interval_text(low, high)})"
+                for value, low, high in zip(*columns, strict=True)
             ],
         )
         lines.append(line)

@@ -196,9 +196,9 @@ class ParetoFront(Sequence[TraceResult]):
     def curve(self) -> go.Figure:
         """Effect of the best sets against their size, with held-out effects and random controls.
 
-        The line *alone* is what each set does by itself: the effect of all components less that of
-        all others, which is its faithfulness times the effect of all. Where it lies below the
-        effect, the set leaves out what pushes back.
+        The line *alone* is what each set does by itself: its faithfulness times the effect of all
+        components, on the held-out examples if there are some; its intervals are in `to_frame`.
+        Where it lies below the effect, the set and all others overlap.
 
         Open triangles are sets of a walk from all components downwards; on hover, how similar they
         are to the best ones. Held-out effects are of sets that one half of the examples selected,

@@ -16,7 +16,7 @@ from tracekit.search.faithful import EffectAndComplement
 
 @dataclass(frozen=True, kw_only=True)
 class TradeOff:
-    """A set that no measured set of its size beats in both."""
+    """A set that no measured set of its size beats in both; on the examples of the search."""
 
     members: ComponentSet
     """Flat indices of its components."""

@@ -70,7 +70,7 @@ class FaithfulTarget(DataView):
         self._full = engine.full_effects
         self.data: PreparedData = self._engine.data
         self.measured: dict[ComponentSet, EffectAndComplement] = {}
-        """Every set that was measured on all examples."""
+        """Every set that was measured on all examples, complements too."""
 
     def with_pairs(self, pairs: PromptPairs) -> FaithfulTarget:
         """The same objective on other pairs."""
@@ -126,8 +126,9 @@ class FaithfulTarget(DataView):
         rows, self._rows = self._rows, {}
         both = [pair for pair in zip(sets, complements, strict=True) if rows.keys() >= set(pair)]
         for members, rest in both:
-            means = rows[members].mean().item(), rows[rest].mean().item()
-            self.measured[members] = EffectAndComplement(*means)
+            own, others = rows[members].mean().item(), rows[rest].mean().item()
+            self.measured[members] = EffectAndComplement(own, others)
+            self.measured[rest] = EffectAndComplement(others, own)
         if both and self._record is not None:
             own, others = (torch.stack([rows[pair[side]] for pair in both]) for side in (0, 1))
             scores = self._objective.scores(own, others, self._full)
