@@ -17,7 +17,14 @@ import tracekit as tk
 from tests import tiny
 from tests.plain import Plain
 from tracekit._util.clusters import ratio_and_error
-from tracekit.errors import BudgetError, ConfigError, DataFormatError, MaskError, NoResultError
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    DataFormatError,
+    MaskError,
+    NoResultError,
+    UnreliableResultWarning,
+)
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import ratio_interval
 from tracekit.tracer.diagnostics import warn_of_circuits
@@ -344,3 +351,14 @@ def test_tables_hold_them(tracer):
     assert cells[1].startswith(f"{by_size[0]['completeness']:.2f} [")
     assert all(f"faithfulness {cells[0]}" in text for text in [curve[0]._repr_html_()])
     assert replace(curve[0], complement=None).circuit_cells() == ("\u2013", "\u2013")
+
+
+def test_runs_and_fronts_warn(demo_model):
+    pairs = tk.load_dataset("demo-professions", demo_model)[:12]
+    tracer = tk.Tracer(demo_model, pairs, "attention-patterns", "logit-difference", layers=[0, 3])
+    with pytest.warns(UnreliableResultWarning, match="of 7 has 1.27 times the effect of all compo"):
+        tracer.run("top-k", budget=7)
+    with pytest.warns(
+        UnreliableResultWarning, match="times the effect of all components: it leave"
+    ):
+        tracer.pareto(max_budget=7, max_passes=40, statistics=False)
