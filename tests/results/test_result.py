@@ -36,10 +36,10 @@ def result(tracer):
 
 def assert_same(first, second):
     # The tracer of this process is not saved.
-    for name, value in vars(first).items():
+    for name in first.__dataclass_fields__:
         if name == "tracer":
             continue
-        other = getattr(second, name)
+        value, other = getattr(first, name), getattr(second, name)
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, other), name
             assert value.dtype == other.dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -163,7 +164,8 @@ class TraceResult:
     """A weak reference to the tracer that made it, in this process; not saved."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "tracer": None}
+        kept = {name: value for name, value in vars(self).items() if name != "_faithfulness"}
+        return {**kept, "tracer": None}
 
     @property
     def method(self) -> str:
@@ -380,6 +382,11 @@ class TraceResult:
         Raises:
             NoResultError: The effects of the complement were not measured.
         """
+        return self._faithfulness
+
+    @cached_property
+    def _faithfulness(self) -> Faithfulness:
+        # Tables and warnings ask for it again and again, and intervals take time.
         if self.held_out is None:
             own, others, full = self.per_example, self.complement, self.full_per_example
             weights, clusters, measured_on = self.weights, self.clusters, self.dataset_fingerprint
