@@ -85,7 +85,6 @@ def _page_id(page: Path) -> str:
 _LONG = (
     "README.md",
     "gallery.md",
-    "guide.md",
     "index.md",
     "interactions.md",
     "methods.md",

@@ -373,12 +373,12 @@ def test_pairs_print_briefly(demo_model):
         "PromptPairs(demo-facts: 60 pairs, prompts of 5 to 9 tokens, NoiseCounterfactual)"
     )
     assert repr(facts[0]) == (
-        "PromptPair(prompt='the tower of velm lies in the land of', x=' vando', y=' teshk'; "
-        "NoiseCounterfactual)"
+        "PromptPair(texts={'prompt': 'the tower of velm lies in the land of', 'x': ' vando', "
+        "'y': ' teshk'}, spans={'subject': (0, 1, 2, 3)}; NoiseCounterfactual)"
     )
     by_ids = tk.PromptPairs.from_ids([row()])
     assert repr(by_ids) == "PromptPairs(pairs: 1 pairs, prompts of 2 tokens, PromptCounterfactual)"
-    assert repr(by_ids[0]) == "PromptPair([1 2], x=[4]; PromptCounterfactual)"
+    assert repr(by_ids[0]) == "PromptPair(prompt_ids=(1, 2), x_ids=(4,); PromptCounterfactual)"
 
 
 @pytest.mark.usefixtures("unchecked")

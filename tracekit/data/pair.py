@@ -24,7 +24,8 @@ from tracekit.data.groups import group_from_row
 from tracekit.data.spans import Spans, checked_spans
 from tracekit.errors import PairsError, near_miss
 
-TEXT_KEYS = frozenset({"prompt", "counterfactual", "x", "y"})
+_TEXTS = ("prompt", "counterfactual", "x", "y")
+TEXT_KEYS = frozenset(_TEXTS)
 """Keys of a row of text, beside `weight`, `group` and the token sets."""
 SET_KEYS = frozenset({"x_set", "y_set"})
 """Keys of a row of text that hold lists of texts."""
@@ -87,11 +88,10 @@ class PromptPair:
     """Identity of the example that its counterfactual was drawn for, if it was drawn."""
 
     def __repr__(self) -> str:
-        sides = [f"{key}={text!r}" for key, text in (self.texts or {}).items()]
-        if not sides:
-            sides = [f"{self.describe()}", f"x={list(self.x_ids)}"]
-            sides += [] if self.y_ids is None else [f"y={list(self.y_ids)}"]
-        return f"PromptPair({', '.join(sides)}; {type(self.counterfactual).__name__})"
+        names = ("texts",) if self.texts else ("prompt_ids", "x_ids", "y_ids")
+        values = {name: getattr(self, name) for name in (*names, "spans")}
+        named = ", ".join(f"{name}={value!r}" for name, value in values.items() if value)
+        return f"PromptPair({named}; {type(self.counterfactual).__name__})"
 
     @property
     def counterfactual_ids(self) -> Ids:
@@ -238,7 +238,7 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             )
     _check_sets(ids, number)
     counterfactual = counterfactual_from_row(row, number)
-    texts = {key: str(row[key]) for key in sorted(TEXT_KEYS) if row.get(key) is not None}
+    texts = {key: str(row[key]) for key in _TEXTS if row.get(key) is not None}
     try:
         weight = float(row.get("weight", 1.0))
     except (TypeError, ValueError, OverflowError):

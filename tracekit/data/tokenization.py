@@ -19,7 +19,7 @@ def tokenizer_of(model: Any) -> Any:
     if tokenizer is None:
         raise UnsupportedModelError(
             "The model has no tokenizer, so text cannot be encoded. "
-            "Load it with tokenizer=..., or use PromptPairs.from_ids."
+            "Give it one, tk.load_model(model, tokenizer=...), or use PromptPairs.from_ids."
         )
     return tokenizer
 
