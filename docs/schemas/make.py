@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
-from tracekit.results import InteractionGrid, StrongestPairs, TraceResult
+from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
 from tracekit.results.pareto_front import FrontFacts
 from tracekit.results.storage import schema
@@ -24,6 +24,7 @@ SCHEMAS = {
     "paths": schema(Paths),
     "attention": schema(Attention),
     "side_effects": schema(SideEffects),
+    "generations": schema(Generations),
     "interaction_grid": schema(InteractionGrid, inline=True),
     "strongest_pairs": schema(StrongestPairs, inline=True),
     "run": schema(RunInfo),

@@ -220,6 +220,27 @@ def test_reports_say_why_a_set_acts_together(tracer, runs, tmp_path):
     assert body(tk.report(why, tmp_path / "alone.html")).count("Plotly.newPlot(") == 3
 
 
+def test_reports_show_what_the_model_writes(demo_model, command, tmp_path):  # noqa: F811
+    pairs = tk.load_dataset("demo-professions", demo_model)[:8]
+    tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="mean", positions="all")
+    result = tracer.run("attribution", budget=2)
+    written = tracer.generate(result, ["the nurse said that"], max_new_tokens=4)
+    text = unescape(body(tk.report([result, written], tmp_path / "report.html")))
+    assert f"What the model writes with {', '.join(result.labels)} replaced" in text
+    for cell in (*written.prompts, *written.clean, *written.intervened):
+        assert f">{cell}</td>" in text
+    assert written.how in text
+    written.save(result.save(tmp_path / "run"))
+    assert command("report", tmp_path / "run", "-o", tmp_path / "saved.html")[0] == 0
+    assert written.how in unescape(body(tmp_path / "saved.html"))
+    # Of another set than that of the run beside it.
+    replace(written, members=(0,)).save(tmp_path / "run")
+    code_, _, err = command("report", tmp_path / "run", "-o", tmp_path / "saved.html")
+    assert code_ == 1
+    assert "The record of generations in" in err
+    assert "is of another run than the one beside it. Measure it again" in err
+
+
 def test_pages_escape_every_text(tmp_path):
     bad = '<script>alert(1)</script> & "quotes"'
     sections = [

@@ -7,7 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tracekit as tk
-from tracekit.errors import ConfigError, NoResultError
+from tests.files import rewrite
+from tracekit.errors import ConfigError, NoResultError, ResultFormatError
+from tracekit.results import Generations
 
 PROMPTS = ["the nurse said that", "the old mechanic waited for the maid while"]
 CHANGED = ["the pilot said that", "the old mechanic waited for the baker while"]
@@ -109,6 +111,22 @@ class TestGenerate:
         text = generations.table["intervened"][0]
         assert f"intervened: {text!r}" in str(generations) == repr(generations)
         assert text in generations._repr_html_()
+
+    def test_they_are_saved_and_read(self, demo_model, pairs, tmp_path):
+        tracer = traced(demo_model, pairs, source="counterfactual", positions="prompt")
+        options = {"strength": 0.5, "temperature": 1.0, "seed": 3, "max_new_tokens": 4}
+        written = tracer.generate(SET, PROMPTS, CHANGED, **options)
+        loaded = Generations.load(written.save(tmp_path))
+        assert loaded.table.equals(written.table)
+        assert loaded.table["counterfactual"].tolist() == CHANGED
+        assert (loaded.labels, loaded.how) == (SET, written.how)
+        assert loaded.how == (
+            "Source counterfactual of demo-professions, positions prompt, strength 0.5; at most 4 "
+            "tokens, sampled at temperature 1, seed 3."
+        )
+        rewrite(tmp_path / "generations.json", lambda entries, _: entries.update(clean=["one"]))
+        with pytest.raises(ResultFormatError, match="not as many texts as the 2 prompts"):
+            Generations.load(tmp_path)
 
     def test_errors(self, demo_model, pairs):
         tracer = traced(demo_model, pairs, source="counterfactual", positions="prompt")

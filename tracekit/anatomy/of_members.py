@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import Over
-from tracekit._util.options import shortened
-from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import check_clusters
+from tracekit.results.of_set import OfSet
 from tracekit.results.significance import said_of_examples
-from tracekit.results.storage import load, save
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OfMembers:
+class OfMembers(OfSet):
     """A set, the examples and the metric that it was measured by, and what that took."""
 
-    FILE: ClassVar[str]
-    """Name of its document in a folder."""
-
-    registry: ComponentRegistry
-    """Components by flat index."""
-    members: ComponentSet
-    """Flat indices of the set."""
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None
@@ -54,16 +42,6 @@ class OfMembers:
     """Passes that it took."""
 
     @property
-    def components(self) -> list[Component]:
-        """The members."""
-        return [self.registry[index] for index in self.members]
-
-    @property
-    def labels(self) -> list[str]:
-        """Their printed names."""
-        return [self.registry.label(index) for index in self.members]
-
-    @property
     def is_tested(self) -> bool:
         """Whether there are p values: not on the examples that the set was selected on."""
         return self.selected_on != self.dataset_fingerprint
@@ -78,27 +56,10 @@ class OfMembers:
         """Weights and clusters of the examples, as statistics take them."""
         return Over(weights=self.weights, clusters=self.clusters)
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes it to a folder, such as that of its run; returns the folder."""
-        save(self, Path(folder) / self.FILE)
-        return Path(folder)
-
-    @classmethod
-    def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds none.
-            ResultFormatError: It is of another format, damaged, or of several saves.
-        """
-        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
-
     def check_consistent(self) -> None:
         """Raises a `ValueError` for members or clusters that do not belong to the rest."""
+        super().check_consistent()
         check_clusters(self.clusters)
-        n = len(self.registry)
-        if not self.members or not all(0 <= member < n for member in self.members):
-            raise ValueError(f"the members are {shortened(self.members)}, of {n}")
 
 
 def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:

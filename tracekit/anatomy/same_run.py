@@ -1,4 +1,4 @@
-"""Whether an explanation, paths or side effects belong to the run that they are saved beside."""
+"""Whether what was measured of a set belongs to the run that it is saved beside."""
 
 from __future__ import annotations
 
@@ -10,29 +10,36 @@ from tracekit.anatomy.explanation import Explanation
 from tracekit.anatomy.paths import Paths
 from tracekit.anatomy.side_effects import SIDE_EFFECTS, SideEffects
 from tracekit.errors import ResultFormatError
+from tracekit.results.generations import Generations
 from tracekit.results.result import TraceResult
 
 
 def check_of_run(
-    saved: Explanation | Paths | Attention | SideEffects, result: TraceResult, folder: Path
+    saved: Explanation | Paths | Attention | SideEffects | Generations,
+    result: TraceResult,
+    folder: Path,
 ) -> None:
     """Refuses what was measured on another run than the one that it is saved beside.
 
     Raises:
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """
-    asked = saved.target if isinstance(saved, SideEffects) else saved
     name = SIDE_EFFECTS if isinstance(saved, SideEffects) else saved.FILE
     stem = Path(name).stem.replace("_", " ")
     noun = stem if isinstance(saved, Explanation) else f"record of {stem}"
-    pairs: list[tuple[Any, Any]] = [
-        # Of held-out examples, those that the set was selected on.
-        (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
-        (asked.metric, result.setup.metric),
-        (saved.source, result.setup.source),
-        (saved.direction, result.setup.direction),
-        (saved.model, result.model),
-    ]
+    pairs: list[tuple[Any, Any]] = [(saved.model, result.model)]
+    if isinstance(saved, Generations):
+        mine, theirs = ((each.source, each.positions) for each in (saved.setup, result.setup))
+        pairs += [(saved.dataset_fingerprint, result.dataset_fingerprint), (mine, theirs)]
+    else:
+        asked = saved.target if isinstance(saved, SideEffects) else saved
+        pairs += [
+            # Of held-out examples, those that the set was selected on.
+            (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
+            (asked.metric, result.setup.metric),
+            (saved.source, result.setup.source),
+            (saved.direction, result.setup.direction),
+        ]
     if isinstance(saved, Attention):
         # Only heads are read.
         pairs.append(({*saved.components} - {*result.components}, set()))

@@ -52,6 +52,7 @@ def _read(path: Path) -> list[Any]:
             (tk.anatomy.Paths, "paths.json"),
             (tk.anatomy.Attention, "attention.json"),
             (tk.anatomy.SideEffects, "side_effects.json"),
+            (tk.results.Generations, tk.results.Generations.FILE),
         )
         for file in sorted(path.rglob(name))
     ]
@@ -70,7 +71,7 @@ def _read(path: Path) -> list[Any]:
 
 
 def _of_run(kind: Any, folder: Path) -> Any:
-    """Something on the anatomy of a set, which must be of the run beside it, if there is one."""
+    """What was measured of a set, which must be of the run beside it, if there is one."""
     import tracekit as tk
     from tracekit.anatomy.same_run import check_of_run
 

@@ -22,6 +22,7 @@ from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
 from tracekit.results.comparison import Comparison, compare
 from tracekit.results.display import named
+from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -31,10 +32,11 @@ from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
-Anatomy = Explanation | Paths | Attention | SideEffects
+Anatomy = Explanation | Paths | Attention | SideEffects | Generations
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy
-"""Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects."""
-_ANATOMY = (Explanation, Paths, Attention, SideEffects)
+"""Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects,
+generations."""
+_ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations)
 _SINGLE = (TraceResult, InteractionGrid, ParetoFront, *_ANATOMY)
 
 _MOST_PANELS = 4
@@ -57,8 +59,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Results of different data, models, components or metrics have parts of their own.
 
     Args:
-        results: Results, curves, fronts, comparisons, grids, explanations, paths, attention and
-            side effects. Attention stands beside the paths of its set.
+        results: Results, curves, fronts, comparisons, grids, explanations, paths, attention, side
+            effects and generations. Attention stands beside the paths of its set.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -76,6 +78,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
     sections += [_attention_section(each) for each in attention]
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
+    sections += [_generations_section(each) for each in given if isinstance(each, Generations)]
     if grids:
         sections.append(_grid_section(grids))
     first = groups[0].results[0] if groups else None
@@ -288,6 +291,14 @@ def _side_effects_section(side: SideEffects) -> Section:
         "share of random sets at least as strong. Selectivity: (target - other) / (target + other) "
         "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
         "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
+    )
+
+
+def _generations_section(written: Generations) -> Section:
+    return Section(
+        heading=f"What the model writes with {named(written.labels, _MOST_LABELS)} replaced",
+        table=written.table,
+        note=f"Clean: by itself; intervened: with the set replaced. {written.how}",
     )
 
 

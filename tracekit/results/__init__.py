@@ -3,6 +3,7 @@
 from tracekit.results.comparison import Comparison, compare
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import Faithfulness
+from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import effect_interval
 from tracekit.results.pareto_front import ParetoFront
@@ -15,6 +16,7 @@ from tracekit.results.trade_offs import TradeOff
 __all__ = [
     "Comparison",
     "Faithfulness",
+    "Generations",
     "InteractionGrid",
     "ParetoFront",
     "SizeStatistics",

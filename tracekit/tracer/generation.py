@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
@@ -22,27 +21,9 @@ from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.patching import constant_hooks
 from tracekit.engine.setup import BoundSetup
 from tracekit.errors import ConfigError, UnsupportedModelError
-from tracekit.models import HookedModel
+from tracekit.models import HookedModel, model_name
 from tracekit.models.hooked import Hook, frozen
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Generations:
-    """Texts that a model goes on with, by itself and with a set replaced."""
-
-    table: pd.DataFrame
-    """A row per prompt: `prompt`, `clean` and `intervened`."""
-
-    def __repr__(self) -> str:
-        rows = self.table.to_dict("records")
-        texts = [[f"{name + ':':<12}{text!r}" for name, text in row.items()] for row in rows]
-        return printable("\n\n".join("\n".join(lines) for lines in texts))
-
-    def _repr_html_(self) -> str:
-        return self.table.style.hide(axis="index").to_html()
+from tracekit.results.generations import Generations
 
 
 def constants_at_every_token(pairs: PromptPairs, source: object) -> Constants:
@@ -70,15 +51,18 @@ def generate(
     *,
     counterfactuals: Sequence[Any] | None,
     others: PromptPairs,
+    fingerprint: str,
     strength: float,
     max_new_tokens: int,
     temperature: float,
     chat: bool,
     seed: int,
 ) -> Generations:
-    """Generates; see `Tracer.generate`. `resample` draws from the prompts of `others` too."""
-    import pandas as pd
+    """Generates; see `Tracer.generate`.
 
+    `others` are the traced pairs, which `resample` draws from, as they were given; with their
+    counterfactuals they have the `fingerprint`.
+    """
     check_seed(seed)
     if not is_whole(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
         raise ConfigError(
@@ -127,8 +111,24 @@ def generate(
             _continued(model, tokenizer, ids, each, max_new_tokens, temperature, seed)
             for each in ([], hooks)
         ]
-        written.append((pairs[number].texts["prompt"], *texts))
-    return Generations(pd.DataFrame(written, columns=["prompt", "clean", "intervened"]))
+        written.append(texts)
+    shown = [pair.texts or {} for pair in pairs]
+    return Generations(
+        registry=bound.registry,
+        members=members,
+        prompts=tuple(texts["prompt"] for texts in shown),
+        counterfactuals=None if changed is None else tuple(t["counterfactual"] for t in shown),
+        clean=tuple(clean for clean, _ in written),
+        intervened=tuple(intervened for _, intervened in written),
+        setup=bound.named,
+        strength=float(strength),
+        max_new_tokens=int(max_new_tokens),
+        temperature=float(temperature),
+        seed=int(seed),
+        model=model_name(model),
+        dataset=others.name,
+        dataset_fingerprint=fingerprint,
+    )
 
 
 def _continued(

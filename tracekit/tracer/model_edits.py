@@ -14,15 +14,11 @@ from tracekit.engine import checks
 from tracekit.engine.patching import constant_hooks
 from tracekit.errors import ConfigError
 from tracekit.models import HookedModel
+from tracekit.results.generations import Generations
 from tracekit.results.result import TraceResult
 from tracekit.tracer.connections import Connections
 from tracekit.tracer.exporting import Export, export_model
-from tracekit.tracer.generation import (
-    Generations,
-    constants_at_every_token,
-    generate,
-    hooked,
-)
+from tracekit.tracer.generation import constants_at_every_token, generate, hooked
 
 
 class ModelEdits(Connections):
@@ -119,6 +115,7 @@ class ModelEdits(Connections):
             prompts,
             counterfactuals=counterfactuals,
             others=self._given,
+            fingerprint=self.pairs.fingerprint,
             strength=strength,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
