@@ -87,6 +87,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+def on_hub(address: str, cache: Path) -> dict[str, str]:
+    """The environment of a fresh process that asks this hub: its address is read on import."""
+    return {
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
 @contextmanager
 def serve(models: Mapping[str, Path | Revisions], *, gated: set[str]) -> Iterator[str]:
     """Serves `models` (name -> folder, or folders) on this machine; gives the address."""

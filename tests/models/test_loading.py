@@ -17,7 +17,7 @@ import transformers
 
 import tracekit as tk
 from tests import tiny
-from tests.hub import commit_of, serve
+from tests.hub import commit_of, on_hub, serve
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
@@ -266,20 +266,11 @@ except tk.errors.TracekitError as error:
 
 
 def ask(name, endpoint, cache, *options):
-    """Loads a model in a fresh process, since the address of the hub is read on import."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(cache),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "127.0.0.1",
-    }
+    """Loads a model in a fresh process."""
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, name, *options],
-        env=environment,
+        env={**os.environ, **on_hub(endpoint, cache)},
         capture_output=True,
         text=True,
         timeout=120,

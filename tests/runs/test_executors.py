@@ -73,7 +73,7 @@ def when(condition, action):
 class TestAnyExecutor:
     def test_threads_find_the_same_and_keep_their_model(self, grid, monkeypatch):
         plain = tk.sweep(**{**grid, "output": grid["output"] / "plain"})
-        loads, load = Counter(), Worker._load
+        loads, load = Counter(), Worker.load
 
         def count(self, job):
             before = self._model
@@ -81,7 +81,7 @@ class TestAnyExecutor:
             loads[job.model] += self._model is not before
             return model
 
-        monkeypatch.setattr(Worker, "_load", count)
+        monkeypatch.setattr(Worker, "load", count)
         more = {**grid, "seeds": [0, 1, 2]}
         with ThreadPoolExecutor(2) as executor:
             runs = tk.sweep(**more, executor=executor)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 
 import pandas as pd
@@ -10,14 +14,16 @@ import torch
 
 import tracekit as tk
 from tests.cli.conftest import command  # noqa: F401
+from tests.hub import commit_of, on_hub, serve
 from tracekit.errors import (
+    ComparisonError,
     ConfigError,
     NoResultError,
     OutputError,
     RecordWarning,
     ResultNotFoundError,
 )
-from tracekit.runs import sweeps
+from tracekit.runs import sweeps, worker
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.worker import Failure, Worker
 
@@ -207,6 +213,20 @@ class TestFailures:
         assert [failure.job.method for failure in runs.failures] == ["exhaustive"] * 2
         assert "2 failed" in repr(runs)
 
+    def test_a_checkpoint_that_cannot_be_loaded_costs_itself(
+        self, grid, lab, tmp_path, monkeypatch
+    ):
+        broken = shutil.copytree(lab / "first", tmp_path / "step30")
+        (broken / "model.safetensors").write_bytes(b"no weights")
+        tried = []
+        load = worker.load_model
+        monkeypatch.setattr(worker, "load_model", lambda s, **o: tried.append(s) or load(s, **o))
+        runs = tk.sweep(**{**grid, "models": [str(broken), str(lab / "first")]})
+        assert [run.job.model for run in runs] == ["first", "first"]
+        assert tried == [str(broken), str(lab / "first")]
+        (reason,) = worker.reasons(runs.failures)
+        assert reason.startswith(f"step30: The model {broken} could not be loaded: ")
+
     def test_budgets_beyond_a_model_are_said(self, grid):
         with pytest.raises(NoResultError, match="A budget of 99 means 99 of 12 components"):
             tk.sweep(**{**grid, "budgets": [99]})
@@ -263,7 +283,7 @@ def test_one_bar(grid, capsys):
 
 def test_a_model_is_loaded_once(grid, monkeypatch):
     loaded = []
-    load = Worker._load
+    load = Worker.load
 
     def count(self, job):
         before = self._model
@@ -272,7 +292,7 @@ def test_a_model_is_loaded_once(grid, monkeypatch):
             loaded.append(job.model)
         return model
 
-    monkeypatch.setattr(Worker, "_load", count)
+    monkeypatch.setattr(Worker, "load", count)
     jobs = sweeps.Grid(
         **{name: grid[name] for name in ("models", "datasets", "methods", "budgets")}
     )
@@ -281,6 +301,73 @@ def test_a_model_is_loaded_once(grid, monkeypatch):
     outcomes = do_all(mixed, environment, grid["output"])
     assert loaded == ["first", "second"]
     assert not any(isinstance(outcome, Failure) for outcome in outcomes)
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def runs(self, lab, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("training")
+        for name, step in (("first", "step100"), ("second", "step20")):
+            shutil.copytree(lab / name, folder / step)
+        tk.sweep(
+            models=[str(folder / "step100"), str(folder / "step20")],
+            datasets=[str(lab / "pairs.jsonl")],
+            methods=["top-k"],
+            budgets=[2, 3],
+            output=folder / "out",
+            progress=False,
+        )
+        return tk.load_runs(folder / "out")
+
+    def test_the_table_names_them_in_their_order(self, runs):
+        assert runs.to_frame()["model"].tolist() == ["step20"] * 2 + ["step100"] * 2
+
+    def test_their_sets_are_compared(self, runs):
+        both = tk.compare(run.curve.at(2) for run in runs)
+        assert both.labels == ("step20", "step100")
+        assert both.to_frame()["model"].tolist() == ["step20", "step100"]
+        assert "data, step20 / step100 model" in both.heatmap().layout.title.text
+        assert "data, step20 / step100 model" in both._repr_html_()
+        assert tk.compare(run.curve for run in runs).labels[0] == "step20, 2"
+        for refused in (both.curve, both.to_latex, both.differences):
+            with pytest.raises(ComparisonError, match=r"different models \(step20 and step100\)"):
+                refused()
+
+    def test_they_are_revisions_of_the_hub(self, lab, tmp_path):
+        steps = {"main": lab / "first", "step1": lab / "first", "step2": lab / "second"}
+        pairs = lab / "pairs.jsonl"
+        script = f"""
+import tracekit as tk
+names = ["someone/steps@step1", "someone/steps@step2"]
+digests = set()
+options = dict(datasets=[{str(pairs)!r}], methods=["top-k"], budgets=[2], output="out")
+for run in tk.sweep(names, **options, progress=False):
+    facts = run.result.model_facts
+    print(run.job.model, run.result.model, facts.path, facts.revision)
+    digests.add(facts.weights_digest)
+assert len(digests) == 2
+try:
+    tk.sweep([*names, "someone/steps@step3"], **options)
+except tk.errors.UnknownModelError as error:
+    print(error)
+"""
+        with serve({"someone/steps": steps}, gated=set()) as address:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", script],
+                env={**os.environ, **on_hub(address, tmp_path)},
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        *found, refused = done.stdout.splitlines()
+        assert found == [
+            f"steps@{step} steps@{step} someone/steps@{step} {commit_of(step)}"
+            for step in ("step1", "step2")
+        ], done.stderr
+        assert refused.startswith("The hub has no revision 'step3' of the model 'someone/steps'.")
+        models = tk.load_runs(tmp_path / "out").to_frame()["model"]
+        assert models.tolist() == ["steps@step1", "steps@step2"]
 
 
 class TestCommand:

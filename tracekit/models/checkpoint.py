@@ -33,14 +33,15 @@ class Checkpoint(NamedTuple):
     """Name of the file in `folder` that holds the model in llama.cpp's format."""
 
 
-def locate(
-    name: str, *, revision: str | None = None, files: Sequence[str] | None = None
-) -> Checkpoint:
+def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
     """Files of a model: a directory, a GGUF file, or those that the hub has, or else its cache.
 
-    `revision` is a branch, tag or commit of the hub's repository. By default the files are those
-    that the model is loaded from.
+    `NAME@REVISION` is a branch, tag or commit of the hub's repository. By default the files are
+    those that the model is loaded from.
     """
+    given, revision = name, None
+    if "@" in name and not Path(name).expanduser().exists():
+        name, _, revision = name.rpartition("@")
     if name == SMOLLM2:
         packaged = _packaged_smollm2()
         if packaged is None:
@@ -58,7 +59,7 @@ def locate(
         is_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
         if is_path or is_gguf:
             raise UnknownModelError(
-                f"There is no {noun} {name}. Give an existing one, a hub name, or {DEMO!r}."
+                f"There is no {noun} {given}. Give an existing one, a hub name, or {DEMO!r}."
             )
         return _ask_hub(name, revision, files)
     if revision is not None:

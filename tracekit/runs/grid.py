@@ -38,7 +38,8 @@ class Grid:
     """Grid of a sweep: every combination of the lists. Budgets share a run."""
 
     models: Sequence[Any]
-    """Each `demo`, a directory, a hub name, or `NAME=` one of these, to name it in tables."""
+    """Each `demo`, a directory, a hub name or that of a revision (`gpt2@main`), as checkpoints of a
+    training run are; or `NAME=` one of these, to name it in tables."""
     datasets: Sequence[Any]
     """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options of the data
     set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -76,13 +77,13 @@ class Runs(Sequence[Run]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row for each result.
 
-        Columns: what was run (`model`, `dataset`, `kind` of component, `metric`, `positions`,
-        `setting`: what differs from the defaults of a tracer, `method`, `options`, `objective`,
-        `seed`), `budget`, `selected` (number of components), `of` (how many there are), `effect`,
-        `low` and `high` (its 95 % spread), `share` (of the effect of all components), `held_out`
-        with `held_out_low` and `held_out_high` (95 % interval), further metrics, `n_examples`,
-        `passes`, `seconds` (of the run), `device`, `tracekit` (its version), `components`, and
-        `folder`, which `TraceResult.load` reads. Grids of pairs have no row.
+        Columns: what was run (`model`, which names the checkpoint, `dataset`, `kind` of component,
+        `metric`, `positions`, `setting`: what differs from the defaults of a tracer, `method`,
+        `options`, `objective`, `seed`), `budget`, `selected` (number of components), `of` (how many
+        there are), `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all
+        components), `held_out` with `held_out_low` and `held_out_high` (95 % interval), further
+        metrics, `n_examples`, `passes`, `seconds` (of the run), `device`, `tracekit` (its version),
+        `components`, and `folder`, which `TraceResult.load` reads. Grids of pairs have no row.
         """
         import pandas as pd
 
@@ -101,8 +102,8 @@ class Runs(Sequence[Run]):
 def load_runs(folder: str | Path) -> Runs:
     """Reads all runs of a sweep or of a reproduction, or all saved results below a folder.
 
-    They come by model, data set, method and seed. A folder in the store that cannot be read is left
-    out with a `RecordWarning`.
+    They come by model (`step20` before `step100`), data set, method and seed. A folder in the store
+    that cannot be read is left out with a `RecordWarning`.
 
     Args:
         folder: The output folder, or its folder `runs`; or one with folders of `result.save`.
@@ -323,7 +324,9 @@ def _field(job: Job, name: str) -> Any:
 def _order(run: Run) -> tuple[Any, ...]:
     job = run.job
     asked = job.setup.components, job.setup.metric
-    return job.model, job.dataset, *map(str, asked), job.method, job.seed, run.folder.name
+    parts = re.split(r"(\d+)", job.model)
+    name = tuple(int(part) if n % 2 else part for n, part in enumerate(parts))
+    return name, job.dataset, *map(str, asked), job.method, job.seed, run.folder.name
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from tracekit._util.files import locked
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.engine.effects import log_probs
-from tracekit.errors import HubUnreachableError, TracekitError, UnknownModelError, WorkerError
+from tracekit.errors import TracekitError, WorkerError
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
@@ -82,7 +82,7 @@ class Worker:
 
     def do(self, job: Job) -> Run:
         """Reads the run of a job from the store, or runs the job and saves it there."""
-        model, weights = self._load(job)
+        model, weights = self.load(job)
         pairs = self._load_pairs(job, model, job.data_options)
         config = configuration(job, weights, pairs.fingerprint)
         folder = folder_of(self._root, config)
@@ -127,7 +127,7 @@ class Worker:
         save(folder, info, results)
         return Run(job, folder, fresh=True)
 
-    def _load(self, job: Job) -> tuple[HookedModel, str]:
+    def load(self, job: Job) -> tuple[HookedModel, str]:
         """The model of a job and the hash of its weights."""
         key = (job.model, job.dtype)
         if self._model is None or self._model[0] != key:
@@ -238,10 +238,12 @@ def try_job(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
     try:
+        try:
+            worker.load(job)
+        except TracekitError as error:
+            missing[job.model] = str(error)
+            return Failure(job, str(error), no_model=True)
         return worker.do(job)
-    except (UnknownModelError, HubUnreachableError) as error:
-        missing[job.model] = str(error)
-        return Failure(job, str(error), no_model=True)
     except TracekitError as error:
         return Failure(job, str(error))
     except (MemoryError, torch.OutOfMemoryError) as error:
