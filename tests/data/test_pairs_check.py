@@ -8,6 +8,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.cli.conftest import run
+from tracekit.data import pairs_check
 from tracekit.errors import ConfigError, PairsError
 
 
@@ -115,6 +116,14 @@ class TestColours:
         assert lines(check)["repeated"].color == "yellow"
         assert lines(check)["equal-continuations"].color == "red"
         assert "report" not in lines(check)
+
+
+def test_there_is_a_bar(demo_model, bias, capsys, monkeypatch):
+    monkeypatch.setattr(pairs_check, "_BATCH", 4)
+    bias.check(demo_model, progress=True)
+    assert "check:   0%" in capsys.readouterr().err
+    bias.check(demo_model)
+    assert not capsys.readouterr().err
 
 
 def test_on_the_command_line(monkeypatch, capsys, tmp_path, demo_model):

@@ -313,6 +313,17 @@ def watched(model):
 
 
 class TestBar:
+    def test_an_export_has_one(self, model, bars, tmp_path):
+        options = {"source": "zero", "positions": "all", "held_out": tiny.pairs(3, seed=4)}
+        tracer = tk.Tracer(model, tiny.pairs(6, seed=3), "head-outputs", progress=True, **options)
+        _ = tracer.full_effect
+        bars.bars.clear()
+        tracer.export("all", tmp_path / "edited")
+        (bar,) = bars.bars
+        assert (bar.options["desc"], bar.options["total"]) == ("export", 2.5)
+        assert bar.n == pytest.approx(2.5)
+        assert not bar.is_open
+
     @pytest.mark.parametrize("method", [*DETERMINISTIC, *BOUNDED])
     def test_there_is_one_and_it_fits(self, watched, bars, method):
         options = {**DETERMINISTIC, **BOUNDED}[method]

@@ -10,13 +10,13 @@ from rich.text import Text
 
 from tracekit.cli.app import app
 from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, Given, load_data, takes
-from tracekit.cli.output import check_file, console, print_rows
+from tracekit.cli.output import check_file, console, print_rows, progress_is_shown
 
 
 @app.command()
 @takes(
     *(name for name in CHOSEN if name != "held_out"),
-    *("model", "model_option", "device", "dtype"),
+    *("model", "model_option", "device", "dtype", "quiet"),
     output=OPTIONAL_OUTPUT.saying("CSV file for the probabilities of every example."),
 )
 def pairs(
@@ -36,7 +36,7 @@ def pairs(
     if output is not None:
         check_file(output)
     model, loaded = load_data({**given, "dataset": file})
-    checked = loaded.check(model)
+    checked = loaded.check(model, progress=progress_is_shown(given["quiet"]))
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
     table = Table("", "check", "finding")
     for line in checked.lines:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from tracekit._util import progress
 from tracekit._util.markup import printable
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
 from tracekit.data.pair import PromptPair
@@ -67,9 +68,11 @@ class PairsCheck:
         return f"PairsCheck({self.color}: {len(self.table)} pairs)\n{self}"
 
 
-def check_pairs(pairs: Sequence[PromptPair], texts: Any, model: HookedModel) -> PairsCheck:
-    """The checks of pairs; `texts` are those of tokens, by id."""
-    table = probabilities(pairs, model)
+def check_pairs(
+    pairs: Sequence[PromptPair], texts: Any, model: HookedModel, shown: bool | None = None
+) -> PairsCheck:
+    """The checks of pairs, with a bar if `shown`; `texts` are those of tokens, by id."""
+    table = probabilities(pairs, model, shown)
     tokenizer = getattr(model, "tokenizer", None)
     findings = [
         CheckLine("red" if each.kind in _RED else "yellow", each.kind, str(each))
@@ -81,14 +84,17 @@ def check_pairs(pairs: Sequence[PromptPair], texts: Any, model: HookedModel) -> 
     return PairsCheck(tuple(lines), table)
 
 
-def probabilities(pairs: Sequence[PromptPair], model: HookedModel) -> pd.DataFrame:
+def probabilities(
+    pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None = None
+) -> pd.DataFrame:
     """How probable the model finds x and y; the table of a `PairsCheck`."""
     import pandas as pd
 
     n, sides = len(pairs), [pair.y_ids for pair in pairs]
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
     both += [(pair.prompt_ids, y) for pair, y in zip(pairs, sides, strict=True) if y]
-    values = _mean_probabilities(both, model).tolist()
+    is_shown = progress.is_wanted() if shown is None else shown
+    values = _mean_probabilities(both, model, is_shown).tolist()
     p_x, left = values[:n], iter(values[n:])
     of_y = [next(left) if y else None for y in sides]
     return pd.DataFrame(
@@ -107,26 +113,29 @@ def probabilities(pairs: Sequence[PromptPair], model: HookedModel) -> pd.DataFra
 
 
 def _mean_probabilities(
-    sequences: Sequence[tuple[Ids, Ids]], model: HookedModel
+    sequences: Sequence[tuple[Ids, Ids]], model: HookedModel, shown: bool
 ) -> Float[np.ndarray, " sequence"]:
     """Geometric mean probability of the tokens of each continuation after its prompt."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for number, (prompt, continuation) in enumerate(sequences):
         by_length[len(prompt) + len(continuation)].append(number)
+    # Of one length, so that nothing is padded.
+    batches = [
+        numbers[first : first + _BATCH]
+        for numbers in by_length.values()
+        for first in range(0, len(numbers), _BATCH)
+    ]
     values = np.zeros(len(sequences))
     with frozen(model), torch.no_grad():
-        for numbers in by_length.values():
-            # Of one length, so that nothing is padded.
-            for first in range(0, len(numbers), _BATCH):
-                batch = numbers[first : first + _BATCH]
-                tokens = torch.tensor([[*sequences[n][0], *sequences[n][1]] for n in batch])
-                tokens = tokens.to(device_of(model))
-                logits = model.run_with_hooks(tokens, fwd_hooks=[])
-                for row, number in enumerate(batch):
-                    count = len(sequences[number][1])
-                    own = logits[row, -count - 1 : -1].float().log_softmax(-1)
-                    scores = own.gather(1, tokens[row, -count:, None])
-                    values[number] = scores.mean().exp().item()
+        for batch in progress.steps(batches, "check", shown=shown):
+            tokens = torch.tensor([[*sequences[n][0], *sequences[n][1]] for n in batch])
+            tokens = tokens.to(device_of(model))
+            logits = model.run_with_hooks(tokens, fwd_hooks=[])
+            for row, number in enumerate(batch):
+                count = len(sequences[number][1])
+                own = logits[row, -count - 1 : -1].float().log_softmax(-1)
+                scores = own.gather(1, tokens[row, -count:, None])
+                values[number] = scores.mean().exp().item()
     return values
 
 

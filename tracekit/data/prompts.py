@@ -322,14 +322,18 @@ class PromptPairs(Sequence[PromptPair]):
         """What to look at in these pairs before they are traced, by kind and with examples."""
         return report_on(self.pairs, self.token_texts)
 
-    def check(self, model: HookedModel) -> PairsCheck:
+    def check(self, model: HookedModel, *, progress: bool | None = None) -> PairsCheck:
         """Does the model do the task, and do the pairs show it? A line with a colour for each.
 
         The model is run on every prompt with x and with y. The lines say whether it prefers x, how
         many tokens x and y are, whether one x is commonest, whether a length or a word gives x
         away, and what `report` remarks on.
+
+        Args:
+            model: The model to be traced.
+            progress: Whether to show a progress bar. None: in notebooks and terminals.
         """
-        return check_pairs(self.pairs, self.token_texts, model)
+        return check_pairs(self.pairs, self.token_texts, model, progress)
 
     def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
         """The pairs that the model knows: x has at least this probability, and a larger one than y.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracekit._util import progress
 from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask
@@ -92,12 +93,14 @@ def export_model(
         written.save_pretrained(made)
         _save_tokenizer(engine.model, Path(made))
         again = load_model(made, device=device_of(engine.model), dtype=dtype_of(engine.model))
-        export = Export(
-            folder=folder,
-            effects=engine.effects(mask),
-            written_effects=_effects_of(again, engine),
-            held_out_effects=None if held_out is None else _effects_of(again, held_out),
-        )
+        n, n_fresh = engine.n_examples, 0 if held_out is None else held_out.n_examples
+        with progress.run("export", 2 + n_fresh / n, n, shown=engine.config.progress):
+            export = Export(
+                folder=folder,
+                effects=engine.effects(mask),
+                written_effects=_effects_of(again, engine),
+                held_out_effects=None if held_out is None else _effects_of(again, held_out),
+            )
         allowed = _TOLERANCE * max(1.0, export.effects.abs().max().item())
         precision = torch.finfo(dtype_of(engine.model)).eps / torch.finfo(torch.float32).eps
         if not export.largest_difference <= allowed * precision:
@@ -295,6 +298,7 @@ def _effects_of(written: HookedModel, engine: Engine) -> Effects:
         for batch in data.batches_of(None, of_all_ranks=True):
             log_probs = forward.log_probs(batch, [], reads=data.metric.reads)
             effects[batch.examples.cpu()] = data.effects_from(batch, log_probs).flatten().cpu()
+            progress.current().advance(len(batch.examples))
     return effects
 
 
