@@ -55,7 +55,8 @@ class RecordWarning(UserWarning):
 def near_miss(name: object, known_names: Iterable[str]) -> str:
     """The question whether a known name was meant, or nothing if none is like it."""
     names = sorted(known_names)
-    close = get_close_matches(str(name), names, n=1)
+    close = [listed for listed in names if listed.startswith(f"{name} ")]
+    close = close or get_close_matches(str(name), names, n=1)
     close = close or [listed for listed in names if str(name) and str(name) in listed]
     return f"Did you mean {close[0]!r}?" if close else ""
 

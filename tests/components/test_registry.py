@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.components import KINDS, Component, ComponentRegistry
-from tracekit.errors import ComponentError, UnknownNameError
+from tracekit.errors import ComponentError, UnknownNameError, near_miss
 
 GPT2 = SimpleNamespace(n_layers=12, n_heads=12, d_model=768, d_mlp=3072)
 LLAMA_7B = SimpleNamespace(n_layers=32, n_heads=32, d_model=4096, d_mlp=11008)
@@ -116,6 +116,7 @@ def test_unknown_component_and_index():
         registry.index(Component("attention-patterns", 3, 3))
     with pytest.raises(ComponentError, match=r"'L0H12' is not .* Did you mean 'L0H..?'\? It cont"):
         registry.index("L0H12")
+    assert near_miss("R2@4", ["R2@3", "R2@4 is", "R2@5 on"]) == "Did you mean 'R2@4 is'?"
     with pytest.raises(ComponentError, match=r"'l0h3' is not .* Did you mean 'L0H3'\?"):
         registry.index("l0h3")
     with pytest.raises(IndexError, match="Component 12 of 12. Use 0 to 11."):

@@ -63,6 +63,9 @@ class TestTables:
         with pytest.raises(DataFormatError, match="unknown column 'notes'.* or left out by None"):
             tk.load_pairs(rows, demo_model)
         assert tk.load_pairs(rows, demo_model, columns={"notes": None}).fingerprint == expected
+        rows[0] |= {"topic": "?", "author": "?"}
+        with pytest.raises(DataFormatError, match=r"column 'author' \(also 'notes', 'topic'\)\. K"):
+            tk.load_pairs(rows, demo_model)
 
     @pytest.mark.parametrize(
         ("table", "options", "error", "text"),

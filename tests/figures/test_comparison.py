@@ -22,6 +22,8 @@ class TestComparison:
         assert [list(row) for row in second.z] == greedy.binary_mask[:12].reshape(3, 4).tolist()
         assert first.colorscale[1][1] != second.colorscale[1][1]
         assert [note.text for note in figure.layout.annotations] == ["one", "two"]
+        figure = tk.compare(tracer.results[:3]).heatmap()
+        assert figure.layout.title.subtitle.text == "1, 4 and 3 of 15 selected"
 
     def test_similarities(self, tracer):
         comparison = tk.compare(tracer.results[:3])

@@ -66,6 +66,8 @@ def test_other_colors_frame_what_is_selected(tracer, color):
     first = next(i for i in range(12) if result.binary_mask[i])
     assert (first % 4 - 0.5, first // 4 - 0.5) in corners
     assert bool(heads.showscale) == (color != "none")
+    if color == "rank":
+        assert heads.zmax == result.n_components
 
 
 @pytest.mark.usefixtures("unchecked")

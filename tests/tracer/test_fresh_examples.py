@@ -182,6 +182,7 @@ class TestControls:
 
 def test_cpr_and_cmd_are_of_noising(model):
     tracer = tk.Tracer(model, PAIRS[:12], direction="denoising", metric="probability-drop")
+    assert repr(tracer).endswith(" probability-drop, denoising)")
     found = tracer.faithfulness(torch.arange(12.0), ranking="signed")
     for name in ("cpr", "cmd"):
         with pytest.raises(ConfigError) as caught:

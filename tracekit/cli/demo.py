@@ -43,9 +43,12 @@ _ABOUT = (
     "and backward, over all facts, for all sizes together."
 )
 _NEXT = """\
-tracekit trace --model gpt2 --dataset winobias --budget 0.1     # your model and data
-tracekit pareto --dataset demo-facts --components mlp-neurons   # the best set of every size
-tracekit show {output}                                          # the results of this page
+# your model and data
+tracekit trace --model gpt2 --dataset winobias --budget 0.1
+# the best set of every size
+tracekit pareto --dataset demo-facts --components mlp-neurons
+# the results of this page
+tracekit show {output}
 """
 
 

@@ -209,8 +209,7 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "split_by": option(
         *(None, TEXT, WHAT, "TEXT"),
-        "What makes components of their own besides: span (named parts of the prompts) or "
-        "position.",
+        "Splits components further, by span (named parts of the prompts) or by position.",
     ),
     "layer_window": option(
         *(1, int, WHAT, "N"), "Consecutive layers in which a component acts at once.", min=1

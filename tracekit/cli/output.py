@@ -365,10 +365,10 @@ def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         _print_rows_of(rows, is_full)
     console.print(
-        "Effect: mean over the examples that the set was selected on. Spread: of the mean, when "
-        "they are resampled. Of all: share of the effect of all components. Faithful: 1 less the "
-        "share that all others have; complete: 1 less the share that the set has (0 is complete). "
-        "Passes: forward and backward, over all data; budgets of a run share them.",
+        "Effect: mean over the examples that the set was selected on. Spread: 95 % of the means "
+        "of resampled examples. Of all: share of the effect of all components. Faithful: 1 less "
+        "the share that all others have; complete: 1 less the share that the set has (0 is "
+        "complete). Passes: forward and backward, over all data; budgets of a run share them.",
         style="dim",
     )
 

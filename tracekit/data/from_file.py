@@ -131,9 +131,10 @@ def read_rows(
     for number, row in enumerate(rows):
         unknown = set(row) - allowed
         if unknown:
-            first = sorted(map(str, unknown))[0]
+            first, *others = sorted(map(str, unknown))
+            also = f" (also {', '.join(map(repr, others))})" if others else ""
             raise DataFormatError(
-                f"Example {number} of {path} has an unknown column {first!r}. "
+                f"Example {number} of {path} has an unknown column {first!r}{also}. "
                 + f"{near_miss(first, allowed)} ".lstrip()
                 + f"Known: {', '.join(sorted(allowed))}. Others are mapped by columns={{{first!r}: "
                 "'prompt'}, or left out by None."

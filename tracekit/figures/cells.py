@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from tracekit.figures.style import (
     BOX,
@@ -25,6 +26,8 @@ from tracekit.figures.style import (
     two_digits,
 )
 
+BLUES = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
+"""From dark to light, without the lightest, which would look like no component."""
 _CELL = 27.0
 """Largest size of a cell, in pixels."""
 _BARS = 130.0
@@ -251,6 +254,8 @@ def _bar_ticks(scale: ColorScale, n_ticks: int) -> dict[str, Any]:
     if scale.low < 0:
         ticks = [scale.low, 0, scale.high]
         return {"tickvals": ticks, "ticktext": list(map(two_digits, ticks)), "note": _NEGATIVE}
+    if len(scale.ticks) > n_ticks:
+        return {"tickvals": [scale.ticks[0], scale.ticks[-1]]}
     return {"tickvals": scale.ticks} if scale.ticks else {"nticks": n_ticks}
 
 

@@ -135,8 +135,7 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
         Section(
             heading="Figures",
             figures=_figures(group, comparison),
-            note="Spread: of the mean effect, when the examples that the sets were selected on are "
-            "resampled (95 %).",
+            note="Spread: 95 % of the means of resampled examples that the sets were selected on.",
         ),
         Section(
             heading="Sets",

@@ -8,7 +8,7 @@ from typing import Literal
 from tracekit.components import ComponentGrid, ComponentRegistry, kind_of
 from tracekit.components.masks import BinaryMask
 from tracekit.errors import ConfigError
-from tracekit.figures.cells import ColorScale, SelectionPanel
+from tracekit.figures.cells import BLUES, ColorScale, SelectionPanel
 from tracekit.figures.style import plain
 
 Color = Literal["selected", "soft", "score", "rank", "none"]
@@ -95,7 +95,7 @@ def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None
     if color == "soft":
         return ColorScale("Blues", 0.0, 1.0, "soft<br>mask")
     if color == "rank":
-        return ColorScale("Blues_r", 1.0, 1.1 * n_components, "rank")
+        return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
         return ColorScale("RdBu_r", -largest, largest, "score")
     if color in ("selected", "none"):

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 import torch
-from plotly.colors import sample_colorscale
 
-from tracekit.figures.cells import ColorScale, draw_panels
+from tracekit.figures.cells import BLUES, ColorScale, draw_panels
 from tracekit.figures.style import WIDE, WIDTH, data_and_model, plain
 from tracekit.results.panels import Color, panels_of, scale_of
 from tracekit.results.result import TraceResult
@@ -28,14 +27,15 @@ def comparison_heatmap(
         for panel in result.panels(color, title=plain(label))
     ]
     first = results[0]
-    sizes = dict.fromkeys(str(result.n_selected) for result in results)
+    *sizes, last = dict.fromkeys(str(result.n_selected) for result in results)
+    selected = f"{', '.join(sizes)} and {last}" if sizes else last
     return draw_panels(
         panels,
         scale=scale_of(color, first.n_components, max(each.largest_score for each in results)),
         width=WIDE,
         outlines=color != "selected",
         title=data_and_model(*data_and_models(results)),
-        subtitle=f"{' / '.join(sizes)} of {first.n_components} selected",
+        subtitle=f"{selected} of {first.n_components} selected",
     )
 
 
@@ -52,13 +52,11 @@ def front_heatmap(results: Sequence[TraceResult], largest_budget: int) -> go.Fig
         f"in the best sets of {held} of {len(sizes)} sizes" + (f", from {size} on" if held else "")
         for held, size in zip(members.sum(0).tolist(), enters.tolist(), strict=True)
     ]
-    # The lightest blues would look like no component.
-    blues = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
     span = largest.n_selected - first
     steps = min(_TICKS_OF_SIZES, span)
     ticks = {round(first + span * step / max(1, steps)) for step in range(steps + 1)}
     scale = ColorScale(
-        blues, first, first + max(span, 1), "enters<br>at size", ticks=tuple(sorted(ticks))
+        BLUES, first, first + max(span, 1), "enters<br>at size", ticks=tuple(sorted(ticks))
     )
     return draw_panels(
         panels_of(

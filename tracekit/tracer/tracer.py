@@ -157,8 +157,14 @@ class Tracer(ModelEdits):
         return printable(
             f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
             f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name}"
-            f"{self._preferred})"
+            f"{self._unusual}{self._preferred})"
         )
+
+    @property
+    def _unusual(self) -> str:
+        """What is patched in and which way, where it is not the default."""
+        source = "" if self.setup.source == "counterfactual" else f", source {self.source}"
+        return source + (", denoising" if self.direction == "denoising" else "")
 
     @property
     def _preferred(self) -> str:
