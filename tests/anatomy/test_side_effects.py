@@ -10,7 +10,6 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.files import rewrite
-from tracekit.anatomy.side_effects import SIDE_EFFECTS
 from tracekit.components.masks import from_indices
 from tracekit.errors import (
     ConfigError,
@@ -186,7 +185,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_damaged_files_are_refused(side, tmp_path, change):
     make, text = CHANGES[change]
-    rewrite(side.save(tmp_path) / SIDE_EFFECTS, make)
+    rewrite(side.save(tmp_path) / side.FILE, make)
     with pytest.raises(ResultFormatError) as caught:
         tk.anatomy.SideEffects.load(tmp_path)
     assert text in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 from tracekit.anatomy.attention import Attention
 from tracekit.anatomy.explanation import Explanation
 from tracekit.anatomy.paths import Paths
-from tracekit.anatomy.side_effects import SIDE_EFFECTS, SideEffects
+from tracekit.anatomy.side_effects import SideEffects
 from tracekit.errors import ResultFormatError
 from tracekit.results.generations import Generations
 from tracekit.results.result import TraceResult
@@ -24,8 +24,7 @@ def check_of_run(
     Raises:
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """
-    name = SIDE_EFFECTS if isinstance(saved, SideEffects) else saved.FILE
-    stem = Path(name).stem.replace("_", " ")
+    stem = Path(saved.FILE).stem.replace("_", " ")
     noun = stem if isinstance(saved, Explanation) else f"record of {stem}"
     pairs: list[tuple[Any, Any]] = [(saved.model, result.model)]
     if isinstance(saved, Generations):
@@ -48,5 +47,5 @@ def check_of_run(
     if any(mine != theirs for mine, theirs in pairs):
         raise ResultFormatError(
             f"The {noun} in {folder} is of another run than the one beside it. Measure it again, "
-            f"or delete its {name}."
+            f"or delete its {saved.FILE}."
         )

@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -34,16 +33,16 @@ from torch import Tensor
 from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import is_whole, shortened
-from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import FEWEST, check_clusters, effect_interval, ratio_interval
+from tracekit.results.of_set import OfSet
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import said_of_examples
-from tracekit.results.storage import load, save
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 TARGET = "target"
 """Name of the data and metric that a set was chosen for."""
-SIDE_EFFECTS = "side_effects.json"
-"""Name of their document in a folder."""
 _RESAMPLES = 2000
 _AT_ONCE = 4_000_000
 """Numbers that are drawn together; bounds memory."""
@@ -103,13 +100,11 @@ class EffectOn:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SideEffects:
+class SideEffects(OfSet):
     """Effects of a set on its own data and on other data, by one or several metrics."""
 
-    registry: ComponentRegistry
-    """Components by flat index."""
-    members: ComponentSet
-    """Flat indices of the set."""
+    FILE: ClassVar[str] = "side_effects.json"
+
     target: EffectOn
     """Effect on the data of the tracer, by its metric."""
     others: tuple[EffectOn, ...]
@@ -126,16 +121,6 @@ class SideEffects:
     table has no p: a set that was chosen for its effect does more than random ones by chance."""
     cost: Cost
     """Passes that it took, each over the data that it measured."""
-
-    @property
-    def components(self) -> list[Component]:
-        """The members."""
-        return [self.registry[index] for index in self.members]
-
-    @property
-    def labels(self) -> list[str]:
-        """Their printed names."""
-        return [self.registry.label(index) for index in self.members]
 
     @property
     def n_controls(self) -> int:
@@ -318,26 +303,10 @@ class SideEffects:
             f"{self.target.dataset}; selectivity {others})"
         )
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes all effects to a folder, which is made if need be; returns it."""
-        save(self, Path(folder) / SIDE_EFFECTS)
-        return Path(folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> SideEffects:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds no side effects.
-            ResultFormatError: They were written in another format.
-            ResultFormatError: They are damaged, were changed, or are of several saves.
-        """
-        return load(cls, Path(folder) / SIDE_EFFECTS)
-
     def check_consistent(self) -> None:
         """Raises a `ValueError` for side effects whose parts do not belong together."""
-        is_set = list(self.members) == sorted(set(self.members)) and self.members
-        if not is_set or not (self.members[0] >= 0 and self.members[-1] < len(self.registry)):
+        super().check_consistent()
+        if list(self.members) != sorted(set(self.members)):
             raise ValueError(f"the members are {shortened(self.members)}")
         names = [self.target.name, *(other.name for other in self.others)]
         if not self.others or names[0] != TARGET or len(set(names)) < len(names):
