@@ -19,12 +19,15 @@ from tracekit.components.masks import from_indices
 from tracekit.engine.effects import log_probs, stream_effects
 from tracekit.errors import (
     ComponentError,
+    ConfigError,
     IdentityCheckError,
     MissingExtraError,
     NonFiniteMetricError,
 )
 from tracekit.explore import Exploration, Measurement, Prediction
-from tracekit.explore.exploration import Progress, Unpredicted, members_of_key, set_key
+from tracekit.explore.data import circuit_of
+from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
+from tracekit.results.faithfulness_of_sets import measure_faithfulness
 
 
 @pytest.fixture
@@ -68,7 +71,10 @@ def test_batches_name_failing_examples_by_their_numbers_in_the_data(model):
     assert last != [0]
 
 
-def test_the_set_is_measured_first_then_predicted_then_its_members_alone(engine):
+OTHERS = (0, 2, 3, 5, 6, 8, 9, 10, 11)
+
+
+def test_the_set_is_measured_first_then_its_complement_and_its_members_alone(engine):
     exploration = Exploration(engine, [7, 1, 4])
     events = list(exploration.steps())
     progress, rest = events[:2], events[2:]
@@ -80,7 +86,14 @@ def test_the_set_is_measured_first_then_predicted_then_its_members_alone(engine)
     first = engine.data.batches[0].examples
     assert progress[0].effect == pytest.approx(effects[first].mean().item())
     measured = [event for event in rest if isinstance(event, Measurement)]
-    assert [m.members for m in measured] == [(1, 4, 7), (1,), (4,), (7,)]
+    assert [m.members for m in measured] == [(1, 4, 7), OTHERS, (1,), (4,), (7,)]
+    # Of the whole it is said once the complement is measured, and before predictions.
+    kinds = [type(event) for event in rest if not isinstance(event, Progress)]
+    assert kinds[:4] == [Measurement, Measurement, Circuit, Prediction]
+    scores = exploration.circuits[(1, 4, 7)].scores
+    expected = measure_faithfulness(engine, [(1, 4, 7)])
+    assert scores.to_frame().equals(expected.to_frame())
+    assert scores.shares_of_full == (effects.mean().item() / engine.full_effects.mean().item(),)
     assert torch.equal(measured[0].effects, effects)
     assert measured[0].spread == tk.results.effect_interval(effects, weights=engine.pairs.weights)
     assert exploration.alone(4) == engine.effects(from_indices((4,), 12)).mean().item()
@@ -102,6 +115,13 @@ def test_work_that_is_left_measures_nothing_and_a_return_begins_anew(engine):
     assert exploration.measured_now().members == (3,)
     exploration.undo()
     assert exploration.measurement is None
+    # Neither is the complement of a set that was left.
+    for event in exploration.steps():
+        if isinstance(event, Measurement):
+            exploration.select([3])
+            break
+    assert set(exploration.measurements) == {(2,), (3,)}
+    exploration.undo()
     expected = engine.effects(from_indices((2,), 12))
     assert exploration.measured_now().effect == expected.mean().item()
 
@@ -272,6 +292,107 @@ def test_results_of_other_data_are_sets_to_be_measured_and_no_effects(demo, demo
     assert view.effect == pytest.approx(demo.evaluate(result), abs=1e-6)
 
 
+def test_complements_of_results_are_at_hand_and_cost_no_pass(demo):
+    pytest.importorskip("anywidget")
+    result = demo.run("top-k", budget=3)
+    view = demo.explore(result)
+    sent = []
+    view.send = lambda content, buffers=None: sent.append(content)
+    before = demo.engine.cost
+    assert view.faithfulness().to_frame().equals(result.faithfulness().to_frame())
+    assert demo.engine.cost == before
+    (said,) = sent
+    frame = result.faithfulness().to_frame().iloc[0]
+    assert {name: said[name] for name in frame.index} == frame.to_dict()
+    # Another set's is measured, once, and the browser is told of it.
+    view.select([demo.registry[0]])
+    scores = view.faithfulness()
+    assert scores.to_frame().equals(demo.faithfulness([demo.registry[0]]).to_frame())
+    measured = [content["key"] for content in sent if content["kind"] == "measured"]
+    assert measured == ["0", "1-15"]
+
+
+def test_sets_that_overshoot_or_are_not_complete_are_said_to_be():
+    def said(effects, of_others):
+        ones = torch.ones(1, 6)
+        scores = tk.results.Faithfulness.of(
+            effects * ones,
+            of_others * ones,
+            ones[0],
+            sizes=[1],
+            n_components=9,
+            metric="logit-difference",
+            direction="noising",
+        )
+        return circuit_of(Circuit((4,), scores))
+
+    assert said(1.2, 0.0)["warning"] == "overshoots: it leaves out components that push back"
+    assert said(1.05, 0.0)["warning"] == ""
+    entry = said(0.25, 0.25)
+    assert entry["warning"] == "not complete: all others without it still do the task"
+    names = ("faithfulness", "completeness_low", "share_of_full_high", "key")
+    assert [entry[name] for name in names] == [0.75, 0.75, 0.25, "4"]
+
+
+def test_shares_of_nothing_are_not_measured(model):
+    nothing = tk.Metric("nothing", lambda clean, _: clean.x * 0, needs_y=False)
+    engine = tiny.engine(model, tiny.pairs(4), metric=nothing)
+    exploration = Exploration(engine, [2])
+    assert not any(isinstance(event, Circuit) for event in exploration.steps())
+    assert set(exploration.measurements) == {(2,)}
+
+
+def test_paths_go_to_the_view_and_those_of_another_question_do_not(demo):
+    pytest.importorskip("anywidget")
+    paths = demo.paths(["L0H4", "L1H4", "L1H7"])
+    shown = demo.explore(paths=paths).setup["paths"]
+    rows = paths.table[paths.table["is_apart"]].to_dict("records")
+    assert [each["effect"] for each in shown] == [row["effect"] for row in rows] != []
+    for each, row in zip(shown, rows, strict=True):
+        ends = [
+            None if end is None else demo.registry.label(end) for end in (each["from"], each["to"])
+        ]
+        assert ends[0] == (None if row["sender"] == "embedding" else row["sender"])
+        assert ends[1] == (None if row["receiver"] == "logits" else row["receiver"])
+        assert each["sure"] == row["significant"]
+    others = [replace(paths, metric="odds-ratio"), replace(paths, dataset_fingerprint="0")]
+    for other in others:
+        text = rf"demo-facts data and demo, by {other.metric} and noising from counterfactual, and"
+        with pytest.raises(ConfigError, match=rf"^The paths are of {text} this tracer has another"):
+            demo.explore(paths=other)
+    assert demo.explore().setup["paths"] == []
+
+
+def test_prompts_are_answered_for_the_set_and_measuring_goes_on(demo_model):
+    pytest.importorskip("anywidget")
+    pairs = tk.load_dataset("demo-facts", demo_model)[:8]
+    tracer = tk.Tracer(demo_model, pairs, layers=[1], source="zero", max_batch_size=2)
+    view = tracer.explore()
+    assert not view.setup["needs_other"]
+    sent = []
+    view.send = lambda content, buffers=None: sent.append(content)
+
+    async def scenario():
+        view.select(tracer.registry[1:])
+        while not sent:
+            await asyncio.sleep(0)
+        # The last one is answered, between two batches.
+        for prompt in ("the cat", "the tower of velm lies in the land of"):
+            view._on_message(view, {"kind": "prompt", "prompt": prompt, "other": None}, [])
+        await view._task
+        view._on_message(view, {"kind": "prompt", "prompt": "the", "other": "a"}, [])
+        await view._task
+
+    asyncio.run(scenario())
+    kinds = [(m["kind"], m.get("done")) for m in sent[:4]]
+    assert kinds == [("progress", 1), ("written", None), ("progress", 2), ("progress", 3)]
+    prompt = "the tower of velm lies in the land of"
+    row = tracer.generate(tracer.registry[1:], prompt).table.iloc[0]
+    assert sent[1] == {"kind": "written", "key": "1-7", "other": None, **row.to_dict()}
+    assert row["clean"] != row["intervened"]
+    assert sent[-1]["problem"].startswith("ConfigError: There are 1 prompts and 1 counterfactuals.")
+
+
 def test_the_set_can_be_changed_from_python(demo):
     pytest.importorskip("anywidget")
     view = demo.explore()
@@ -334,7 +455,7 @@ def test_clicks_in_a_running_loop_measure_only_the_last_set(demo, monkeypatch):
         await view._task
 
     asyncio.run(scenario())
-    assert seen == [(7,)]
+    assert seen == [(7,), (*range(7), *range(8, 16))]
     assert view.exploration.members == (7,)
 
 
@@ -355,9 +476,9 @@ def test_a_click_ends_the_work_on_the_set_before(demo_model):
 
     asyncio.run(scenario())
     measured = [content["key"] for content in sent if content["kind"] == "measured"]
-    assert measured == ["1"]
+    assert measured == ["1", "0,2-7"]
     progress = [(m["key"], m["done"]) for m in sent if m["kind"] == "progress"]
-    assert progress == [("0", 1), ("1", 1), ("1", 2), ("1", 3)]
+    assert progress == [("0", 1), *((key, done) for key in measured for done in (1, 2, 3))]
 
 
 def test_states_from_a_browser_that_are_none_change_nothing(demo):
@@ -392,7 +513,8 @@ def test_saved_pages_hold_what_was_measured(demo, tmp_path):
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     data = json.loads(found)
     entries = {entry["key"]: entry for entry in data["table"]["measured"]}
-    assert set(entries) == {"0-1", *map(str, range(16))}
+    assert set(entries) == {"0-1", "2-15", *map(str, range(16))}
+    assert [c["key"] for c in data["table"]["circuits"]] == ["0-1", "2-15"]
     assert entries["0-1"]["effect"] == demo.evaluate(demo.registry[:2])
     assert text.count("</script") == 2
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")

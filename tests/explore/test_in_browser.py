@@ -266,6 +266,73 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
     chromium.run(scenario())
 
 
+def test_a_set_as_a_circuit_its_paths_and_what_the_model_writes(chromium, demo_model, tmp_path):
+    pairs = tk.load_dataset("demo-bias", demo_model)[:16]
+    tracer = tk.Tracer(demo_model, pairs, "head-outputs+mlp-blocks", "odds-ratio")
+    result = tracer.run("top-k", budget=6)
+    paths = tracer.paths(result.labels, by_input=False)
+    between = {
+        f"{tracer.registry.index(row['sender'])}-{tracer.registry.index(row['receiver'])}"
+        for row in paths.table[paths.table["is_apart"]].to_dict("records")
+        if {row["sender"], row["receiver"]} <= set(result.labels)
+    }
+    prompt, other = "the maid met the pilot when she", "the maid met the pilot when he"
+
+    async def scenario():
+        async with chromium.shown(lambda: tracer.explore(result, paths=paths)) as view:
+            page = view.page
+            scores = result.faithfulness()
+            words = []
+            for name in ("faithfulness", "completeness"):
+                (value,), (ends,) = getattr(scores, name), getattr(scores, f"{name}_intervals")
+                words.append(f"{name} {three(value)} [{three(ends[0])}, {three(ends[1])}]")
+            await page.get_by_text(" \u00b7 ".join(words)).wait_for()
+            ends = [three(100 * end) for end in scores.share_of_full_intervals[0]]
+            assert f" % of all [{ends[0]}, {ends[1]}] \u00b7 " in await view.status()
+            drawn = "all => all.map(path => path.dataset.path)"
+            arrows = page.locator(".tk-arrows path[data-path]")
+            assert set(await arrows.evaluate_all(drawn)) == between != set()
+            strongest = max(paths.table.to_dict("records"), key=lambda row: abs(row["effect"]))
+            member = ({strongest["sender"], strongest["receiver"]} & set(result.labels)).pop()
+            await view.cell(member).hover()
+            text = f"{strongest['sender']} \u2192 {strongest['receiver']} "
+            assert text in await page.locator(".tk-hover").inner_text()
+            # The prompt box: an error, then both texts, of this set only.
+            first, second = await page.get_by_role("textbox").all()
+            await first.fill(prompt)
+            await second.fill("the maid")
+            await second.press("Enter")
+            await page.get_by_text("PairsError: 1 of 1 counterfactuals differ in length").wait_for()
+            await second.fill(other)
+            await second.press("Enter")
+            row = tracer.generate(result, prompt, other).table.iloc[0]
+            assert row["clean"] != row["intervened"]
+            written = page.locator(".tk-written")
+            await page.get_by_text(f"with the set replaced: {row['intervened']}").wait_for()
+            assert f"by itself: {row['clean']}" in await written.inner_text()
+            await view.button("Clear").click()
+            assert "Another set was on." in await written.inner_text()
+            assert await arrows.count() == 0
+            await first.press("Control+z")  # In the box, not in the set.
+            assert await view.selected() == []
+            await first.fill(prompt)
+            await second.fill(other)
+            await view.button("Undo").click()
+            assert f"by itself: {row['clean']}" in await written.inner_text()
+            view.widget.save(tmp_path / "page.html")
+
+    chromium.run(scenario())
+
+    async def page_scenario():
+        async with chromium.page() as page:
+            await page.goto((tmp_path / "page.html").as_uri())
+            assert "faithfulness" in await page.locator(".tk-circuit").inner_text()
+            assert await page.locator(".tk-arrows path[data-path]").count() == len(between)
+            assert await page.get_by_role("textbox").count() == 0
+
+    chromium.run(page_scenario())
+
+
 @pytest.mark.slow
 def test_the_slider_moves_along_the_front(chromium, heads, front):
     async def scenario():

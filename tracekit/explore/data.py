@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tracekit.components import ComponentGrid
 from tracekit.components.kinds import kind_of
 from tracekit.data.display import ShownTokens
 from tracekit.errors import ComponentError
-from tracekit.explore.exploration import Exploration, Measurement, set_key
+from tracekit.explore.exploration import Circuit, Exploration, Measurement, set_key
 from tracekit.models import model_name
 
 SCRIPT = Path(__file__).with_name("explorer.js")
@@ -26,8 +26,10 @@ _MARK = "\n// ---- this page\n"
 """End of the module in a page; the call of it follows."""
 
 
-def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str, Any]:
-    """All that does not change: components, examples, and the front, with its name."""
+def setup_of(
+    exploration: Exploration, source: str, front_name: str, arrows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """All that does not change: components, examples, arrows, and the front, with its name."""
     engine = exploration.engine
     registry, pairs, n = engine.registry, engine.pairs, engine.n_components
     if n > MOST_COMPONENTS:
@@ -45,6 +47,8 @@ def setup_of(exploration: Exploration, source: str, front_name: str) -> dict[str
     return {
         "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
         "subtitle": printable(subtitle),
+        "needs_other": source == "counterfactual",
+        "paths": list(arrows),
         "noun": printable(kinds[0]) if len(kinds) == 1 else "components",
         "axis": printable(engine.metric.axis_label),
         "weighted": pairs.weights is not None,
@@ -115,6 +119,17 @@ def values_of(measurement: Measurement) -> bytes:
     return as_bytes([measurement.effects, measurement.x, measurement.y])
 
 
+def circuit_of(circuit: Circuit) -> dict[str, Any]:
+    """Its numbers, named as in `Faithfulness.to_frame`, and a warning, if there is one."""
+    scores, warning = circuit.scores, ""
+    if scores.overshoots[0]:
+        warning = "overshoots: it leaves out components that push back"
+    elif scores.incomplete[0]:
+        warning = "not complete: all others without it still do the task"
+    numbers = {name: _finite(value) for name, value in scores.to_frame().iloc[0].items()}
+    return {"key": set_key(circuit.members), "warning": warning, **numbers}
+
+
 def as_bytes(values: Iterable[Tensor | None]) -> bytes:
     """Tensors as 32-bit floats, lowest byte first, one after the other."""
     arrays = [value.float().numpy().astype("<f4") for value in values if value is not None]
@@ -130,6 +145,7 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
         "effects": b"".join(map(values_of, measured)),
         "predicted": [{"key": set_key(p.members), "rough": p.is_rough} for p in predicted],
         "gains": as_bytes([each.gains for each in predicted]),
+        "circuits": [circuit_of(each) for each in exploration.circuits.values()],
         "unpredicted": [
             {"key": set_key(each.members), "reason": printable(each.reason)}
             for each in exploration.unpredicted.values()

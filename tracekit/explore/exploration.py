@@ -23,7 +23,7 @@ from torch import Tensor
 from tracekit._util.clusters import Over
 from tracekit._util.options import is_whole, shortened
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, from_indices
+from tracekit.components.masks import Mask, complement_of, from_indices
 from tracekit.components.registry import ranges
 from tracekit.engine import checks
 from tracekit.engine.effects import stream_effects
@@ -31,6 +31,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import stream_changes
 from tracekit.errors import ComponentError, TracekitError
 from tracekit.metrics import Bounds, Effects
+from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import UNBOUNDED, effect_interval
 
 Pin = Literal["A", "B"]
@@ -109,7 +110,15 @@ class Unpredicted:
     reason: str
 
 
-Event = Measurement | Prediction | Progress | Unpredicted
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """What a set does of the whole, and what is left without it."""
+
+    members: ComponentSet
+    scores: Faithfulness
+
+
+Event = Measurement | Prediction | Progress | Unpredicted | Circuit
 """Outcome of a step of work."""
 
 
@@ -145,6 +154,8 @@ class Exploration:
         """Every prediction, by its set; single examples are kept for the latest only."""
         self.unpredicted: dict[ComponentSet, Unpredicted] = {}
         """Sets at which nothing can be predicted."""
+        self.circuits: dict[ComponentSet, Circuit] = {}
+        """Faithfulness and completeness, by the set."""
         self.pins: dict[Pin, ComponentSet] = {}
         """Pinned sets."""
         self.example: int | None = None
@@ -183,7 +194,7 @@ class Exploration:
 
     def complement(self) -> None:
         """Makes it the set of all other components."""
-        self.select(set(range(self.n_components)) - set(self.members))
+        self.select(complement_of(self.members, self.n_components))
 
     def undo(self) -> None:
         """Goes back to the set before, if there is one."""
@@ -264,14 +275,15 @@ class Exploration:
     def steps(self) -> Iterator[Event]:
         """Works on the present set, a batch a step; leave it when the set has changed.
 
-        The set is measured first. Then come the predictions for every component, and the components
-        of a small set alone.
+        The set is measured first. Then come its complement, the predictions for every component,
+        and the components of a small set alone.
         """
         members = self.members
         measurement = self.measurements.get(members)
         # One from elsewhere lacks the probabilities of continuations.
         if measurement is None or measurement.x is None:
             yield from self._measure(members)
+        yield from self.circuit_steps(members)
         prediction = self.predictions.get(members)
         lacks_example = self.example is not None and not self._knows_examples(prediction)
         if members not in self.unpredicted and (prediction is None or lacks_example):
@@ -280,6 +292,39 @@ class Exploration:
             for index in members:
                 if (index,) not in self.measurements:
                     yield from self._measure((index,))
+
+    def circuit_steps(self, members: ComponentSet) -> Iterator[Event]:
+        """Works on the faithfulness of a set: it and its complement are measured, if need be.
+
+        Of the empty set, and where the whole has no effect, no share says anything.
+        """
+        engine, full = self.engine, self.engine.full_effects
+        if members in self.circuits or not members or not full.mean().abs() > 0:
+            return
+        both = members, complement_of(members, self.n_components)
+        for each in both:
+            if each not in self.measurements:
+                yield from self._measure(each)
+        own, others = (self.measurements[each].effects[None] for each in both)
+        scores = Faithfulness.of(
+            own,
+            others,
+            full,
+            sizes=[len(members)],
+            n_components=self.n_components,
+            metric=engine.metric.name,
+            direction=engine.metric.direction,
+            **engine.pairs.over,
+        )
+        self.circuits[members] = Circuit(members, scores)
+        yield self.circuits[members]
+
+    def know_circuits(self) -> None:
+        """Works out the faithfulness of all sets whose complements were measured too."""
+        for members in list(self.measurements):
+            if complement_of(members, self.n_components) in self.measurements:
+                for _ in self.circuit_steps(members):
+                    pass
 
     def _knows_examples(self, prediction: Prediction | None) -> bool:
         return prediction is not None and (

@@ -26,11 +26,18 @@ const CSS = `
 .tk-explore .tk-gap { width: 10px; }
 .tk-explore .tk-status { font-size: 15px; min-height: 22px; }
 .tk-explore .tk-effect { font-weight: 700; }
+.tk-explore .tk-second { min-height: 20px; }
+.tk-explore .tk-warning { font-weight: 600; }
 .tk-explore .tk-members { color: var(--muted); min-height: 20px; overflow-wrap: anywhere; }
 .tk-explore .tk-problem { color: var(--problem); font-weight: 600; overflow-wrap: anywhere; }
 .tk-explore .tk-problem:empty { display: none; }
-.tk-explore .tk-grids { display: flex; flex-wrap: wrap; gap: 18px; margin: 10px 0 4px;
+.tk-explore .tk-grids { position: relative; display: flex; flex-wrap: wrap; gap: 18px; margin: 10px 0 4px;
   align-items: flex-start; overflow-x: auto; padding: 3px; }
+.tk-explore .tk-arrows { position: absolute; left: 0; top: 0; z-index: 4; pointer-events: none;
+  overflow: visible; }
+.tk-explore .tk-arrows path { fill: none; stroke-linecap: round; }
+.tk-explore .tk-arrows text { font-size: 11px; font-weight: 700; text-anchor: middle; fill: var(--fg);
+  stroke: var(--zero); stroke-width: 3px; paint-order: stroke; }
 .tk-explore .tk-grid-name { font-size: 13px; font-weight: 600; margin: 0 0 3px 46px; }
 .tk-explore .tk-grid { display: inline-block; user-select: none; }
 .tk-explore .tk-row { display: flex; }
@@ -77,6 +84,14 @@ const CSS = `
   text-decoration: underline; text-underline-offset: 3px; }
 .tk-explore .tk-compare:empty { display: none; }
 .tk-explore .tk-compare { margin: 6px 0; }
+.tk-explore .tk-ask { display: flex; flex-wrap: wrap; gap: 6px; margin: 8px 0 4px; }
+.tk-explore .tk-ask[hidden] { display: none; }
+.tk-explore .tk-ask input { flex: 1 1 260px; min-width: 0; font: inherit; font-size: 13px;
+  color: var(--fg); background: var(--zero); border: 1px solid var(--line); border-radius: 4px;
+  padding: 3px 8px; }
+.tk-explore .tk-written { width: 100%; display: grid; grid-template-columns: 1fr 1fr; gap: 2px 16px;
+  overflow-wrap: anywhere; white-space: pre-wrap; }
+.tk-explore .tk-written > span { grid-column: 1 / -1; font-weight: 400; }
 .tk-explore .tk-code { width: 100%; font: 12px/1.4 monospace; color: var(--fg);
   background: var(--panel); border: 1px solid var(--line); }
 .tk-explore .tk-unseen { position: absolute; width: 1px; height: 1px; overflow: hidden;
@@ -85,6 +100,11 @@ const CSS = `
 
 const SILENCE = 6000; // Milliseconds without an answer after which the view says so.
 const MOST_UNDONE = 100;
+const MOST_ARROWS = 20;
+const WIDEST = 6;
+const CIRCUIT =
+  "Faithfulness: how much of the effect of all is left with the set alone; 1 is all of it. " +
+  "Completeness: how much is left without the set; 0 is none. In brackets: 95 % over the examples.";
 const SPREAD = "In brackets: how far the effect moves when the examples are resampled (95 %).";
 
 // ---- numbers and keys ---------------------------------------------------------------------------
@@ -162,6 +182,7 @@ class Known {
     this.predicted = new Map();
     this.unpredicted = new Map();
     this.problems = new Map();
+    this.circuits = new Map();
   }
 
   addTable(table) {
@@ -173,6 +194,7 @@ class Known {
     table.predicted.forEach((entry, i) =>
       this.predicted.set(entry.key, { ...entry, gains: values.slice(i * n, (i + 1) * n) }),
     );
+    for (const entry of table.circuits) this.circuits.set(entry.key, entry);
     for (const entry of table.unpredicted) this.unpredicted.set(entry.key, entry.reason);
   }
 
@@ -319,11 +341,15 @@ class View {
     );
     this.root.append(this.buildTools());
     this.status = element("div", { class: "tk-status", role: "status", "aria-live": "polite" });
-    this.waiting = element("div", { class: "tk-muted tk-waiting", "aria-hidden": "true" });
+    this.waiting = element("span", { class: "tk-muted tk-waiting", "aria-hidden": "true" });
+    this.circuit = element("span", { class: "tk-circuit", title: CIRCUIT, "aria-live": "polite" });
+    this.second = element("div", { class: "tk-second" }, this.waiting, this.circuit);
     this.membersLine = element("div", { class: "tk-members" });
     this.problem = element("div", { class: "tk-problem", role: "alert" });
     this.grids = element("div", { class: "tk-grids" });
     setup.grids.forEach((grid, number) => this.grids.append(this.buildGrid(grid, number)));
+    this.arrows = drawn("svg", { class: "tk-arrows", width: 1, height: 1, "aria-hidden": "true" });
+    this.grids.append(this.arrows);
     this.hover = element("div", { class: "tk-hover" });
     this.legend = element("div", { class: "tk-legend" });
     this.compare = element("div", { class: "tk-compare" });
@@ -331,12 +357,13 @@ class View {
     // Of a deep model all else stands beside the grid, where there is room.
     const isTall = setup.grids.some((grid) => grid.layers.length > 16);
     this.side = element("div", { class: "tk-side" }, this.hover, this.legend);
-    this.root.append(this.status, this.waiting, this.problem, this.membersLine, this.saved);
+    this.root.append(this.status, this.second, this.problem, this.membersLine, this.saved);
     this.root.append(element("div", { class: `tk-body${isTall ? " tk-tall" : ""}` }, this.grids, this.side));
     if (setup.front) this.side.append(this.buildBudget());
     this.side.append(this.compare);
     this.buildStrip();
     this.codeBox = element("div");
+    this.side.append(this.buildAsk());
     this.root.append(this.codeBox);
     el.append(this.root);
     this.fitCells();
@@ -522,6 +549,64 @@ class View {
     );
   }
 
+  // A prompt of the reader's own, and what the model writes after it.
+  buildAsk() {
+    const input = (text) =>
+      element("input", {
+        type: "text",
+        placeholder: text,
+        "aria-label": text,
+        on: {
+          input: () => this.drawWritten(),
+          keydown: (event) => {
+            event.stopPropagation();
+            if (event.key === "Enter" && !event.isComposing) this.ask();
+          },
+        },
+      });
+    this.asked = null;
+    this.answer = null;
+    this.inputs = [input("Try the set on a prompt of yours, and press Enter")];
+    if (this.setup.needs_other) this.inputs.push(input("Its counterfactual, of as many tokens"));
+    this.written = element("div", { class: "tk-written", "aria-live": "polite" });
+    this.askBox = element("div", { class: "tk-ask" }, ...this.inputs, this.written);
+    return this.askBox;
+  }
+
+  ask() {
+    const empty = this.inputs.find(({ value }) => !value);
+    if (empty) return empty.focus();
+    this.asked = this.question();
+    this.answer = null;
+    this.host.ask(...this.inputs.map(({ value }) => value));
+    this.drawWritten();
+  }
+
+  question() {
+    return JSON.stringify(this.inputs.map(({ value }) => value));
+  }
+
+  // An answer stands beside the texts and the set that it is of only.
+  drawWritten() {
+    const { answer } = this;
+    this.askBox.hidden = !this.host.live;
+    const lines = [];
+    const muted = (text) => element("span", { class: "tk-muted", text });
+    if (this.asked !== this.question()) this.written.replaceChildren();
+    else if (answer === null) this.written.replaceChildren(muted("writing \u2026"));
+    else if (answer.key !== this.session.key) {
+      this.written.replaceChildren(muted("Another set was on. Press Enter again for this one."));
+    } else if (answer.problem) {
+      this.written.replaceChildren(element("span", { class: "tk-problem", text: answer.problem }));
+    } else {
+      for (const [title, text] of [
+        ["by itself: ", answer.clean],
+        ["with the set replaced: ", answer.intervened],
+      ]) lines.push(element("div", {}, muted(title), text));
+      this.written.replaceChildren(...lines);
+    }
+  }
+
   buildStrip() {
     this.stripName = element("div", { class: "tk-muted", id: `${this.id}-strip` });
     this.strip = drawn("svg", {
@@ -550,9 +635,11 @@ class View {
   resize() {
     if (this.side.offsetWidth !== this.width) {
       this.width = this.side.offsetWidth;
-      for (const node of [this.hover, this.detail]) node.style.minHeight = "";
+      for (const node of [this.hover, this.detail, this.second]) node.style.minHeight = "";
       keepHeight(this.hover);
+      keepHeight(this.second);
     }
+    this.drawArrows();
     this.drawStrip();
   }
 
@@ -713,7 +800,9 @@ class View {
     this.drawStatus();
     this.drawSaved();
     this.drawCells();
+    this.drawArrows();
     this.drawBudget();
+    this.drawWritten();
     this.drawCompare();
     this.drawStrip();
     this.buttons.undo.disabled = session.position === 0;
@@ -732,11 +821,17 @@ class View {
     const { setup, known, session, now } = this;
     const count = `${this.members.length} of ${session.n} ${setup.noun}`;
     const parts = [count];
+    const circuit = known.circuits.get(session.key);
     let effect = null;
     if (now) {
       effect = `effect ${fmt(now.effect)}`;
       if (now.low !== null) effect += ` [${fmt(now.low)}, ${fmt(now.high)}]`;
-      if (setup.full) parts.push(`${Math.round((100 * now.effect) / setup.full)} % of all`);
+      if (setup.full) {
+        const [low, high] = ["low", "high"].map((end) => circuit?.[`share_of_full_${end}`]);
+        const percent = (share) => fmt(share === null ? null : 100 * share);
+        const ends = circuit ? ` [${percent(low)}, ${percent(high)}]` : "";
+        parts.push(`${Math.round((100 * now.effect) / setup.full)} % of all${ends}`);
+      }
       const singles = this.members.map((i) => known.alone(i));
       if (this.members.length > 1 && singles.every((value) => value !== null)) {
         const sum = singles.reduce((a, b) => a + b, 0);
@@ -761,11 +856,81 @@ class View {
       !now && progress && progress.key === session.key
         ? `\u2026 ${progress.done} of ${progress.total} batches, mean so far ${fmt(progress.effect)}`
         : "";
+    const words = ["faithfulness", "completeness"].map((name) => {
+      const ends = [`${name}_low`, `${name}_high`].map((end) => fmt(circuit?.[end]));
+      return `${name} ${fmt(circuit?.[name])} [${ends.join(", ")}]`;
+    });
+    this.circuit.textContent = now && circuit ? words.join(" \u00b7 ") : "";
+    if (now && circuit?.warning) {
+      const warning = element("span", { class: "tk-warning", text: circuit.warning });
+      this.circuit.append(" \u00b7 ", warning);
+    }
+    keepHeight(this.second);
     const names = this.members.slice(0, 24).map((i) => setup.labels[i]);
     if (this.members.length > 24) names.push(`and ${this.members.length - 24} more`);
     this.membersLine.textContent = names.join(", ") || "the empty set";
     const problem = known.problems.get(session.key);
     this.problem.textContent = [problem, this.host.notice].filter(Boolean).join(" ");
+  }
+
+  // Paths between members, over the cells: from the lower layer to the higher one.
+  drawArrows() {
+    const isBetween = ({ from, to }) => from !== null && to !== null;
+    const all = this.setup.paths.filter(isBetween);
+    const strongest = Math.max(...all.map(({ effect }) => Math.abs(effect)));
+    const shown = all.filter(({ from, to }) => this.own.has(from) && this.own.has(to));
+    const [parts, letters] = [[], []];
+    const path = (d, attributes) => parts.push(drawn("path", { d, ...attributes }));
+    // The strongest last, so that it lies on top.
+    for (const { from, to, by, effect, sure } of shown.slice(0, MOST_ARROWS).reverse()) {
+      const [a, b] = [from, to].map((index) => {
+        const { cell } = this.cells.get(index);
+        return [cell.offsetLeft + cell.offsetWidth / 2, cell.offsetTop + cell.offsetHeight / 2];
+      });
+      const [dx, dy] = [b[0] - a[0], b[1] - a[1]];
+      // Bent, so that it passes by the cells in between.
+      const c = [(a[0] + b[0]) / 2 - 0.16 * dy, (a[1] + b[1]) / 2 + 0.16 * dx];
+      const width = Math.max(1.2, ((WIDEST * Math.abs(effect)) / strongest) * (sure ? 1 : 0.5));
+      const color = `var(--${effect > 0 ? "plus" : "minus"})`;
+      const away = (point, by) => {
+        const length = Math.hypot(c[0] - point[0], c[1] - point[1]) || 1;
+        return point.map((value, i) => value + (by * (c[i] - value)) / length);
+      };
+      const [start, tip, base] = [away(a, 8), away(b, 7), away(b, 13 + width)];
+      const d = `M${start}Q${c} ${base}`;
+      const dash = effect > 0 ? {} : { "stroke-dasharray": `${width + 3} ${width + 3}` };
+      path(d, { stroke: "var(--zero)", "stroke-width": width + 2, "stroke-opacity": 0.8 });
+      path(d, { stroke: color, "stroke-width": width, "data-path": `${from}-${to}`, ...dash });
+      const half = (3 + width / 2) / (6 + width);
+      const side = (sign) =>
+        base.map((value, i) => value + sign * half * (i ? tip[0] - base[0] : base[1] - tip[1]));
+      path(`M${side(1)}L${tip}L${side(-1)}Z`, {
+        stroke: color,
+        "stroke-width": 1.5,
+        style: `fill: ${sure ? color : "var(--zero)"}`,
+      });
+      if (by) {
+        // Beside the head.
+        const [x, y] = base.map((at, i) => at + (9 + width / 2) * (b[1 - i] - base[1 - i]) * (i ? 1 : -1) / 18);
+        letters.push(drawn("text", { x, y: y + 4 }, by[0]));
+      }
+    }
+    this.arrows.replaceChildren(...parts, ...letters);
+  }
+
+  // The strongest paths of a member, in words.
+  pathTexts(index) {
+    if (!this.own.has(index)) return [];
+    const ends = (each) => each.from === index || each.to === index;
+    const isShown = (end) => end === null || this.own.has(end);
+    return this.setup.paths
+      .filter((each) => ends(each) && isShown(each.from) && isShown(each.to))
+      .slice(0, 3)
+      .map(({ from, to, by, effect, low, high }) => {
+        const name = (end, other) => (end === null ? other : this.setup.labels[end]);
+        const way = `${name(from, "embedding")} \u2192 ${name(to, "logits")}${by ? ` (${by})` : ""}`;
+        return `${way} ${signed(effect)} [${fmt(low)}, ${fmt(high)}]`;
+      });
   }
 
   // What the colour of a cell says, by component; null where it is not known.
@@ -833,7 +998,10 @@ class View {
       alone: "effect alone, measured",
       none: "",
     }[this.color];
-    const dot = "\u25c9 in the set";
+    const { paths } = this.setup;
+    const open = paths.some(({ sure }) => !sure) ? ", open where p \u2265 .05" : "";
+    const arrows = paths.length ? `; arrows: paths, as wide as their effect, dashed below 0${open}` : "";
+    const dot = `\u25c9 in the set${arrows}`;
     if (values && largest > 0) {
       this.legend.replaceChildren(
         element("span", { text: fmt(-largest) }),
@@ -866,6 +1034,7 @@ class View {
     }
     const next = known.measured.get(setKey(toggled(this.members, index)));
     if (next && this.now) parts.push(`measured ${signed(next.effect - this.now.effect)} ${word}`);
+    parts.push(...this.pathTexts(index));
     return parts.join(" \u00b7 ");
   }
 
@@ -895,7 +1064,9 @@ class View {
     if (Object.keys(pins).length) {
       const describe = (name, key) => {
         const measured = this.known.measured.get(key);
-        const effect = measured ? `effect ${fmt(measured.effect)}` : "not measured";
+        const circuit = this.known.circuits.get(key);
+        const faithful = circuit ? `, faithfulness ${fmt(circuit.faithfulness)}` : "";
+        const effect = measured ? `effect ${fmt(measured.effect)}${faithful}` : "not measured";
         return `${name}: ${membersOf(key).length} ${this.setup.noun}, ${effect}`;
       };
       for (const name of ["A", "B"]) {
@@ -1149,7 +1320,8 @@ function pageData(parts, setup, session, known) {
   const predicted = [...known.predicted.values()].map(({ gains, ...entry }) => entry);
   const gains = [...known.predicted.values()].map((entry) => entry.gains);
   const unpredicted = [...known.unpredicted].map(([key, reason]) => ({ key, reason }));
-  const table = { measured, effects: base64(values), predicted, gains: base64(gains), unpredicted };
+  const circuits = [...known.circuits.values()];
+  const table = { measured, effects: base64(values), predicted, gains: base64(gains), unpredicted, circuits };
   return { parts, setup, state: session.state(), table };
 }
 
@@ -1207,6 +1379,9 @@ function render({ model, el }) {
       model.save_changes();
       expectAnswer();
     },
+    ask(prompt, other = null) {
+      model.send({ kind: "prompt", prompt, other });
+    },
     page: () => pageOf(model.get("_esm"), pageData(model.get("page"), setup, session, known)),
   };
   const view = new View(el, setup, session, known, host);
@@ -1249,6 +1424,12 @@ function render({ model, el }) {
       if (buffers.length > 1) {
         view.rowGains = { key, example: message.example, gains: floats(buffers[1]) };
       }
+    } else if (message.kind === "circuit") {
+      known.circuits.set(key, message);
+    } else if (message.kind === "written") {
+      const { prompt, other } = message;
+      const question = JSON.stringify(setup.needs_other ? [prompt, other] : [prompt]);
+      if (question === view.asked) view.answer = message;
     } else if (message.kind === "unpredicted") {
       known.unpredicted.set(key, message.reason);
     } else if (message.kind === "problem") {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tracekit.errors import ComponentError
 from tracekit.explore.data import (
     SCRIPT,
     as_bytes,
+    circuit_of,
     entry_of,
     page,
     page_parts,
@@ -25,6 +26,7 @@ from tracekit.explore.data import (
     values_of,
 )
 from tracekit.explore.exploration import (
+    Circuit,
     Event,
     Exploration,
     Measurement,
@@ -35,6 +37,7 @@ from tracekit.explore.exploration import (
 )
 from tracekit.metrics import Effects
 from tracekit.models import model_name
+from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.picture import selection_svg
 
 if TYPE_CHECKING:
@@ -75,16 +78,19 @@ class Explorer(_Widget):
         *,
         to_members: Callable[[Any], ComponentSet],
         to_result: Callable[[ComponentSet, Effects], TraceResult],
+        generate: Callable[[list[Component], str, str | None], Any],
+        arrows: Sequence[dict[str, Any]] = (),
         source: str = "counterfactual",
         front_name: str = "Budget",
     ) -> None:
         """Measures the first set; made by `Tracer.explore`."""
-        setup = setup_of(exploration, source, front_name)
+        setup = setup_of(exploration, source, front_name, arrows)
         exploration.measured_now(complete=True)
         self.exploration = exploration
         """The set, its history, and everything measured, without a widget."""
-        self._to_members, self._to_result = to_members, to_result
+        self._to_members, self._to_result, self._generate = to_members, to_result, generate
         self._version = 0
+        self._asked: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
         super().__init__(
             setup=setup,
@@ -165,6 +171,18 @@ class Explorer(_Widget):
         """
         return self._measured().spread
 
+    def faithfulness(self) -> Faithfulness | None:
+        """Effect, faithfulness and completeness of the set on screen, with intervals.
+
+        Its complement is measured if it was not yet. None of the empty set, and where all
+        components have no effect.
+        """
+        members = self.exploration.members
+        for event in self.exploration.circuit_steps(members):
+            self._tell(event)
+        circuit = self.exploration.circuits.get(members)
+        return None if circuit is None else circuit.scores
+
     def measure_singles(self) -> None:
         """Measures every component alone: for colours, hover texts and saved pages."""
         self.exploration.measure_singles()
@@ -187,8 +205,11 @@ class Explorer(_Widget):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.exploration.measured_now(complete=True)
+        self.faithfulness()
+        self.exploration.know_circuits()
         self.exploration.predicted_now()
         write_beside(path, page(self.exploration, self.setup).encode())
+        self._tell_all()
         return path
 
     def _measured(self) -> Measurement:
@@ -239,13 +260,21 @@ class Explorer(_Widget):
         self._start()
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
-        if isinstance(content, dict) and content.get("kind") == "hello":
+        kind = content.get("kind") if isinstance(content, dict) else None
+        if kind == "hello":
             self._tell_all()
             self._start()
+        elif kind == "prompt":
+            # What is being measured goes on after the answer.
+            self._asked = content
+            self._go_on()
 
     def _start(self) -> None:
         """Sets work on the set going; without an event loop, whoever asks for an effect waits."""
         self._version += 1
+        self._go_on()
+
+    def _go_on(self) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -258,22 +287,42 @@ class Explorer(_Widget):
         version = None
         while version != self._version:
             version, members = self._version, self.exploration.members
+            self._answer()
             try:
                 for event in self.exploration.steps():
                     self._tell(event)
                     # Here the kernel takes in further clicks.
                     await asyncio.sleep(_PAUSE)
+                    self._answer()
                     if self._version != version:
                         break
             except Exception as error:
                 # Whatever it is, the view says it, and goes on with the next set.
                 self._tell_problem(members, error)
 
+    def _answer(self) -> None:
+        """Says what the model writes after the prompt that was asked for last.
+
+        In this thread: hooks of another one would act on what cells run meanwhile.
+        """
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        said = {**asked, "kind": "written", "key": set_key(self.exploration.members)}
+        try:
+            texts = self._generate(self.components, said["prompt"], said["other"]).table
+            said |= {name: printable(texts[name][0]) for name in ("clean", "intervened")}
+        except Exception as error:
+            said["problem"] = printable(f"{type(error).__name__}: {error}")
+        self.send(said)
+
     def _tell(self, event: Event) -> None:
         key = set_key(event.members)
         if isinstance(event, Measurement):
             message = {"kind": "measured", "key": key, "entry": entry_of(event)}
             self.send(message, [values_of(event)])
+        elif isinstance(event, Circuit):
+            self.send({"kind": "circuit", **circuit_of(event)})
         elif isinstance(event, Prediction):
             self._tell_prediction(event)
         elif isinstance(event, Progress):

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of components at which the MIB benchmark measures (Mueller et al. 2025)."""
+MOST_OF_FULL = 1.1
+"""Share of the full effect beyond which a set overshoots."""
+STILL_DONE = 0.5
+"""Share of the task from which on a set, or its complement, still does it."""
 Ranking = Literal["signed", "absolute"]
 
 
@@ -131,6 +135,22 @@ class Faithfulness:
         if self.direction == "denoising":
             return self.faithfulness_intervals
         return tuple((1 - high, 1 - low) for low, high in self.completeness_intervals)
+
+    @property
+    def overshoots(self) -> tuple[bool, ...]:
+        """Whether each set has beyond 1.1 of the full effect, and its interval is above 1."""
+        ends = zip(self.shares_of_full, self.share_of_full_intervals, strict=True)
+        return tuple(
+            self.full_effect > 0 and share > MOST_OF_FULL and low > 1 for share, (low, _) in ends
+        )
+
+    @property
+    def incomplete(self) -> tuple[bool, ...]:
+        """Whether each set, and all others without it, do most of the task; by both intervals."""
+        ends = zip(self.faithfulness_intervals, self.completeness_intervals, strict=True)
+        return tuple(
+            self.full_effect > 0 and min(own[0], others[0]) > STILL_DONE for own, others in ends
+        )
 
     @property
     def cpr(self) -> float:

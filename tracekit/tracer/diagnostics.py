@@ -23,10 +23,6 @@ _FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
 _AS_GOOD = 0.05
 """Share of a value by which another set may be worse and still is as good; beyond it, better."""
-MOST_OF_FULL = 1.1
-"""Share of the full effect beyond which a set overshoots."""
-STILL_DONE = 0.5
-"""Share of the task from which on a set, or its complement, still does it."""
 _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
@@ -114,11 +110,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         for result in results
         if result.full_effect > 0 and result.complement is not None
     ]
-    beyond = [
-        each
-        for each in measured
-        if each[1].shares_of_full[0] > MOST_OF_FULL and each[1].share_of_full_intervals[0][0] > 1
-    ]
+    beyond = [each for each in measured if each[1].overshoots[0]]
     if beyond:
         result, scores = max(beyond, key=lambda each: each[1].shares_of_full[0])
         warn(
@@ -128,12 +120,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
             "Search with objective='faithful' for that.",
             UnreliableResultWarning,
         )
-    both = [
-        each
-        for each in measured
-        if each[1].faithfulness_intervals[0][0] > STILL_DONE
-        and each[1].completeness_intervals[0][0] > STILL_DONE
-    ]
+    both = [each for each in measured if each[1].incomplete[0]]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
         warn(

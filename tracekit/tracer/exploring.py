@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tracekit.anatomy.paths import Paths
 from tracekit.components import ComponentSet, masks
+from tracekit.components.masks import complement_of
 from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
-from tracekit.errors import MissingExtraError
+from tracekit.engine.sources import name_of
+from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.metrics import Effects
+from tracekit.models import model_name
 from tracekit.results.curve import TraceCurve
+from tracekit.results.generations import Generations
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search import Goal, Selection
@@ -43,17 +48,51 @@ def result_by_hand(traced: RunContext, members: ComponentSet, effects: Effects) 
     return traced.result(Manual(), selection, Goal(), 0, spent, complement=complement)
 
 
+def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
+    """Paths whose interval leaves out 0, the strongest first; ends without a flat index are None.
+
+    Raises:
+        ConfigError: They were measured with another question.
+        ComponentError: A member that the tracer does not study.
+    """
+    engine, held_out = traced.engine, traced.held_out
+    prints = [each.pairs.fingerprint for each in (engine, held_out) if each is not None]
+    own = model_name(engine.model), engine.metric.name, engine.metric.direction
+    own += (name_of(traced.setup.source),)
+    given = paths.model, paths.metric, paths.direction, paths.source
+    if given != own or paths.dataset_fingerprint not in prints:
+        raise ConfigError(
+            f"The paths are of {paths.dataset} data and {paths.model}, by {paths.metric} and "
+            f"{paths.direction} from {paths.source}, and this tracer has another model, question "
+            "or examples. Give what tracer.paths(...) measured."
+        )
+    registry = traced.engine.registry
+    at = {
+        label: registry.index(component)
+        for label, component in zip(paths.labels, paths.components, strict=True)
+    }
+    columns = ["sender", "receiver", "strongest", "effect", "effect_low", "effect_high"]
+    columns += ["significant"] if paths.is_tested else ["is_apart"]
+    names = ("from", "to", "by", "effect", "low", "high", "sure")
+    return [
+        dict(zip(names, (at.get(start), at.get(end), *rest), strict=True))
+        for start, end, *rest in paths.table.loc[paths.table["is_apart"], columns].values.tolist()
+    ]
+
+
 def open_explorer(
     traced: RunContext,
     start: Any,
     front: ParetoFront | TraceCurve | None,
     results: Sequence[TraceResult],
     is_own: Callable[[TraceResult], bool],
+    paths: Paths | None,
+    generate: Callable[..., Generations],
 ) -> Explorer:
     """A view of sets; see `Tracer.explore`.
 
     It starts at a set, or at the largest set of a front or curve, and shows further results; those
-    that are not `is_own` are of other data, and are measured again.
+    that are not `is_own` are of other data, and are measured again. `generate` is the tracer's.
     """
     try:
         from tracekit.explore.explorer import Explorer
@@ -82,20 +121,24 @@ def open_explorer(
         front=[members_of(result, registry) for result in front or ()],
         measured=[
             Measurement(
-                members_of(each, registry),
-                each.per_example,
+                complement_of(members, len(registry)) if is_other else members,
+                effects,
                 weights=each.weights,
                 clusters=each.clusters,
                 bounds=traced.engine.metric.bounds,
             )
-            for each in earlier
-            if is_own(each)
+            for each in filter(is_own, earlier)
+            for members in [members_of(each, registry)]
+            for is_other, effects in enumerate((each.per_example, each.complement))
+            if effects is not None
         ],
     )
     return Explorer(
         exploration,
         to_members=to_members,
         to_result=to_result,
+        generate=generate,
+        arrows=() if paths is None else arrows_of(paths, traced),
         source=str(traced.setup.source),
         front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
     )

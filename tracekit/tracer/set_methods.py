@@ -45,13 +45,11 @@ from tracekit.results.significance import said_of_examples
 from tracekit.results.strongest_pairs import StrongestPairs, strongest_pairs
 from tracekit.search.base import require_gradient
 from tracekit.tracer.estimate import Estimate, estimate_planned
-from tracekit.tracer.exploring import open_explorer, result_by_hand
+from tracekit.tracer.exploring import result_by_hand
 from tracekit.tracer.search_run import BestMeasured, RunContext
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tracekit.explore.explorer import Explorer
 
     MetricChoice = MetricName
 else:
@@ -561,38 +559,4 @@ class SetMethods:
             n_looked_at=n_looked_at,
             seed=seed,
             title=self._title,
-        )
-
-    def explore(
-        self, start: Any = None, *, front: ParetoFront | TraceCurve | None = None
-    ) -> Explorer:
-        """A view in which components are clicked on and off, and the measured effect follows.
-
-        It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
-        latest click wins. Everything that this tracer measured before is at hand at once.
-
-        ```python
-        view = tracer.explore(tracer.run(budget=6))
-        view  # the last line of a cell shows it
-        view.components, view.effect  # what is on screen, in the next cell
-        view.save("explore.html")  # everything measured so far, clickable without a kernel
-        ```
-
-        Args:
-            start: The first set, as in `explain`. By default the empty set; of a front, its largest
-                set. A front or curve is taken as `front` too.
-            front: Sets to move along with a slider.
-
-        Raises:
-            MissingExtraError: anywidget is not installed.
-            ComponentError: More components than can be shown.
-            MaskError, ComponentError: About the first set.
-        """
-        return open_explorer(
-            self._traced(),
-            start,
-            front,
-            self.results,
-            # Effects of results from elsewhere may be of other data.
-            lambda result: result.tracer is not None and result.tracer() is self,
         )

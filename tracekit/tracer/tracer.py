@@ -14,6 +14,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, shortened
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
+from tracekit.anatomy.paths import Paths
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
@@ -34,6 +35,7 @@ from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics
 from tracekit.tracer.estimate import Estimate, estimate
+from tracekit.tracer.exploring import open_explorer
 from tracekit.tracer.model_edits import ModelEdits
 from tracekit.tracer.search_run import BestMeasured, SearchRun
 from tracekit.tracer.set_methods import MetricChoice
@@ -42,6 +44,7 @@ from tracekit.tracer.trackers import Observed, Observer, settings_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tracekit.explore.explorer import Explorer
     from tracekit.results.panels import Color
 
     MethodChoice = MethodName
@@ -475,6 +478,48 @@ class Tracer(ModelEdits):
 
         drawn = [results] if isinstance(results, TraceResult) else results
         return effect_curve(_drawn(drawn or self.results or self._last))
+
+    def explore(
+        self,
+        start: Any = None,
+        *,
+        front: ParetoFront | TraceCurve | None = None,
+        paths: Paths | None = None,
+    ) -> Explorer:
+        """A view in which components are clicked on and off, and the measured effect follows.
+
+        It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
+        latest click wins. Everything that this tracer measured before is at hand at once.
+
+        ```python
+        view = tracer.explore(tracer.run(budget=6))
+        view  # the last line of a cell shows it
+        view.components, view.effect  # what is on screen, in the next cell
+        view.save("explore.html")  # everything measured so far, clickable without a kernel
+        ```
+
+        Args:
+            start: The first set, as in `explain`. By default the empty set; of a front, its largest
+                set. A front or curve is taken as `front` too.
+            front: Sets to move along with a slider.
+            paths: What `paths` measured, to draw between members of the set on screen.
+
+        Raises:
+            MissingExtraError: anywidget is not installed.
+            ComponentError: More components than can be shown.
+            MaskError, ComponentError: About the first set.
+            ConfigError: Paths that were measured with another question.
+        """
+        return open_explorer(
+            self._traced(),
+            start,
+            front,
+            self.results,
+            # Effects of results from elsewhere may be of other data.
+            lambda result: result.tracer is not None and result.tracer() is self,
+            paths,
+            self.generate,
+        )
 
 
 def _drawn(results: Any) -> Any:
