@@ -287,7 +287,7 @@ def test_a_set_as_a_circuit_its_paths_and_what_the_model_writes(chromium, demo_m
                 (value,), (ends,) = getattr(scores, name), getattr(scores, f"{name}_intervals")
                 words.append(f"{name} {three(value)} [{three(ends[0])}, {three(ends[1])}]")
             await page.get_by_text(" \u00b7 ".join(words)).wait_for()
-            ends = [three(100 * end) for end in scores.share_of_full_intervals[0]]
+            ends = [three(round(100 * end)) for end in scores.share_of_full_intervals[0]]
             assert f" % of all [{ends[0]}, {ends[1]}] \u00b7 " in await view.status()
             drawn = "all => all.map(path => path.dataset.path)"
             arrows = page.locator(".tk-arrows path[data-path]")

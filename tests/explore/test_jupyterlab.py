@@ -123,6 +123,15 @@ def test_the_explorer_in_jupyterlab(lab, chromium, tmp_path, request):
             for key in ("ArrowDown", "Space", "j"):
                 await page.keyboard.press(key)
             await page.wait_for_selector('.tk-status[data-key="12,15,23"][data-measured=true]')
+            # Neither are letters in the box commands, where dd deletes a cell.
+            prompt, other = await page.locator(".tk-ask input").all()
+            await prompt.click()
+            await page.keyboard.type("dd")
+            assert await prompt.input_value() == "dd"
+            for box, name in ((prompt, "velm"), (other, "dorra")):
+                await box.fill(f"the tower of {name} is home to many")
+            await page.keyboard.press("Enter")
+            await page.get_by_text("with the set replaced: ").wait_for()
             await page.screenshot(path=tmp_path / "lab.png")
             await page.locator(".jp-CodeCell .cm-content").nth(1).click()
             await page.keyboard.press("Control+Enter")
@@ -133,6 +142,7 @@ def test_the_explorer_in_jupyterlab(lab, chromium, tmp_path, request):
             await page.get_by_text("The kernel has stopped or was restarted.").wait_for()
             await page.locator(".jp-Dialog").get_by_role("button", name="Ok").click()
             assert await page.locator(".tk-status").inner_text() == status
+            assert not await prompt.is_visible()
             await page.get_by_role("button", name="Undo", exact=True).click()
             await page.wait_for_selector('.tk-status[data-key="12,15"][data-measured=true]')
             await page.screenshot(path=tmp_path / "dead.png")

@@ -828,7 +828,7 @@ class View {
       if (now.low !== null) effect += ` [${fmt(now.low)}, ${fmt(now.high)}]`;
       if (setup.full) {
         const [low, high] = ["low", "high"].map((end) => circuit?.[`share_of_full_${end}`]);
-        const percent = (share) => fmt(share === null ? null : 100 * share);
+        const percent = (share) => fmt(share === null ? null : Math.round(100 * share));
         const ends = circuit ? ` [${percent(low)}, ${percent(high)}]` : "";
         parts.push(`${Math.round((100 * now.effect) / setup.full)} % of all${ends}`);
       }
