@@ -7,6 +7,7 @@ and API pages are the docstrings. Nothing is executed and nothing is fetched.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+from sphinx.application import Sphinx
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -97,7 +100,10 @@ TYPES = {
     "tracekit.search.learned.reward": ["Reward"],
     "tracekit.search.learned.schedules": ["Schedule"],
     "tracekit.search.local.soft_topk": ["BudgetSampling"],
+    "tracekit.engine.setup": ["Components"],
     "tracekit.tracer": ["By"],
+    "tracekit.tracer.set_methods": ["MetricChoice"],
+    "tracekit.tracer.tracer": ["MethodChoice"],
 }
 """Types that signatures name rather than spell out, by the module that has them. The page
 `api/types` has their entries."""
@@ -146,3 +152,13 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def setup(app: Sphinx) -> None:
+    """Messages of one answer in `trouble.md` are one term: Markdown takes one line as a term."""
+
+    def join(app: Sphinx, page: str, source: list[str]) -> None:
+        if page == "trouble":
+            source[0] = re.sub("(?<=`)\n(?=\\*\\*`)", "<br>", source[0])
+
+    app.connect("source-read", join)
