@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
+from tracekit.cli.documents import schemas
 from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult
@@ -30,6 +31,7 @@ SCHEMAS = {
     "run": schema(RunInfo),
     "command": TypeAdapter(CommandOutput).json_schema(),
     "findings": TypeAdapter(Findings).json_schema(),
+    **{f"commands/{command}": described for command, described in schemas().items()},
 }
 
 
@@ -44,4 +46,5 @@ def texts() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in texts().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,7 @@
-"""`--json`: every command prints one document, also of an error; and `tracekit verify`."""
+"""`--json`: every command prints one document, also of an error; and `tracekit verify`.
+
+`conftest.py` holds every document that a command of these tests prints against its schema.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import TypeAdapter
+from jsonschema import ValidationError, validate
 
 import tracekit as tk
 from tests.cli.test_app import COMMANDS
+from tracekit.cli import demo
+from tracekit.cli.documents import schemas
 from tracekit.cli.output import CommandOutput, console
 
 
 @pytest.fixture
 def document(command):
     def run(*arguments):
-        code, out, err = command(*arguments, "--json")
-        parsed = TypeAdapter(CommandOutput).validate_json(out)
-        assert parsed["ok"] == (code == 0), err
+        out = command(*arguments, "--json")[1]
         assert console.document is None
-        return parsed
+        return json.loads(out)
 
     return run
 
@@ -37,6 +40,68 @@ def folder(demo_model, tmp_path_factory):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_it(name):
     assert any("--json" in parameter.opts for parameter in COMMANDS[name].params)
+    assert name in schemas()
+
+
+QUICK = ("--dataset", "demo-bias", "--limit", 6)
+OUTPUTS = {
+    "evaluate": [*QUICK, "--mask", "L1H4", "--extra-metric", "kl"],
+    "demo": ["--output", "demo"],
+    "pareto": [*QUICK, "--max-budget", 2, "--max-passes", 20, "--output", "front"],
+    "report": ["{folder}", "--output", "report.html"],
+    "reproduce": ["--list"],
+    "show": ["{folder}", "--all"],
+    "side-effects": ["{folder}", "--other", "kl=demo-bias", "--other-limit", 4, "--draws", 2],
+    "sweep": ["sweep.toml", "--quiet"],
+    "trace": [*QUICK, "--budget", 2, "--budget", 3, "--method", "attribution", "--output", "run"],
+}
+"""Arguments of commands whose output no other test of `--json` has."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow if each == "demo" else ()) for each in OUTPUTS],
+)
+def test_outputs_are_those_of_their_schemas(document, folder, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
+    monkeypatch.setattr(demo, "_EXAMPLES", 4)
+    quick = {"pgb-ct+local": {"trials": 1, "epochs": 1}, "top-k": {}, "random": {"draws": 2}}
+    monkeypatch.setattr(demo, "_METHODS", tuple(quick.items()))
+    Path("sweep.toml").write_text(
+        'models = ["demo"]\ndatasets = ["demo-bias"]\nmethods = ["top-k"]\nbudgets = [2]\nlimit = 4'
+    )
+    words = [str(word).replace("{folder}", str(folder)) for word in OUTPUTS[name]]
+    parsed = document(name, *words)
+    assert (parsed["command"], parsed["error"]) == (name, None)
+    assert bool(parsed["tables"]) == (name != "report")
+
+
+def test_a_schema_refuses_other_columns():
+    rows = {"measured": "weights", "saved": 1, "now": 1, "agrees": "yes"}
+    output = CommandOutput(
+        command="verify", ok=True, tracekit="1", tables=[[rows]], lines=[], warnings=[], error=None
+    )
+    validate(output, schemas()["verify"])
+    for wrong in ({**rows, "more": 1}, {"measured": "weights"}):
+        with pytest.raises(ValidationError):
+            validate({**output, "tables": [[wrong]]}, schemas()["verify"])
+
+
+def test_what_makes_a_command_fail_is_not_ok(document, tmp_path):
+    Path(tmp_path / "mine.csv").write_text("prompt,counterfactual,x,y\na maid,the maid, b, b\n")
+    parsed = document("pairs", "check", tmp_path / "mine.csv")
+    assert "red" in {row["color"] for row in parsed["tables"][0]}
+    assert (parsed["ok"], parsed["error"]) == (False, None)
+
+
+def test_ctrl_c_is_not_ok(command, monkeypatch, folder):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tk.TraceResult, "load", interrupted)
+    code, out, _ = command("show", folder, "--json")
+    assert (code, json.loads(out)["ok"]) == (130, False)
 
 
 def test_tables_and_lines(document):
@@ -81,7 +146,7 @@ def test_errors(document, name):
 )
 def test_errors_of_usage(command, arguments, kind, message, expected):
     code, out, err = command(*arguments, "--json")
-    parsed = TypeAdapter(CommandOutput).validate_json(out)
+    parsed = json.loads(out)
     assert code == expected
     assert (parsed["command"], parsed["ok"]) == (arguments[0], False)
     assert parsed["error"]["type"] == kind

@@ -16,3 +16,5 @@ def test_models_are_listed_with_what_can_be_traced(command, monkeypatch):
     assert "every kind" in lines["llama"]
     assert "all but mlp-neurons" in lines["mixtral"]
     assert "MixtralForCausalLM cannot be traced by mlp-neurons" in out
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {"llama": few["llama"]})
+    assert command("models", "--json")[0] == 0

@@ -28,8 +28,11 @@ def test_validate(command, tmp_path, monkeypatch, demo_model):
     assert "1.000000" in out
     entry["single_head_effect"][0].reverse()
     table.write_text(json.dumps(entry))
-    code, out, err = command("validate", "demo", "--dataset", "demo-bias", "--table", table)
+    code, out, err = command(
+        "validate", "demo", "--dataset", "demo-bias", "--table", table, "--json"
+    )
     assert code == 1
+    assert json.loads(out)["tables"][0][0] == {"fact": "heads", "value": 32}
     assert "demo does not agree with the table for demo on demo-bias: the correlation" in err
 
 

@@ -33,9 +33,6 @@ PANELS = (
 """Panels of `--help`, in their order: what, how, limits, output."""
 
 
-_JSON = "as_json"
-
-
 class _Command(TyperCommand):
     """A command whose help has its options in panels, and says of values what they are."""
 
@@ -70,33 +67,25 @@ class _Program(typer.Typer):
 
 
 def _with_json(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that prints one document with `--json`, also of an error.
-
-    One that has such an option prints its own document, but for errors.
-    """
+    """A command that prints one document with `--json`, also of an error."""
     signature = inspect.signature(command, eval_str=True)
-    has_own = _JSON in signature.parameters
     text = "Print one JSON document and nothing else to standard output."
     option = typer.Option("--json", metavar="", help=text, rich_help_panel=PANELS[-1])
     keyword = inspect.Parameter.KEYWORD_ONLY
-    flag = inspect.Parameter(_JSON, keyword, default=False, annotation=Annotated[bool, option])
+    flag = inspect.Parameter("as_json", keyword, default=False, annotation=Annotated[bool, option])
 
     @wraps(command)
     def run(**values: Any) -> None:
-        as_json = values[_JSON] if has_own else values.pop(_JSON)
-        if as_json and not has_own:
+        if values.pop("as_json"):
             console.begin_document(command.__name__)
         try:
             command(**values)
-        except (TracekitError, OSError) as error:
-            if as_json and has_own:
-                console.begin_document(command.__name__)
+        except BaseException as error:
             console.print_document(error)
             raise
-        finally:
-            console.print_document()
+        console.print_document()
 
-    parameters = [*signature.parameters.values(), *([] if has_own else [flag])]
+    parameters = [*signature.parameters.values(), flag]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run

@@ -8,12 +8,11 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 from typing_extensions import TypedDict
 
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, OUTPUT, REBUILT, Given, option, takes
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, option, takes
 from tracekit.cli.output import check_folder, console, print_estimates, print_rows, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 
@@ -63,15 +62,12 @@ class Findings(TypedDict):
         "Share of the effect that may be lost without redundant components.",
     ),
     output=OPTIONAL_OUTPUT.saying("Folder for tables (CSV) and figures; made if missing."),
-    as_json=option(
-        *(False, bool, OUTPUT, ""), "Print JSON and nothing else to standard output.", "--json"
-    ),
 )
 def explain(given: Given, run: Run) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
     import tracekit as tk
 
-    output, max_sets, as_json = given["output"], given["max_sets"], given["as_json"]
+    output, max_sets = given["output"], given["max_sets"]
     result = tk.TraceResult.load(run)
     check_folder(run)
     if output is not None:
@@ -79,21 +75,17 @@ def explain(given: Given, run: Run) -> None:
     tracer = rebuild_tracer(result, given)
     if given["dry_run"]:
         estimate = tracer.estimate_explain(result, max_sets=max_sets)
-        if as_json:
-            typer.echo(json.dumps(asdict(estimate), indent=1))
-        else:
-            print_estimates([estimate])
+        console.findings = asdict(estimate)
+        print_estimates([estimate])
         return
     why = tracer.explain(
         result, max_sets=max_sets, tolerance=given["tolerance"], seed=given["seed"]
     )
     why.save(run)
-    if as_json:
-        typer.echo(json.dumps(_document(why), indent=1))
-    else:
-        _print(why, run)
+    console.findings = _document(why)
+    _print(why, run)
     if output is not None:
-        _write(why, output, quiet=as_json)
+        _write(why, output)
 
 
 def _print(why: Explanation, run: Path) -> None:
@@ -145,7 +137,7 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _write(why: Explanation, output: Path, *, quiet: bool) -> None:
+def _write(why: Explanation, output: Path) -> None:
     from tracekit._util.files import write_beside, write_csv
 
     output.mkdir(parents=True, exist_ok=True)
@@ -154,4 +146,4 @@ def _write(why: Explanation, output: Path, *, quiet: bool) -> None:
             write_csv(frame, output / f"{'members' if name == 'table' else name}.csv")
     write_beside(output / "findings.json", json.dumps(_document(why), indent=1).encode())
     drawn = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
-    write_figures(drawn, output, quiet=quiet)
+    write_figures(drawn, output)

@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
+from typer import Exit
 from typing_extensions import TypedDict
 
 from tracekit._util.markup import interval_text, printable
@@ -31,12 +32,20 @@ if TYPE_CHECKING:
     from tracekit.tracer.tracer import Tracer
 
 
+class CommandError(TypedDict):
+    """An error of a command."""
+
+    type: str
+    """Class of the error."""
+    message: str
+
+
 class CommandOutput(TypedDict):
     """The one JSON document that a command prints with `--json`."""
 
     command: str
     ok: bool
-    """False after an error."""
+    """Whether the exit code is 0."""
     tracekit: str
     """Version."""
     tables: list[list[dict[str, str | float]]]
@@ -44,8 +53,8 @@ class CommandOutput(TypedDict):
     lines: list[str]
     """Everything else that is printed."""
     warnings: list[str]
-    error: dict[str, str] | None
-    """The `type` and the `message` of an error."""
+    error: CommandError | None
+    """None where what was found makes the command fail, as a red line or a failed run."""
 
 
 class PlainConsole(Console):
@@ -55,6 +64,8 @@ class PlainConsole(Console):
     """With `--json`, what is printed goes here."""
     had_document: bool = False
     """Whether there is a document, or was one."""
+    findings: Any = None
+    """What is printed in place of the document of a command without error."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints, or records."""
@@ -72,7 +83,7 @@ class PlainConsole(Console):
 
     def begin_document(self, command: str) -> None:
         """From now on nothing is printed until `print_document`."""
-        self.had_document = True
+        self.had_document, self.findings = True, None
         self.document = CommandOutput(
             command=command.replace("_", "-"),
             ok=True,
@@ -84,14 +95,16 @@ class PlainConsole(Console):
         )
 
     def print_document(self, error: BaseException | None = None) -> None:
-        """Prints the document of a command, once."""
+        """Prints the document of a command, once; of an exit, the code says whether it is ok."""
         document, self.document = self.document, None
         if document is not None:
-            # Errors of usage say in full what they are about.
-            message = getattr(error, "format_message", error.__str__)()
-            failure = {"type": type(error).__name__, "message": message}
-            document |= {"ok": error is None, "error": None if error is None else failure}
-            sys.stdout.write(json.dumps(document, indent=1) + "\n")
+            document["ok"] = error is None or getattr(error, "exit_code", 1) == 0
+            if error is not None and not isinstance(error, Exit):
+                # Errors of usage say in full what they are about.
+                message = getattr(error, "format_message", error.__str__)()
+                document["error"] = {"type": type(error).__name__, "message": message}
+            printed = self.findings if self.findings and error is None else document
+            sys.stdout.write(json.dumps(printed, indent=1) + "\n")
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
@@ -409,6 +422,7 @@ def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
     dropped += ["95 % interval"] if dropped or not is_full else []
     if not is_full:
         columns["components"] = [" ".join(result.labels[:_MOST_LABELS]) for result in results]
+    if not is_full and console.document is None:
         dropped += ["seconds", "passes", "of all", "complete"]
         if len(results) > 1:
             same = [name for name in [*columns][1:-1] if len({str(c) for c in columns[name]}) == 1]
@@ -446,8 +460,8 @@ def save(run: TraceResult | TraceCurve, output: Path) -> None:
         result.save(output / f"{result.method}-{size}")
 
 
-def write_figures(figures_by_name: dict[str, Any], output: Path, *, quiet: bool = False) -> None:
-    """Writes figures as HTML, and as PNG if there is a browser; quietly, it prints nothing."""
+def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
+    """Writes figures as HTML, and as PNG if there is a browser."""
     from tracekit import figures
 
     if console.quiet:
@@ -460,8 +474,5 @@ def write_figures(figures_by_name: dict[str, Any], output: Path, *, quiet: bool 
     try:
         figures.write_all(at_paths(".png"))
     except FigureExportError as error:
-        if not quiet:
-            console.print(f"No PNG figures: {error}", style="dim", highlight=False)
-    if quiet:
-        return
+        console.print(f"No PNG figures: {error}", style="dim", highlight=False)
     console.print(f"Figures and results are in {output}/.", highlight=False)

@@ -38,7 +38,7 @@ def pairs(
     model, loaded = load_data({**given, "dataset": file})
     checked = loaded.check(model, progress=progress_is_shown(given["quiet"]))
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
-    table = Table("", "check", "finding")
+    table = Table("color", "check", "finding")
     for line in checked.lines:
         table.add_row(Text(line.color, style=line.color), line.topic, line.text)
     print_rows(table, n_names=2)

@@ -45,16 +45,12 @@ def _read(path: Path) -> list[Any]:
 
     if path.suffix == ".json":
         return [tk.results.InteractionGrid.load(path)]
+    of_sets: tuple[Any, ...] = (
+        *(tk.anatomy.Explanation, tk.anatomy.Paths, tk.anatomy.Attention),
+        *(tk.anatomy.SideEffects, tk.results.Generations),
+    )
     anatomy = [
-        _of_run(kind, file.parent)
-        for kind, name in (
-            (tk.anatomy.Explanation, "explanation.json"),
-            (tk.anatomy.Paths, "paths.json"),
-            (tk.anatomy.Attention, "attention.json"),
-            (tk.anatomy.SideEffects, "side_effects.json"),
-            (tk.results.Generations, tk.results.Generations.FILE),
-        )
-        for file in sorted(path.rglob(name))
+        _of_run(kind, file.parent) for kind in of_sets for file in sorted(path.rglob(kind.FILE))
     ]
     fronts = [tk.ParetoFront.load(file.parent) for file in sorted(path.rglob("pareto.json"))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]

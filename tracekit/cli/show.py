@@ -41,7 +41,7 @@ def show(
 def _print_details(result: TraceResult, all_components: bool) -> None:
     from tracekit.results.tables import facts_of_model
 
-    table = Table(show_header=False, box=None)
+    table = Table("fact", "value", show_header=False, box=None)
     options = {name: value for name, value in result.config.items() if value is not None}
     for name, value in (
         ("model", facts_of_model(result)),

@@ -18,7 +18,7 @@ from tracekit.cli.options import (
     option,
     takes,
 )
-from tracekit.cli.output import check_folder, console, write_figures
+from tracekit.cli.output import check_folder, console, print_frame, write_figures
 from tracekit.cli.parsing import parse_options
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 from tracekit.errors import ConfigError
@@ -66,6 +66,8 @@ def side_effects(given: Given, run: Run) -> None:
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
     console.print(f"{side}", highlight=False, soft_wrap=True)
+    if console.document is not None:
+        print_frame(side.table)
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

@@ -74,9 +74,11 @@ def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
         console.print(f"Failed: {reason}", highlight=False)
     frame = swept.to_frame()
     if has_table and len(frame) <= _MOST_ROWS:
-        names = [name for name in _COLUMNS if frame[name].nunique(dropna=False) > 1]
-        if "budget" in names and (frame["budget"] == frame["selected"]).all():
-            names.remove("selected")
+        names = list(_COLUMNS)
+        if console.document is None:
+            names = [name for name in names if frame[name].nunique(dropna=False) > 1]
+            if "budget" in names and (frame["budget"] == frame["selected"]).all():
+                names.remove("selected")
         names += ["effect", "low", "high"]
         names += ["held_out"] if frame["held_out"].notna().any() else []
         print_frame(frame[names], n_names=names.index("effect"))

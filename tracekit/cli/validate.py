@@ -64,7 +64,7 @@ def validate(
         progress=progress_is_shown(given["quiet"]),
     )
     validation = compare(tracer, published)
-    summary = Table(show_header=False, box=None)
+    summary = Table("fact", "value", show_header=False, box=None)
     for name, value in (
         ("heads", str(validation.singles.numel())),
         ("correlation of single effects", f"{validation.correlation:.6f}"),
