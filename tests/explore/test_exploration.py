@@ -390,6 +390,10 @@ def test_prompts_are_answered_for_the_set_and_measuring_goes_on(demo_model):
     row = tracer.generate(tracer.registry[1:], prompt).table.iloc[0]
     assert sent[1] == {"kind": "written", "key": "1-7", "other": None, **row.to_dict()}
     assert row["clean"] != row["intervened"]
+    # What was measured meanwhile is what is measured without.
+    effect = tracer.evaluate(tracer.registry[1:])
+    (found,) = [m["entry"]["effect"] for m in sent if m["kind"] == "measured" and m["key"] == "1-7"]
+    assert found == pytest.approx(effect, abs=1e-7)
     assert sent[-1]["problem"].startswith("ConfigError: There are 1 prompts and 1 counterfactuals.")
 
 

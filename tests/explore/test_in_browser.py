@@ -14,6 +14,7 @@ from tests import tiny
 from tracekit.engine.effects import log_probs
 from tracekit.engine.gradients import stream_changes
 from tracekit.explore import exploration
+from tracekit.explore.exploration import set_key
 
 pytest.importorskip("anywidget")
 pytest.importorskip("playwright")
@@ -318,6 +319,11 @@ def test_a_set_as_a_circuit_its_paths_and_what_the_model_writes(chromium, demo_m
             await first.fill(prompt)
             await second.fill(other)
             await view.button("Undo").click()
+            assert f"by itself: {row['clean']}" in await written.inner_text()
+            # An answer to what stood in the box before is shown nowhere.
+            late = {"kind": "written", "key": set_key(tiny.members_of(result)), "prompt": "the"}
+            view.widget.send({**late, "other": other, "clean": "late", "intervened": "late"})
+            await asyncio.sleep(0.1)
             assert f"by itself: {row['clean']}" in await written.inner_text()
             view.widget.save(tmp_path / "page.html")
 
