@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -159,18 +160,21 @@ def test_errors_of_usage(command, arguments, kind, message, expected):
 
 @pytest.mark.slow
 def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch):
-    """Every line of `llms.txt`, as it stands there and in its order."""
+    """Every line of `llms.txt`, as it stands there and in its order, to the certificate."""
     monkeypatch.chdir(tmp_path)
     text = (Path(tk.__file__).parent / "llms.txt").read_text(encoding="utf-8")
     lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
     commands = [shlex.split(line) for line in lines if line.startswith("tracekit ")]
     assert {words[1] for words in commands} >= {"pairs", "trace", "show", "explain", "verify"}
-    for _, *words in commands:
-        code, out, err = command(*words)
-        assert code == 0, err
-        json.loads(out)
-    code = "\n".join(line for line in lines if not line.startswith("tracekit "))
-    exec(compile(code, "llms.txt", "exec"), {})
+    names = {}
+    for is_command, block in groupby(lines, lambda line: line.startswith("tracekit ")):
+        if not is_command:
+            exec(compile("\n".join(block), "llms.txt", "exec"), names)
+            continue
+        for line in block:
+            code, _, err = command(*shlex.split(line)[1:])
+            assert code == 0, err
+    assert names["made"].check(names["model"]).color == "green"
     assert (tmp_path / "edited" / "README.md").exists()
 
 
@@ -220,6 +224,18 @@ class TestVerify:
         changed = replace(result, per_example=result.per_example + change)
         parsed = document("verify", changed.save(tmp_path / "run"))
         assert "largest difference on an example" in parsed["error"]["message"]
+
+    def test_values_of_another_model(self, document, demo_model, tmp_path):
+        pairs = tk.load_dataset("demo-bias", demo_model)[:4]
+        tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="mean", positions="all")
+        result = tracer.run("attribution", budget=2)
+        result.export(tmp_path / "edited")
+        model = ("--model", tmp_path / "edited")
+        parsed = document("verify", result.save(tmp_path / "run"), *model)
+        assert parsed["error"]["message"].endswith(
+            "as for the run. The weights differ too, and values such as means are the "
+            "model's: give --model."
+        )
 
     def test_another_model(self, document, folder, tmp_path):
         result = tk.TraceResult.load(folder)

@@ -72,10 +72,14 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
 
 def _check_same(tracer: Tracer, result: TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
+        from tracekit.models import weights_digest
+
+        is_other = weights_digest(tracer.model) != result.model_facts.weights_digest
+        too = " The weights differ too, and values such as means are the model's: give --model."
         raise ComparisonError(
             f"The run is of {len(result.per_example)} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
-            "and --data-option as for the run."
+            f"and --data-option as for the run.{too if is_other else ''}"
         )
     saved = result.held_out_fingerprint
     if saved and tracer.held_out is not None and tracer.held_out.fingerprint != saved:

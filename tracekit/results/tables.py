@@ -55,9 +55,8 @@ def circuit_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     for scores in [result.faithfulness() for result in results]:
         for name in ("faithfulness", "completeness"):
             (ends,) = getattr(scores, f"{name}_intervals")
-            for suffix, value in (
-                *(("", getattr(scores, name)[0]), ("_low", ends[0]), ("_high", ends[1])),
-            ):
+            values = {"": getattr(scores, name)[0], "_low": ends[0], "_high": ends[1]}
+            for suffix, value in values.items():
                 columns.setdefault(f"{name}{suffix}", []).append(value)
     return columns
 
