@@ -46,6 +46,12 @@ def test_heatmaps_show_what_is_selected(tracer):
     assert figure.layout.yaxis.title.text == "layer"
 
 
+def test_every_method_has_a_colour_in_all_figures():
+    of_methods = {figures.style.STYLES[name][0] for name in {*tk.search.METHODS} - {"pgb-ct"}}
+    # What PGB-CT finds has one colour, improved or not.
+    assert len(of_methods) == len(tk.search.METHODS) - 1
+
+
 @pytest.mark.parametrize("color", ["soft", "score", "rank", "none"])
 def test_other_colors_frame_what_is_selected(tracer, color):
     result = tracer.results[1]
@@ -132,6 +138,11 @@ def test_many_components_are_shares_of_layers(demo_model):
     (uniform,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert uniform.x[0] == pytest.approx(25)
     assert "of 128 selected" in bar.text[0]
+    assert figure.layout.title.subtitle.text.endswith("; line: all layers")
+    alone = tk.Tracer(demo_model, tracer.pairs, "mlp-outputs", layers=[1]).run(
+        "random", budget=9, draws=1
+    )
+    assert [trace.type for trace in alone.heatmap().data] == ["bar"]
 
 
 def test_a_few_of_many_components_are_cells(demo_model):

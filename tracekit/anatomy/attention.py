@@ -120,11 +120,7 @@ class Attention(OfMembers):
         return attention_figure(self)
 
     def check_consistent(self) -> None:
-        """Refuses parts that do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for parts that do not belong together."""
         super().check_consistent()
         shape = (len(self.members), len(self.places))
         if self.clean.shape[:2] != shape:

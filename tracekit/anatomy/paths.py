@@ -133,11 +133,7 @@ class Paths(OfMembers):
         return path_figure(self)
 
     def check_consistent(self) -> None:
-        """Refuses paths whose parts do not belong together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raises a `ValueError` for paths whose parts do not belong together."""
         super().check_consistent()
         _ = self.places
         if len(self.effects) != len(self.rows):

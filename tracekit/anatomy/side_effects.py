@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import is_whole
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -306,8 +306,6 @@ class SideEffects(OfSet):
     def check_consistent(self) -> None:
         """Raises a `ValueError` for side effects whose parts do not belong together."""
         super().check_consistent()
-        if list(self.members) != sorted(set(self.members)):
-            raise ValueError(f"the members are {shortened(self.members)}")
         names = [self.target.name, *(other.name for other in self.others)]
         if not self.others or names[0] != TARGET or len(set(names)) < len(names):
             raise ValueError(f"the names of the data are {names}")

@@ -121,6 +121,7 @@ def draw_panels(
     margins["b"] += 0.62 * TICK_SIZE * max(0, longest - 1)
     n_columns = sum(len(panel.indices) for panel in panels)
     n_bars = sum(panel.is_share for panel in panels)
+    subtitle += "; line: all layers" if n_bars and len(layers) > 1 else ""
     # The title of a single column is wider than the column.
     is_single = [len(panel.indices) == 1 for panel in panels]
     gaps = [_WIDE_GAP if any(pair) else _GAP for pair in pairwise(is_single)]
@@ -308,6 +309,8 @@ def _add_bars(
         hovertemplate="%{text}<extra></extra>",
         **axes,
     )
+    if len(rows) == 1:
+        return
     uniform = 100 * panel.overall_share
     figure.add_scatter(
         x=[uniform, uniform],

@@ -38,7 +38,7 @@ _BELOW_PLOT = 60.0
 _TITLE_SIZE = 17
 SUBTITLE_SIZE = 14
 """Size of subtitles and of the titles of panels, in pixels."""
-# Okabe and Ito's palette, in an order that also differs in lightness.
+# Okabe and Ito's palette, in an order that also differs in lightness; two more of Tol's.
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
 OTHER_SETS = ("#000000", "triangle-down-open")
@@ -52,6 +52,9 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "exhaustive": ("#000000", "star", "longdash"),
     "local-search": ("#CC79A7", "triangle-up", "solid"),
     "dcm": ("#E69F00", "triangle-down", "dash"),
+    "mask-ig": ("#56B4E9", "cross", "dot"),
+    "attribution": ("#882255", "pentagon", "dashdot"),
+    "shrunken-top-k": ("#999933", "diamond-tall", "longdash"),
 }
 """Colour, marker and dash by method."""
 SPARE_STYLES = (

@@ -29,11 +29,16 @@ p { margin: 0 0 10px; max-width: 80ch; }
 .figures { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
 .figures > div { max-width: 100%; overflow-x: auto; }
 table { border-collapse: collapse; margin: 4px 0 10px; }
-th, td { padding: 4px 12px; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th, td { padding: 4px 9px; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; }
 .note { color: #444; font-size: 14px; }
 pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 """
+
+
+_BUTTONS = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "pan2d"]
+"""Of plotly's bar, which lies over the titles of narrow figures."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +96,7 @@ def _section(section: Section, number: int) -> str:
             figure.to_html(
                 full_html=False,
                 include_plotlyjs=False,
-                config={"displaylogo": False},
+                config={"displaylogo": False, "modeBarButtonsToRemove": _BUTTONS},
                 div_id=f"figure-{number}-{column}",
             )
             for column, figure in enumerate(section.figures)

@@ -53,5 +53,6 @@ class OfSet:
     def check_consistent(self) -> None:
         """Raises a `ValueError` for members that do not belong to the rest."""
         n = len(self.registry)
-        if not self.members or not all(0 <= member < n for member in self.members):
+        is_set = list(self.members) == sorted(set(self.members)) and self.members
+        if not is_set or not 0 <= self.members[0] <= self.members[-1] < n:
             raise ValueError(f"the members are {shortened(self.members)}, of {n}")
