@@ -278,9 +278,12 @@ def frozen(model: HookedModel) -> Iterator[None]:
 
 
 def _frozen(model: HookedModel) -> Iterator[None]:
-    thawed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    modules = _modules(model)
+    # Not model.parameters(): this happens at every pass, and would walk through them again.
+    parameters = [parameter for module in modules for parameter in module._parameters.values()]
+    thawed = [each for each in parameters if each is not None and each.requires_grad]
     # One by one: a user may have put a part of the model in another mode than the whole.
-    in_training = [module for module in _modules(model) if module.training]
+    in_training = [module for module in modules if module.training]
     for parameter in thawed:
         parameter.requires_grad_(False)
     for module in in_training:
@@ -336,5 +339,6 @@ def _wholes(model: HookedModel) -> list[Any]:
 
 
 def _modules(model: HookedModel) -> list[Any]:
-    parts = [part for whole in _wholes(model) for part in getattr(whole, "modules", list)()]
-    return list({id(part): part for part in parts}.values())
+    seen: set[Any] = set()
+    wholes = [each for each in _wholes(model) if hasattr(each, "named_modules")]
+    return [module for whole in wholes for _, module in whole.named_modules(seen)]
