@@ -52,6 +52,14 @@ class TestGenerate:
         assert table["clean"].tolist() == clean != expected
         assert table["prompt"].tolist() == PROMPTS
 
+    def test_a_prompt_as_its_own_counterfactual_changes_nothing_and_says_so(
+        self, demo_model, pairs
+    ):
+        tracer = tk.Tracer(demo_model, pairs, "head-outputs")
+        with pytest.warns(tk.errors.DataWarning, match="1 of 2 .* counterfactual that equals the"):
+            written = tracer.generate(SET, PROMPTS, [PROMPTS[0], CHANGED[1]], max_new_tokens=4)
+        assert written.clean[0] == written.intervened[0]
+
     def test_an_exported_model_writes_the_same(self, demo_model, pairs, tmp_path):
         tracer = traced(demo_model, pairs)
         tracer.export(SET, tmp_path / "edited")

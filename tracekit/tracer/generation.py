@@ -86,6 +86,8 @@ def generate(
         r | ({} if changed is None else {"counterfactual": changed[n]}) for n, r in enumerate(rows)
     ]
     pairs = PromptPairs.from_text(rows, tokenizer, chat=chat, warn=False)
+    if changed is not None:
+        pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
     if bound.setup.source == "resample":
         single += others.pairs
