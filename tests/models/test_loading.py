@@ -24,6 +24,7 @@ from tracekit.errors import (
     HubUnreachableError,
     MissingExtraError,
     UnknownModelError,
+    UnknownOptionError,
     UnsupportedModelError,
 )
 from tracekit.models import loading
@@ -250,6 +251,10 @@ def test_devices(directory):
 def test_something_else(unchecked):
     with pytest.raises(UnknownModelError, match="Cannot trace a dict. Give a name, a directory"):
         load_model({"weights": 1})
+    with pytest.raises(UnsupportedModelError, match="A GPT2Model gives no logits. Load it by"):
+        load_model(tiny.hf_model("gpt2").transformer)
+    with pytest.raises(UnknownOptionError, match="'torch_dtype'. Did you mean 'dtype'"):
+        load_model("demo", torch_dtype="bfloat16")
 
 
 # ---- the hub, played by a server on this machine --------------------------------------------

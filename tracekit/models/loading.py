@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from tracekit.errors import (
     MissingExtraError,
     TracekitError,
     UnknownModelError,
+    UnknownOptionError,
     UnsupportedModelError,
 )
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
@@ -81,6 +83,7 @@ def load_model(
             passed on to `TransformerBridge.boot_transformers`, e.g. `device_map`, `n_devices`.
 
     Raises:
+        UnknownOptionError: An option that TransformerLens does not have.
         ConfigError: An option that does not suit the model, or a setting of torch that no trace
             can have (`torch.inference_mode`, another default dtype).
         UnknownModelError: It is none of these, or the hub has no such model or revision.
@@ -91,6 +94,10 @@ def load_model(
             something.
     """
     refuse_settings()
+    known = signature(_bridge().boot_transformers).parameters if options else {}
+    for option in options:
+        if option not in known:
+            raise UnknownOptionError(option, known)
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
         given = [name for name, value in stated.items() if value is not None]
@@ -297,6 +304,10 @@ def _wrap(
         raise UnknownModelError(
             f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
             "model, a TransformerBridge or a HookedTransformer."
+        )
+    if model.base_model is model and model.get_output_embeddings() is None:
+        raise UnsupportedModelError(
+            f"A {type(model).__name__} gives no logits. Load it by AutoModelForCausalLM."
         )
     refuse_without_weights(model)
     with tempfile.TemporaryDirectory() as folder:
