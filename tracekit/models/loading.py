@@ -94,10 +94,10 @@ def load_model(
             something.
     """
     refuse_settings()
-    known = signature(_bridge().boot_transformers).parameters if options else {}
+    accepted = signature(_bridge().boot_transformers).parameters if options else {}
     for option in options:
-        if option not in known:
-            raise UnknownOptionError(option, known)
+        if option not in accepted:
+            raise UnknownOptionError(option, accepted)
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
         given = [name for name, value in stated.items() if value is not None]
