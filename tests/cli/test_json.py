@@ -159,7 +159,7 @@ def test_errors_of_usage(command, arguments, kind, message, expected):
 
 
 @pytest.mark.slow
-def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch):
+def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch, capsys):
     """Every line of `llms.txt`, as it stands there and in its order, to the certificate."""
     monkeypatch.chdir(tmp_path)
     text = (Path(tk.__file__).parent / "llms.txt").read_text(encoding="utf-8")
@@ -170,6 +170,7 @@ def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatc
     for is_command, block in groupby(lines, lambda line: line.startswith("tracekit ")):
         if not is_command:
             exec(compile("\n".join(block), "llms.txt", "exec"), names)
+            capsys.readouterr()
             continue
         for line in block:
             code, _, err = command(*shlex.split(line)[1:])

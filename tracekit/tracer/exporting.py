@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
@@ -57,7 +58,7 @@ class Export:
     """Effect of the intervention on each example."""
     written_effects: Effects
     """Effect of the written model, read from disk, in place of the original one."""
-    held_out_effects: Effects | None
+    held_out_effects: Float[Tensor, " held_out_example"] | None
     """The same of the written model on the held-out examples, if there are any."""
 
     @property
