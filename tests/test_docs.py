@@ -88,6 +88,7 @@ _LONG = (
     "index.md",
     "interactions.md",
     "methods.md",
+    "run.md",
 )
 """Pages whose blocks take more than ten seconds."""
 
