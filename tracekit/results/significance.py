@@ -76,8 +76,9 @@ def least_p(n_examples: int) -> float:
 
 def said_of_few(n_examples: int) -> str:
     """A sentence where no p value of so many independent examples can be below .05; else empty."""
-    least, text = least_p(n_examples), f"With {n_examples} independent examples no p can be below"
-    return "" if least < LEVEL else f"{text} {least:.2g}, so that none can reach .05."
+    least, examples = least_p(n_examples), "example" if n_examples == 1 else "examples"
+    text = f"With {n_examples} independent {examples} no p can be below {least:.2g}"
+    return "" if least < LEVEL else f"{text}, so that none can reach .05."
 
 
 def said_of_examples(selected_on: str | None, measured_on: str) -> str:
