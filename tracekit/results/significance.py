@@ -76,8 +76,8 @@ def least_p(n_examples: int) -> float:
 
 def said_of_few(n_examples: int) -> str:
     """A sentence where no p value of so many independent examples can be below .05; else empty."""
-    least, examples = least_p(n_examples), "example" if n_examples == 1 else "examples"
-    text = f"With {n_examples} independent {examples} no p can be below {least:.2g}"
+    least, plural = least_p(n_examples), "s" * (n_examples != 1)
+    text = f"With {n_examples} independent example{plural} no p can be below {least:.2g}"
     return "" if least < LEVEL else f"{text}, so that none can reach .05."
 
 
