@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 Revisions = Mapping[str, Path]
 """Folders of a model by revision; `main` is the one that is given if none is asked for."""
@@ -43,6 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
             name, revision = "/".join(parts[2:4]), "/".join(parts[5:6]) or "main"
         else:
             name, revision = "/".join(parts[:2]), parts[3]
+        revision = unquote(revision)
         if name in self._gated:
             return self._send(403, b"", with_body, {"X-Error-Code": "GatedRepo"})
         if name not in self._models:

@@ -29,7 +29,7 @@ from tracekit.errors import (
 )
 from tracekit.models import loading
 from tracekit.models.checkpoint import _files_to_load, checkpoint_dtype
-from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook
+from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook, short_name
 from tracekit.models.loading import load_model
 from tracekit.models.verification import check_same_numbers, verified_loading
 
@@ -333,6 +333,25 @@ def test_revision_of_a_directory_or_of_a_model_in_memory_is_refused(directory):
         load_model("demo", revision="x")
     with pytest.raises(ConfigError, match="stays as it is, and revision was given"):
         load_model(tiny.hf_model("llama"), revision="x")
+
+
+def test_a_name_with_nothing_on_one_side_of_its_revision_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2@", "@main"):
+        with pytest.raises(UnknownModelError, match=f"'{name}' has nothing on one side of its @"):
+            load_model(name)
+    with pytest.raises(UnknownModelError, match="There is no file model@q4.gguf"):
+        load_model("model@q4.gguf")
+
+
+def test_revisions_with_slashes_belong_to_the_short_name():
+    for name, is_on_hub, short in (
+        ("someone/small@refs/pr/1", True, "small@refs/pr/1"),
+        ("someone/small", True, "small"),
+        ("/home/me@lab/small@step1", False, "small@step1"),
+        ("/", False, "/"),
+    ):
+        assert short_name(name, is_on_hub=is_on_hub) == short
 
 
 def test_files_to_load_are_of_one_format():

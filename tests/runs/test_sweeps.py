@@ -334,11 +334,11 @@ class TestCheckpoints:
                 refused()
 
     def test_they_are_revisions_of_the_hub(self, lab, tmp_path):
-        steps = {"main": lab / "first", "step1": lab / "first", "step2": lab / "second"}
+        steps = {"main": lab / "first", "step1": lab / "first", "refs/pr/2": lab / "second"}
         pairs = lab / "pairs.jsonl"
         script = f"""
 import tracekit as tk
-names = ["someone/steps@step1", "someone/steps@step2"]
+names = ["someone/steps@step1", "someone/steps@refs/pr/2"]
 digests = set()
 options = dict(datasets=[{str(pairs)!r}], methods=["top-k"], budgets=[2], output="out")
 for run in tk.sweep(names, **options, progress=False):
@@ -363,11 +363,11 @@ except tk.errors.UnknownModelError as error:
         *found, refused = done.stdout.splitlines()
         assert found == [
             f"steps@{step} steps@{step} someone/steps@{step} {commit_of(step)}"
-            for step in ("step1", "step2")
+            for step in ("step1", "refs/pr/2")
         ], done.stderr
         assert refused.startswith("The hub has no revision 'step3' of the model 'someone/steps'.")
         models = tk.load_runs(tmp_path / "out").to_frame()["model"]
-        assert models.tolist() == ["steps@step1", "steps@step2"]
+        assert models.tolist() == ["steps@refs/pr/2", "steps@step1"]
 
 
 class TestCommand:

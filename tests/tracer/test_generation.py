@@ -136,6 +136,12 @@ class TestGenerate:
         with pytest.raises(ResultFormatError, match="not as many texts as the 2 prompts"):
             Generations.load(tmp_path)
 
+    def test_the_empty_set_is_saved_and_read_too(self, demo_model, pairs, tmp_path):
+        written = traced(demo_model, pairs).generate([], PROMPTS)
+        assert Generations.load(written.save(tmp_path)).table.equals(written.table)
+        page = tk.report(written, tmp_path / "page.html").read_text()
+        assert "What the model writes with nothing replaced" in page
+
     def test_errors(self, demo_model, pairs):
         tracer = traced(demo_model, pairs, source="counterfactual", positions="prompt")
         for options in ({}, {"counterfactuals": CHANGED}):

@@ -40,8 +40,11 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
     those that the model is loaded from.
     """
     given, revision = name, None
-    if "@" in name and not Path(name).expanduser().exists():
+    if "@" in name and not (name.endswith(_GGUF) or Path(name).expanduser().exists()):
         name, _, revision = name.rpartition("@")
+        if not (name and revision):
+            problem = f"The model {given!r} has nothing on one side of its @."
+            raise UnknownModelError(f"{problem} Give a name and a revision, such as 'gpt2@main'.")
     if name == SMOLLM2:
         packaged = _packaged_smollm2()
         if packaged is None:

@@ -69,7 +69,13 @@ class HookedModel(Protocol):
 def model_name(model: HookedModel) -> str:
     """Short name for titles and messages."""
     name = str(getattr(model.cfg, "model_name", "") or type(model).__name__)
-    return Path(name).name or name
+    return short_name(name, is_on_hub=revision_of(model) is not None)
+
+
+def short_name(name: str, *, is_on_hub: bool) -> str:
+    """Last part of a path or a hub name; revisions such as `refs/pr/1` are kept whole."""
+    name, at, revision = name.partition("@") if is_on_hub else (name, "", "")
+    return (Path(name).name or name) + at + revision
 
 
 def weights_digest(model: HookedModel) -> str:

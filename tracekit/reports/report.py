@@ -294,8 +294,9 @@ def _side_effects_section(side: SideEffects) -> Section:
 
 
 def _generations_section(written: Generations) -> Section:
+    members = named(written.labels, _MOST_LABELS) or "nothing"
     return Section(
-        heading=f"What the model writes with {named(written.labels, _MOST_LABELS)} replaced",
+        heading=f"What the model writes with {members} replaced",
         table=written.table,
         note=f"Clean: by itself; intervened: with the set replaced. {written.how}",
     )

@@ -62,7 +62,8 @@ class Generations(OfSet):
 
     def check_consistent(self) -> None:
         """Raises a `ValueError` for members or texts that do not belong to the rest."""
-        super().check_consistent()
+        if self.members:
+            super().check_consistent()
         texts = [self.clean, self.intervened, self.counterfactuals or self.prompts]
         if {len(each) for each in texts} != {len(self.prompts)}:
             raise ValueError(f"there are not as many texts as the {len(self.prompts)} prompts")

@@ -15,6 +15,7 @@ from tracekit.data.registry import describe
 from tracekit.demo import DEMO
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
+from tracekit.models.hooked import short_name
 from tracekit.results.storage import NOT_SAVED
 
 
@@ -96,7 +97,9 @@ class ModelSource:
         name, equals, source = text.partition("=")
         if equals:
             return cls(title=name, source=source)
-        return cls(title=Path(text).name or text, source=text)
+        return cls(
+            title=short_name(text, is_on_hub=not Path(text).expanduser().exists()), source=text
+        )
 
     def check(self, cfg: Any) -> None:
         """Refuses a loaded model of this configuration that is not the one meant; here any is."""
