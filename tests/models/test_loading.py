@@ -28,8 +28,15 @@ from tracekit.errors import (
     UnsupportedModelError,
 )
 from tracekit.models import loading
-from tracekit.models.checkpoint import _files_to_load, checkpoint_dtype
-from tracekit.models.hooked import HookedModel, frozen, model_name, scored_hook, short_name
+from tracekit.models.checkpoint import Checkpoint, _files_to_load, checkpoint_dtype
+from tracekit.models.hooked import (
+    HookedModel,
+    frozen,
+    model_name,
+    revision_of,
+    scored_hook,
+    short_name,
+)
 from tracekit.models.loading import load_model
 from tracekit.models.verification import check_same_numbers, verified_loading
 
@@ -398,7 +405,7 @@ def test_adapter_in_a_folder_needs_peft_and_a_base_model(tmp_path, monkeypatch):
         load_model(tmp_path)
 
 
-def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path):
+def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path, monkeypatch):
     import peft
 
     base, folder = tmp_path / "base", tmp_path / "adapter"
@@ -418,6 +425,11 @@ def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path):
     assert any("lora_B" in name for name, _ in adapted.named_parameters())
     with adapted.disable_adapter():
         torch.testing.assert_close(adapted(torch.tensor([[1, 2, 3]])).logits.detach(), plain)
+    # One of the hub has the name and the revision that were given, not those of its folder.
+    found = {str(base): Checkpoint(base), "someone/tuned@step1": Checkpoint(folder, "commit")}
+    monkeypatch.setattr(loading, "locate", found.__getitem__)
+    model = load_model("someone/tuned", revision="step1")
+    assert (model_name(model), revision_of(model)) == ("tuned@step1", "commit")
 
 
 def test_a_model_larger_than_the_free_memory_is_refused(directory, monkeypatch):

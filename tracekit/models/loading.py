@@ -116,7 +116,7 @@ def load_model(
     if checkpoint.gguf is not None:
         return _from_gguf(model, checkpoint, tokenizer, {**options, "dtype": asked})
     if (directory / ADAPTER).exists() and not (directory / "config.json").exists():
-        return _with_adapter(directory, tokenizer, {**options, "dtype": asked})
+        return _with_adapter(model, checkpoint, tokenizer, {**options, "dtype": asked})
     with _loading_errors(model):
         options["dtype"] = asked or _chosen_dtype(directory, target)
         _refuse_too_large(model, _size_of(directory, options["dtype"]), target)
@@ -263,10 +263,11 @@ def _from_gguf(
     return model
 
 
-def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+def _with_adapter(name: str, files: Checkpoint, tokenizer: Any, options: Any) -> HookedModel:
     """The base model that an adapter's folder names, with the adapter merged into it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    directory = files.folder
     try:
         peft = import_module("peft")
     except ImportError as error:
@@ -290,7 +291,7 @@ def _with_adapter(directory: Path, tokenizer: Any, options: Mapping[str, Any]) -
         if tokenizer is None and _has_tokenizer(home):
             tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
     model = _wrap(merged, tokenizer, {})
-    model.cfg.model_name = str(directory)
+    model.cfg.model_name, model.cfg.tracekit_revision = name, files.commit
     return model
 
 
