@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,3 +117,5 @@ def test_an_explanation_of_another_run_is_refused(tracer, why, tmp_path):
     text = r"The record of side effects in .* Measure it again, or delete its side_effects\.json"
     with pytest.raises(ResultFormatError, match=text):
         check_of_run(side, tracer.run("top-k", budget=4), tmp_path)
+    with pytest.raises(ResultFormatError, match=text):
+        check_of_run(replace(side, positions="last"), other, tmp_path)

@@ -95,7 +95,7 @@ def measure(
 
 @app.command()
 def table(file: Path) -> None:
-    """Prints |1 - faithfulness| of every row, and the faithful searches against their rivals."""
+    """Prints |1 - faithfulness| of every row, and faithful local search against its rivals."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -111,6 +111,7 @@ def table(file: Path) -> None:
                 f"CPR {row['cpr']:.3f}, CMD {row['cmd']:.3f}; {row['passes']:.0f} passes"
             )
         ours = [row for row in of_cell if row["objective"].startswith("faithful")]
+        ours.sort(key=lambda row: row["method"] != "local-search")
         rivals = [row for row in of_cell if row["objective"] == "mean"]
         for place, share in enumerate(SHARES):
             if ours and rivals:

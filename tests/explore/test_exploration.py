@@ -356,9 +356,12 @@ def test_paths_go_to_the_view_and_those_of_another_question_do_not(demo):
         assert ends[1] == (None if row["receiver"] == "logits" else row["receiver"])
         assert each["sure"] == row["significant"]
     others = [replace(paths, metric="odds-ratio"), replace(paths, dataset_fingerprint="0")]
+    others.append(replace(paths, positions="last"))
     for other in others:
-        text = rf"demo-facts data and demo, by {other.metric} and noising from counterfactual, and"
-        with pytest.raises(ConfigError, match=rf"^The paths are of {text} this tracer has another"):
+        text = f"by {other.metric} and noising from counterfactual at {other.positions}, and this"
+        with pytest.raises(
+            ConfigError, match=f"^The paths are of demo-facts data and demo, {text}"
+        ):
             demo.explore(paths=other)
     assert demo.explore().setup["paths"] == []
 

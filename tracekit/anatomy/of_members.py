@@ -11,6 +11,7 @@ from torch import Tensor
 from tracekit._util.clusters import Over
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.engine.layout import Positions
 from tracekit.results.intervals import check_clusters
 from tracekit.results.of_set import OfSet
 from tracekit.results.significance import said_of_examples
@@ -37,6 +38,8 @@ class OfMembers(OfSet):
     """Where the values come from that are put in."""
     direction: str
     """`noising` or `denoising`."""
+    positions: Positions
+    """Where it was patched."""
     model: str
     cost: Cost
     """Passes that it took."""
@@ -73,5 +76,6 @@ def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:
         "dataset_fingerprint": engine.pairs.fingerprint,
         "metric": engine.metric.name,
         "direction": engine.metric.direction,
+        "positions": engine.config.positions,
         "cost": engine.cost - before,
     }

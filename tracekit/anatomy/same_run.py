@@ -38,6 +38,7 @@ def check_of_run(
             (asked.metric, result.setup.metric),
             (saved.source, result.setup.source),
             (saved.direction, result.setup.direction),
+            (saved.positions, result.setup.positions),
         ]
     if isinstance(saved, Attention):
         # Only heads are read.

@@ -36,6 +36,7 @@ from tracekit._util.options import is_whole
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.engine.layout import Positions
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, bounds_of
 from tracekit.results.display import text_html
@@ -114,6 +115,8 @@ class SideEffects(OfSet):
     """Where the values come from that are put in."""
     direction: str
     """`noising` or `denoising`."""
+    positions: Positions
+    """Where it was patched."""
     seed: int
     """Drew the random sets, which are the same for all data."""
     selected_on: str | None
@@ -382,6 +385,7 @@ def measure_side_effects(
         model=model,
         source=source,
         direction=target.metric.direction,
+        positions=target.config.positions,
         seed=seed,
         selected_on=selected_on,
         cost=cost,

@@ -58,13 +58,13 @@ def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
     engine, held_out = traced.engine, traced.held_out
     prints = [each.pairs.fingerprint for each in (engine, held_out) if each is not None]
     own = model_name(engine.model), engine.metric.name, engine.metric.direction
-    own += (name_of(traced.setup.source),)
-    given = paths.model, paths.metric, paths.direction, paths.source
+    own += name_of(traced.setup.source), engine.config.positions
+    given = paths.model, paths.metric, paths.direction, paths.source, paths.positions
     if given != own or paths.dataset_fingerprint not in prints:
         raise ConfigError(
             f"The paths are of {paths.dataset} data and {paths.model}, by {paths.metric} and "
-            f"{paths.direction} from {paths.source}, and this tracer has another model, question "
-            "or examples. Give what tracer.paths(...) measured."
+            f"{paths.direction} from {paths.source} at {paths.positions}, and this tracer has "
+            "another model, question or examples. Give what tracer.paths(...) measured."
         )
     registry = traced.engine.registry
     at = {
