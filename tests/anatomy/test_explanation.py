@@ -25,6 +25,7 @@ from tracekit.anatomy.shapley import (
 )
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import (
     ComponentError,
@@ -50,6 +51,7 @@ class Planted(Engine):
     metric = None
     registry = heads(3)
     cost = Cost()
+    config = EngineConfig()
     clean = tk.metrics.ContinuationLogProbs(x=torch.full((6,), -1.0), y=torch.full((6,), -2.0))
 
     def __init__(self, value, metric=tk.metrics.METRICS["odds-ratio"]):
