@@ -25,8 +25,8 @@ from tracekit.anatomy.shapley import (
 )
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.prepared import EngineConfig
 from tracekit.errors import (
     ComponentError,
     ConfigError,
