@@ -245,6 +245,8 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
             lambda: tracer.explore([tk.Component("head-outputs", 1, 2)])
         ) as view:
             await view.status()
+            # Until then ticks are drawn again.
+            await view.page.wait_for_selector(".tk-legend .tk-bar")
             number = 3
             await view.page.locator(f"[id$=example{number}]").hover(force=True)
             detail = view.page.locator(".tk-detail")
@@ -459,6 +461,7 @@ def test_nothing_from_outside_becomes_markup(chromium, model, tmp_path):
         async with chromium.shown(lambda: tracer.explore()) as view:
             await view.page.locator("[data-index]").first.click()
             await view.status()
+            await view.page.wait_for_selector(".tk-legend .tk-bar")
             await view.page.locator("[role=option]").first.hover(force=True)
             await view.button("Copy as Python").click()
             text = await view.page.locator(".tk-explore").inner_text()
