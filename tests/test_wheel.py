@@ -76,6 +76,7 @@ def test_the_wheel_is_what_is_imported(python: Path, tmp_path: Path):
     assert version == _run(python, "-c", code, folder=tmp_path).strip() == tracekit.__version__
 
 
+@pytest.mark.soak
 def test_the_demo_runs(python: Path, tmp_path: Path):
     program = python.parent / "tracekit"
     shown = _run(program, "demo", "--quiet", "--output", tmp_path / "demo", folder=tmp_path)
@@ -94,6 +95,7 @@ tracer = tk.Tracer(
     "demo", tk.load_dataset("demo-facts", tk.load_model("demo"))[:8], metric="probability-drop"
 )
 tracer.explore([tk.Component("attention-patterns", 1, 4)]).save("explore.html")
+tk.report(tracer.run("attribution", budget=2), "report.html")
 print(len(tracer.registry), published.__name__)
 """
     assert _run(python, "-c", code, folder=tmp_path).split() == ["32", "tracekit.paper.published"]

@@ -145,7 +145,6 @@ def test_own_pairs_held_out(command, tmp_path, demo_model):
     assert f"{result.held_out_effect:.4g}" in out
 
 
-@pytest.mark.slow
 def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     bounds = []
     original = tk.Tracer.__init__
@@ -157,12 +156,12 @@ def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     monkeypatch.setattr(tk.Tracer, "__init__", note)
     code, _, err = command(
         *("trace", "--limit", 4, "--budget", 2, "--max-batch-size", 3, "--max-memory", 5),
-        *("--option", "trials=1", "--option", "epochs=2", "--option", "precision=bfloat16"),
-        *("--output", tmp_path, "--quiet"),
+        *("--method", "pgb-ct", "--option", "trials=1", "--option", "epochs=2"),
+        *("--option", "precision=bfloat16", "--output", tmp_path, "--quiet"),
     )
     assert code == 0, err
     assert bounds == [(3, 5 * 2**20)]
-    result = tk.TraceResult.load(next(tmp_path.glob("pgb-ct+local-*")))
+    result = tk.TraceResult.load(next(tmp_path.glob("pgb-ct-*")))
     assert result.config["precision"] == "bfloat16"
 
 
