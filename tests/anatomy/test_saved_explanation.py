@@ -119,3 +119,13 @@ def test_an_explanation_of_another_run_is_refused(tracer, why, tmp_path):
         check_of_run(side, tracer.run("top-k", budget=4), tmp_path)
     with pytest.raises(ResultFormatError, match=text):
         check_of_run(replace(side, positions="last"), other, tmp_path)
+
+
+def test_what_is_saved_of_listed_positions_is_of_its_run(tracer, tmp_path):
+    at_two = tk.Tracer(tracer.model, tracer.pairs, "head-outputs", positions=[0, -1])
+    run = at_two.run("attribution", budget=3)
+    run.save(tmp_path)
+    at_two.explain(run).save(tmp_path)
+    at_two.side_effects(run, {"same": (tracer.pairs, "kl")}, draws=1).save(tmp_path)
+    for kind in (tk.anatomy.Explanation, tk.anatomy.SideEffects):
+        check_of_run(kind.load(tmp_path), tk.TraceResult.load(tmp_path), tmp_path)

@@ -11,7 +11,6 @@ from torch import Tensor
 from tracekit._util.clusters import Over
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.layout import Positions
 from tracekit.results.intervals import check_clusters
 from tracekit.results.of_set import OfSet
 from tracekit.results.significance import said_of_examples
@@ -38,8 +37,8 @@ class OfMembers(OfSet):
     """Where the values come from that are put in."""
     direction: str
     """`noising` or `denoising`."""
-    positions: Positions
-    """Where it was patched."""
+    positions: str | tuple[int, ...]
+    """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
     model: str
     cost: Cost
     """Passes that it took."""

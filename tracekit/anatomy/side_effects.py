@@ -36,7 +36,6 @@ from tracekit._util.options import is_whole
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.layout import Positions
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, bounds_of
 from tracekit.results.display import text_html
@@ -115,8 +114,8 @@ class SideEffects(OfSet):
     """Where the values come from that are put in."""
     direction: str
     """`noising` or `denoising`."""
-    positions: Positions
-    """Where it was patched."""
+    positions: str | tuple[int, ...]
+    """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
     seed: int
     """Drew the random sets, which are the same for all data."""
     selected_on: str | None
