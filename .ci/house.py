@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-ROOMS, LINES, FILE, CLASS, FUNCTION, NAMES = 20, 40_944, 700, 800, 80, 30
+ROOMS, LINES, FILE, CLASS, FUNCTION, NAMES = 20, 40_952, 700, 800, 80, 30
 """The most folders and root modules; lines of all, of a file, a class, a function; top names."""
 
 

@@ -75,6 +75,12 @@ def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:
         "dataset_fingerprint": engine.pairs.fingerprint,
         "metric": engine.metric.name,
         "direction": engine.metric.direction,
-        "positions": engine.config.positions,
+        "positions": positions_of(engine),
         "cost": engine.cost - before,
     }
+
+
+def positions_of(engine: Engine) -> str | tuple[int, ...]:
+    """Where an engine patches, as it is saved."""
+    positions = engine.config.positions
+    return positions if isinstance(positions, str) else tuple(positions)

@@ -33,6 +33,7 @@ from torch import Tensor
 from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import is_whole
+from tracekit.anatomy.of_members import positions_of
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -384,7 +385,7 @@ def measure_side_effects(
         model=model,
         source=source,
         direction=target.metric.direction,
-        positions=target.config.positions,
+        positions=positions_of(target),
         seed=seed,
         selected_on=selected_on,
         cost=cost,

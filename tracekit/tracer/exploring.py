@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tracekit.anatomy.of_members import positions_of
 from tracekit.anatomy.paths import Paths
 from tracekit.components import ComponentSet, masks
 from tracekit.components.masks import complement_of
@@ -58,7 +59,7 @@ def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
     engine, held_out = traced.engine, traced.held_out
     prints = [each.pairs.fingerprint for each in (engine, held_out) if each is not None]
     own = model_name(engine.model), engine.metric.name, engine.metric.direction
-    own += name_of(traced.setup.source), engine.config.positions
+    own += name_of(traced.setup.source), positions_of(engine)
     given = paths.model, paths.metric, paths.direction, paths.source, paths.positions
     if given != own or paths.dataset_fingerprint not in prints:
         raise ConfigError(
