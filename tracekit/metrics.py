@@ -50,6 +50,7 @@ from tracekit.errors import (
     MetricError,
     MissingContinuationError,
     NonFiniteMetricError,
+    NotDifferentiableError,
     UnknownNameError,
 )
 
@@ -280,6 +281,7 @@ class Metric:
         Raises:
             MetricError: The function returned something else, changed what it was given, or reads
                 what `reads` does not name.
+            NotDifferentiableError: It leaves torch where a gradient is asked for.
             MissingContinuationError: It reads y, and some example has none.
         """
         versions = _versions(clean), _versions(intervened)
@@ -290,18 +292,46 @@ class Metric:
             if lacking is None:
                 raise
             raise lacking from error
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            raise no_gradient(self.name) from error  # NumPy takes no tensor that has one.
         if (_versions(clean), _versions(intervened)) != versions:
             raise MetricError(
                 f"The metric {self.name!r} changes the log-probabilities that it is given, which "
                 "are used again. Compute with new tensors, without operations such as mul_()."
             )
-        if not isinstance(effects, Tensor) or effects.shape != clean.x.shape:
-            got = tuple(effects.shape) if isinstance(effects, Tensor) else type(effects).__name__
-            raise MetricError(
-                f"The metric {self.name!r} returned {got}. "
-                f"It must return a tensor of shape {tuple(clean.x.shape)}: one effect per example."
-            )
-        return effects if effects.is_floating_point() else effects.float()
+        _check_values(self.name, effects, clean.x)
+        # Parameters of the metric's own have gradients where nobody asks for one.
+        return (effects if torch.is_grad_enabled() else effects.detach()).to(clean.x)
+
+
+def no_gradient(name: str) -> NotDifferentiableError:
+    """The error for a metric through which no gradient reaches the mask."""
+    return NotDifferentiableError(
+        f"No gradient reaches the mask through the metric {name!r}. Compute it with differentiable "
+        "torch operations, or use a search that needs no gradient, such as top-k."
+    )
+
+
+def _check_values(name: str, values: Any, like: Effects) -> None:
+    """Refuses what is not one real number per example, whatever its type and device."""
+    if not isinstance(values, Tensor):
+        problem: object = type(values).__name__
+    elif values.is_nested or values.is_quantized or values.layout != torch.strided:
+        problem = "a tensor that is nested, sparse or quantized"
+    elif values.shape != like.shape:
+        problem = tuple(values.shape)
+    elif values.is_complex():
+        problem = "complex numbers"
+    elif values.is_meta:
+        problem = "a tensor on the device meta, which holds no numbers"
+    else:
+        return
+    raise MetricError(
+        f"The metric {name!r} returned {problem}. It must return a tensor of shape "
+        f"{tuple(like.shape)}: one effect per example, a real number."
+    )
 
 
 class _Watched(ContinuationLogProbs):
@@ -577,7 +607,7 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
     if _takes_logits(metric):
         reads = ("distribution", "answer-tokens")
         label = f"effect ({name}, clean \u2212 intervened)"
-        return Metric(name, _drop_of(metric), needs_y=False, reads=reads, axis_label=label)
+        return Metric(name, _drop_of(name, metric), needs_y=False, reads=reads, axis_label=label)
     return Metric(name, metric, needs_y=False, reads=("argmax",), axis_label=f"effect ({name})")
 
 
@@ -589,7 +619,7 @@ def _takes_logits(function: Any) -> bool:
         return False
 
 
-def _drop_of(function: Any) -> MetricFunction:
+def _drop_of(name: str, function: Any) -> MetricFunction:
     """What a function of logits and answer tokens loses from the clean run to the intervened."""
 
     def drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
@@ -597,7 +627,9 @@ def _drop_of(function: Any) -> MetricFunction:
             function(run.require("distribution")[:, None], run.require("answer_tokens"))
             for run in (clean, intervened)
         ]
-        return values[0] - values[1]
+        for each in values:
+            _check_values(name, each, clean.x)
+        return values[0].to(clean.x) - values[1].to(clean.x)
 
     return drop
 

@@ -324,10 +324,13 @@ def masks(mask, per_example):
         assert_right(torch.as_tensor(effect), expected if per_example else expected.mean())
 
 
+_RETURNED = "nan inf ints bools mean list none wide raise double half meta".split()
+
+
 @about(
     40,
     returned=st.one_of(
-        st.sampled_from(["nan", "inf", "ints", "bools", "mean", "list", "none", "wide", "raise"]),
+        st.sampled_from(_RETURNED),
         st.floats(-1e30, 1e30),
     ),
     at=st.integers(0, 5),
@@ -341,6 +344,9 @@ def metrics_of_ones_own(returned, at):
             return effect + (torch.arange(len(effect)) == at) * float(returned)
         return {
             "ints": lambda: effect.round().long(),
+            "double": effect.double,
+            "half": effect.bfloat16,
+            "meta": lambda: effect.to("meta"),
             "bools": lambda: effect > 0,
             "mean": effect.mean,
             "list": effect.tolist,

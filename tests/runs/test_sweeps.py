@@ -265,7 +265,7 @@ class TestFailures:
             text = f"{name} is 0, which is no path. Give a text or a Path."
             with pytest.raises(ConfigError, match=text):
                 tk.sweep(**{**grid, name: 0})
-        with pytest.raises(ConfigError, match="output is .*, which has a name of more than 255"):
+        with pytest.raises(ConfigError, match="output is .*, which no file system takes. Give"):
             tk.sweep(**{**grid, "output": "x" * 300})
         with pytest.raises(ConfigError, match="The part 0 is not of the form NUMBER/COUNT"):
             tk.sweep(**grid, part=0)

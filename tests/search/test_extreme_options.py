@@ -11,7 +11,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import ConfigError
+from tracekit.errors import BudgetError, ConfigError
 from tracekit.search import METHODS
 
 QUICK = {
@@ -110,3 +110,25 @@ def test_a_search_of_ones_own_is_checked(tracer):
 def test_not_a_number_is_within_no_bound(method, name):
     with pytest.raises(ConfigError, match=f"{name} is nan. It must be "):
         method(**{name: float("nan")})
+
+
+@pytest.mark.parametrize("seed", [2**53, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("method", ["random", "pgb-ct", "dcm", "local-search", "pgb-ct+local"])
+def test_every_seed_that_is_allowed_draws(tracer, method, seed):
+    options = QUICK.get(method.partition("+")[0], {})
+    found = [tracer.run(method, budget=2, seed=seed, **options).labels for _ in range(2)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**400, 1.5, True, "0", None])
+def test_other_seeds_are_refused(tracer, seed):
+    with pytest.raises(ConfigError, match="The seed is .*Give a whole number from 0 to"):
+        tracer.run("random", budget=2, seed=seed)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.inf, math.nan, "1", [0.1]])
+def test_goals_that_are_no_numbers_are_refused(tracer, value):
+    with pytest.raises(BudgetError, match="target_effect is .*Give a finite number"):
+        tracer.run("top-k", target_effect=value)
+    with pytest.raises(BudgetError, match="budget of .*Give a count"):
+        tracer.run("top-k", budget=value)

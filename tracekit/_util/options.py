@@ -20,6 +20,8 @@ from tracekit.errors import ConfigError
 
 _LONGEST_NAME = 255
 """Bytes of one part of a path that common file systems take."""
+_LONGEST_PATH = 4096 - _LONGEST_NAME
+"""Bytes of a path to which a name can be added."""
 _LARGEST = 1e12
 """Far beyond any useful option; its square is still a number of float32."""
 _NUMBERS = (int, float, bool, type(None), ...)
@@ -82,12 +84,14 @@ def as_path(name: str, value: Any) -> Path:
     """A path given as a `Path` or as text; `name` is that of the argument."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} is {value!r}, which is no path. Give a text or a Path.")
-    if any(len(part) > _LONGEST_NAME for part in map(os.fsencode, Path(value).parts)):
+    path, encoded = Path(value), os.fsencode(value)
+    longest = max(map(len, map(os.fsencode, path.parts)), default=0)
+    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
         raise ConfigError(
-            f"{name} is {shortened(str(value))}, which has a name of more than {_LONGEST_NAME} "
-            "bytes. Give a shorter one."
+            f"{name} is {shortened(str(value))}, which no file system takes. Give at most "
+            f"{_LONGEST_PATH} bytes, in names of at most {_LONGEST_NAME}, without the character 0."
         )
-    return Path(value)
+    return path
 
 
 def check_types(options: Any) -> None:

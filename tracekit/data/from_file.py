@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.options import shortened
+from tracekit._util.options import as_path, shortened
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.formats import FORMATS
@@ -122,7 +122,11 @@ def read_rows(
     if format is not None and columns is not None:
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
     path = _named(data)
-    rows = _from_file(Path(data)) if isinstance(data, (str, Path)) else _from_table(data)
+    rows = (
+        _from_file(as_path("The file", data))
+        if isinstance(data, (str, Path))
+        else _from_table(data)
+    )
     if format is not None:
         return rows, False
     rows = _renamed(rows, columns, path)

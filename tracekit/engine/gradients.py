@@ -104,9 +104,7 @@ def gradient(
                 values = of_masks[0]
                 if scores is not None:
                     values = scores(of_masks[0], of_masks[1], batch.examples)
-                data.require_gradient(values)
-                weights = example_weights(values.detach())
-                total += torch.autograd.grad((weights * values).sum(), leaf)[0]
+                total += data.slopes(example_weights(values.detach()) * values, leaf)
             effects[batch.examples] = values.detach()
     data.account.count(n_masks * len(examples), backward=True)
     effects, total = data.ranks.add(effects, total)
@@ -203,8 +201,7 @@ def _expanded(
             values = data.effects_from(batch, log_probs)[0]
         else:
             values = linearization.to_linear(log_probs)
-        data.require_gradient(values)
-        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+        slopes = data.slopes(values, leaf)
     # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
     return Expansion(values.detach(), of_rows @ slopes[0])
 

@@ -36,7 +36,7 @@ from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_pairs
 from tracekit.engine.patching import Activations, MaskedPatch
-from tracekit.errors import ConfigError, NonFiniteMetricError, NotDifferentiableError, WorkerError
+from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (
     ContinuationLogProbs,
     ContinuationMean,
@@ -44,6 +44,7 @@ from tracekit.metrics import (
     Metric,
     Reading,
     check_finite,
+    no_gradient,
 )
 from tracekit.models.hooked import (
     Hook,
@@ -372,14 +373,13 @@ class PreparedData:
                 "are. Use a bounded metric such as probability-drop."
             )
 
-    def require_gradient(self, values: Tensor) -> None:
-        """Refuses values through which no gradient reaches the mask."""
-        if not values.requires_grad:
-            raise NotDifferentiableError(
-                f"No gradient reaches the mask through the metric {self.metric.name!r}. "
-                "Compute it with differentiable torch operations, or use a search that "
-                "needs no gradient, such as top-k."
-            )
+    def slopes(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Gradient of the sum of values; refuses a metric through which none reaches the mask."""
+        if values.requires_grad:
+            (slopes,) = torch.autograd.grad(values.sum(), mask, allow_unused=True)
+            if slopes is not None:
+                return slopes
+        raise no_gradient(self.metric.name)
 
 
 def _build_layout(

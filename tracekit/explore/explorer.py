@@ -12,6 +12,7 @@ import traitlets
 
 from tracekit._util.files import write_beside
 from tracekit._util.markup import printable
+from tracekit._util.options import as_path
 from tracekit.components import Component, ComponentSet
 from tracekit.errors import ComponentError
 from tracekit.explore.data import (
@@ -202,7 +203,7 @@ class Explorer(_Widget):
 
         It opens without a network and without a kernel; sets that were not measured say so.
         """
-        path = Path(path)
+        path = as_path("path", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.exploration.measured_now(complete=True)
         self.faithfulness()

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tracekit._util.files import draft_folder, write_beside
+from tracekit._util.options import as_path
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
 from tracekit.figures.style import add_legend, fit_bar, fit_titles, place_title, title_width
@@ -81,7 +82,9 @@ def write(
         figure, width=width, height=height, font_size=font_size, font=font, title=title
     )
     is_screen = width is None and height is None
-    _write({Path(path): resized}, scale=_PIXELS_PER_POINT if is_screen else _DPI / _PER_INCH)
+    _write(
+        {as_path("path", path): resized}, scale=_PIXELS_PER_POINT if is_screen else _DPI / _PER_INCH
+    )
     return Path(path)
 
 
@@ -171,7 +174,9 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
         FigureExportError: Kaleido or a browser is missing, or the browser hangs; `.html` files are
             written all the same.
     """
-    return _write({Path(name): figure for name, figure in figures.items()}, _PIXELS_PER_POINT)
+    return _write(
+        {as_path("path", name): figure for name, figure in figures.items()}, _PIXELS_PER_POINT
+    )
 
 
 def _write(figures: Mapping[Path, go.Figure], scale: float) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from tracekit._util.options import as_path
 from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import ConfigError, HubUnreachableError, UnknownModelError
 
@@ -39,6 +40,7 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
     `NAME@REVISION` is a branch, tag or commit of the hub's repository. By default the files are
     those that the model is loaded from.
     """
+    as_path("The model", name)
     given, revision = name, None
     if "@" in name and not (name.endswith(_GGUF) or Path(name).expanduser().exists()):
         name, _, revision = name.rpartition("@")

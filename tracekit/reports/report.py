@@ -13,6 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from tracekit._util.markup import interval_text
+from tracekit._util.options import as_path
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.anatomy.tables import member_table, path_table, side_effects_table
 from tracekit.data.registry import DATASETS
@@ -83,7 +84,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
         sections.append(_grid_section(grids))
     first = groups[0].results[0] if groups else None
     title = f"tracekit: {first.dataset} data, {first.model} model" if first else "tracekit"
-    return write_page(Path(path), title, sections)
+    return write_page(as_path("path", path), title, sections)
 
 
 class _Group(NamedTuple):

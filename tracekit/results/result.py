@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import shortened
+from tracekit._util.options import as_path, shortened
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.data.prompts import DataOrigin
@@ -452,7 +452,9 @@ class TraceResult:
         """
         check_registry(self.registry)
         scores = self.ranked_by
-        write_mib(Path(path), self.registry, scores, self.binary_mask, self.model_facts.sizes)
+        write_mib(
+            as_path("path", path), self.registry, scores, self.binary_mask, self.model_facts.sizes
+        )
         return Path(path)
 
     def heatmap(self, *, color: Color | None = None) -> go.Figure:

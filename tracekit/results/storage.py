@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from torch import Tensor
 
 from tracekit._util.files import digest_of, write_beside, write_csv
-from tracekit._util.options import shortened
+from tracekit._util.options import as_path, shortened
 from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 
@@ -66,7 +66,7 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
     """
     from safetensors.torch import save as serialised
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    as_path("path", path).parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     entries = _encoded(value, type(value), "", None if inline else tensors)
     labels = getattr(value, "labels", None)
@@ -116,7 +116,7 @@ def save_numbers(value: Any, path: str | Path) -> Path:
 
     A `.json` has all of its fields, tensors as lists; a `.csv` the table of its `to_frame`.
     """
-    path = Path(path)
+    path = as_path("path", path)
     if path.suffix == ".json":
         save(value, path, inline=True)
     else:
@@ -160,7 +160,7 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
         ResultNotFoundError: There is no such file.
         ResultFormatError: It is damaged, was changed, or is of another format version.
     """
-    if not path.is_file():
+    if not as_path("path", path).is_file():
         raise ResultNotFoundError(
             f"The folder {path.parent} holds no {path.name}. Give a folder that a run was saved to."
         )

@@ -111,7 +111,7 @@ def load_runs(folder: str | Path) -> Runs:
     Raises:
         ResultNotFoundError: The folder holds neither.
     """
-    root = Path(folder)
+    root = as_path("folder", folder)
     root = root / RUN_FOLDERS if (root / RUN_FOLDERS).is_dir() else root
     runs = []
     folders = sorted(filter(is_run_folder, root.iterdir())) if root.is_dir() else []

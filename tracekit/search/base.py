@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracekit._util.options import is_whole
+from tracekit._util.options import is_whole, shortened
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
 from tracekit.errors import (
@@ -79,8 +80,8 @@ class Goal:
         counts = sorted({as_count(value, n_components) for value in asked})
         if target_effect is not None and not _is_finite(target_effect):
             raise BudgetError(
-                f"The target_effect is {target_effect!r}. Give a finite number, the mean effect "
-                "to reach."
+                f"The target_effect is {shortened(target_effect)}. Give a finite number, the mean "
+                "effect to reach."
             )
         return cls(budgets=tuple(counts), target=target_effect)
 
@@ -171,7 +172,9 @@ class Search(Protocol):
 
 
 def _is_finite(value: object) -> bool:
-    return is_whole(value) or (isinstance(value, float) and isfinite(value))
+    with suppress(OverflowError):  # Whole numbers beyond the largest float are not finite either.
+        return (is_whole(value) or isinstance(value, float)) and isfinite(value)
+    return False
 
 
 def require_gradient(metric: Metric, method: str) -> None:
@@ -197,7 +200,7 @@ def as_count(budget: int | float, n_components: int) -> int:
     """A budget as a number of components, from one to all."""
     if not _is_finite(budget):
         raise BudgetError(
-            f"A budget of {budget!r} is no number of components. "
+            f"A budget of {shortened(budget)} is no number of components. "
             f"Give a count from 1 to {n_components}, or a share of at most 1."
         )
     is_share = isinstance(budget, float) and not (budget > 1 and budget.is_integer())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
+from tracekit._util.options import as_path
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
@@ -51,7 +52,7 @@ class Checkpoint:
 
         Model, data and `config` must be the same for the file to be of use.
         """
-        self._path = path
+        self._path = as_path("checkpoint", path)
         self._engine = engine
         self._key = _key(engine, config)
         if engine.ranks.count > 1:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.options import as_path
 from tracekit.anatomy import SideEffects
 from tracekit.components.masks import from_indices
 from tracekit.components.members import members_of
@@ -51,7 +52,7 @@ class ModelEdits(Connections):
             self.engine,
             self.setup,
             from_indices(members_of(members, self.registry), len(self.registry)).float(),
-            Path(folder),
+            as_path("folder", folder),
             result=members if isinstance(members, TraceResult) else None,
             side_effects=side_effects,
             held_out=self._held_out,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import check_seed
+from tracekit._util.options import as_path, check_seed
 from tracekit.anatomy import Explanation, SetGame, SideEffects
 from tracekit.anatomy.minimality import Minimality, measure_minimality
 from tracekit.anatomy.runs import engines_of, plan_explanation, run_explanation, run_side_effects
@@ -448,7 +448,7 @@ class SetMethods:
         Raises:
             DataFormatError: The file is none, or is of another model or other components.
         """
-        return read_mib(Path(path), self.registry, model_sizes(self.model.cfg))
+        return read_mib(as_path("path", path), self.registry, model_sizes(self.model.cfg))
 
     @property
     def _other_direction(self) -> Direction:

@@ -60,7 +60,7 @@ class Random:
         return [selection]
 
     def _best(self, engine: Target, size: int, seed: int, budget: int | None) -> Selection:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + size)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + size) % 2**63)
         # All components make one set only.
         draws = 1 if size == engine.n_components else self.draws
         sets = [

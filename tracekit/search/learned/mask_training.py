@@ -224,7 +224,7 @@ class MaskTraining(ABC):
     def _order(self, engine: Target, epoch: int, seed: int) -> Tensor:
         if self.example_order is not None:
             return torch.tensor(list(self.example_order[epoch]))
-        generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
+        generator = torch.Generator().manual_seed((seed * 100_003 + epoch) % 2**63)
         return torch.randperm(engine.n_examples, generator=generator)
 
     def _learning_rate(self, engine: Target) -> float:
