@@ -167,7 +167,7 @@ class TestBeginningOfSequence:
 
     def test_it_does_not_count_what_transformer_lens_makes_of_a_tokenizer(self, gpt2_tokenizer):
         model = tk.load_model(tiny.hf_model("gpt2"), tokenizer=gpt2_tokenizer)
-        assert model.tokenizer.encode("a")[0] == gpt2_tokenizer.bos_token_id
+        assert model.to_tokens("a")[0, 0] == gpt2_tokenizer.bos_token_id
         (pair,) = tk.PromptPairs.from_text([ROW], model)
         assert pair.prompt_ids == tuple(gpt2_tokenizer.encode(ROW["prompt"]))
 
@@ -175,7 +175,7 @@ class TestBeginningOfSequence:
         tiny.hf_model("gpt2").save_pretrained(tmp_path)
         gpt2_tokenizer.save_pretrained(tmp_path)
         model = tk.load_model(tmp_path)
-        assert model.tokenizer.encode("a")[0] == gpt2_tokenizer.bos_token_id
+        assert model.to_tokens("a")[0, 0] == gpt2_tokenizer.bos_token_id
         (pair,) = tk.PromptPairs.from_text([ROW], model)
         assert pair.prompt_ids == tuple(gpt2_tokenizer.encode(ROW["prompt"]))
 
@@ -537,7 +537,7 @@ class TestOnARealModel:
         return model.tokenizer.encode(text, add_special_tokens=False)
 
     def test_its_tokenizer_adds_no_bos_by_itself(self, real_model):
-        assert real_model.tokenizer.encode("a")[0] == real_model.tokenizer.bos_token_id == 1
+        assert real_model.to_tokens("a")[0, 0] == real_model.tokenizer.bos_token_id == 1
         row = dict(zip(("prompt", "counterfactual"), self.CAPITAL, strict=True), x=" Paris")
         (pair,) = tk.PromptPairs.from_text([row], real_model)
         assert list(pair.prompt_ids) == self.ids(real_model, self.CAPITAL[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,49 +106,77 @@ def test_model_on_the_meta_device_is_refused():
 # ---- other threads ----------------------------------------------------------------------------
 
 
+WAYS_TO_RUN = {
+    "bridge": lambda model: model(TOKENS),
+    "hooks": lambda model: model.run_with_hooks(TOKENS, fwd_hooks=[]),
+    "cache": lambda model: model.run_with_cache(TOKENS)[0],
+    "bare": lambda model: model.original_model(TOKENS).logits,
+    "generate": lambda model: model.original_model.generate(TOKENS, max_new_tokens=2),
+}
+ELSEWHERE = "The model runs in another thread while it is traced, .* a copy of the model"
+
+
+@pytest.mark.parametrize("way", WAYS_TO_RUN)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_passes_of_another_thread_wait_while_a_tracer_measures(name):
-    model = tk.load_model(tiny.hf_model(name))
-    tracer = tk.Tracer(model, tiny.pairs())
-    with torch.no_grad():
-        expected = model(TOKENS)
-    passes = {
-        "bridge": lambda: model(TOKENS),
-        "hooks": lambda: model.run_with_hooks(TOKENS, fwd_hooks=[]),
-        "cache": lambda: model.run_with_cache(TOKENS)[0],
-        "bare": lambda: model.original_model(TOKENS).logits,
-    }
-    seen: list[tuple[str, bool]] = []
-    is_done = threading.Event()
+def test_a_pass_in_another_thread_is_refused_while_the_model_is_traced(name, way):
+    model, run = tk.load_model(tiny.hf_model(name)), WAYS_TO_RUN[way]
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        expected = run(model)
+        with frozen(model):
+            assert torch.equal(run(model), expected)
+            with pytest.raises(ConfigError, match=ELSEWHERE):
+                pool.submit(run, model).result()
+        assert torch.equal(pool.submit(run, model).result(), expected)
 
-    def use() -> None:
+
+def test_a_trace_is_refused_while_the_model_runs_in_another_thread(own_model):
+    tracer = tk.Tracer(own_model, tiny.pairs())
+    is_within, may_end = threading.Event(), threading.Event()
+
+    def wait(value, hook=None):
+        is_within.set()
+        may_end.wait()
+
+    def use(model):
         with torch.no_grad():
-            while not is_done.is_set():
-                for name, run in passes.items():
-                    seen.append((name, torch.equal(run(), expected)))
+            model.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.hook_mlp_out", wait)])
 
-    full = tracer.engine.full_effects
-    users = threading.Thread(target=use)
-    users.start()
-    try:
-        for _ in range(10):
-            assert torch.equal(tracer.engine.effects(torch.ones(12)), full)
-            tracer.engine.set_effects([(0,), (1, 2), (5, 7, 11)])
-    finally:
-        is_done.set()
-        users.join()
-    assert len(seen) > len(passes)
-    assert all(is_right for _, is_right in seen), seen
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(use, own_model)
+        is_within.wait()
+        try:
+            with pytest.raises(ConfigError, match=ELSEWHERE):
+                tracer.evaluate(torch.ones(12))
+        finally:
+            may_end.set()
+        running.result()
+    assert tracer.evaluate(torch.ones(12)) == tracer.evaluate(torch.ones(12))
 
 
-def test_model_whose_passes_wait_can_be_copied(own_model):
+def test_a_pass_that_failed_elsewhere_is_over(own_model):
+    def fail(value, hook=None):
+        raise ZeroDivisionError
+
+    hooks = [("blocks.1.hook_mlp_out", fail)]
     with frozen(own_model):
         pass
-    twin = copy.deepcopy(own_model)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(own_model.run_with_hooks, TOKENS, fwd_hooks=hooks).result()
+        with frozen(own_model):
+            pass
+
+
+def test_a_copy_of_a_model_is_used_apart_from_it(own_model):
+    with frozen(own_model):
+        twin = copy.deepcopy(own_model)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(twin, TOKENS).result()
     with torch.no_grad():
         next(twin.parameters()).zero_()
         assert not torch.equal(twin(TOKENS), own_model(TOKENS))
         assert torch.equal(twin(TOKENS), twin.original_model(TOKENS).logits)
+    assert foreign_hooks(twin) == []
 
 
 # ---- weights ----------------------------------------------------------------------------------

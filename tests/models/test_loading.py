@@ -38,7 +38,7 @@ from tracekit.models.hooked import (
     short_name,
 )
 from tracekit.models.loading import load_model
-from tracekit.models.verification import check_same_numbers, verified_loading
+from tracekit.models.verification import Loader, check_same_numbers
 
 
 @pytest.fixture(scope="module")
@@ -238,12 +238,12 @@ def test_mps_is_taken_before_the_cpu_and_compared_with_it(directory, monkeypatch
             parameter.data *= 1.5
 
     monkeypatch.setattr(transformers.PreTrainedModel, "to", with_faults)
-    with verified_loading("tiny", torch.device("mps")) as record:
-        moved = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    loader = Loader("tiny", torch.device("mps"), transformers.AutoModelForCausalLM)
+    moved = loader.from_pretrained(directory)
     monkeypatch.undo()
     bridge = load_model(moved)
     with pytest.raises(UnsupportedModelError, match="computes other logits than tiny itself"):
-        check_same_numbers(bridge, record.reference, "tiny")
+        check_same_numbers(bridge, loader.reference, "tiny")
 
 
 def test_devices(directory):
@@ -434,7 +434,7 @@ def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path, monkeypa
 
 def test_a_model_larger_than_the_free_memory_is_refused(directory, monkeypatch):
     monkeypatch.setattr(loading, "_free_bytes", lambda device: 100)
-    monkeypatch.setattr(loading, "_boot", None)
+    monkeypatch.setattr(loading, "_bridged", None)
     with pytest.raises(
         UnsupportedModelError, match="The weights of .* take 0.0 GiB, and 0.0 GiB are free on cpu"
     ):

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 import tracekit as tk
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import UnsupportedModelError
-from tracekit.models.untrusted import nothing_installed
 from tracekit.paper.jobs import ModelAt
 
 OWN_CODE = "brings code of its own, which is not run. Give a model whose architecture transformers"
@@ -134,9 +133,3 @@ def test_a_model_for_images_has_nothing_installed(directory, commands):
     with pytest.raises(UnsupportedModelError, match=text):
         tk.load_model(directory)
     assert not commands
-
-
-def test_commands_that_install_nothing_are_started(commands):
-    with nothing_installed("it"), pytest.raises(FileNotFoundError, match="not in this test"):
-        subprocess.run(["ldconfig", "-p"], check=False)
-    assert len(commands) == 1

@@ -2,19 +2,15 @@
 
 The threads of one operation wait for each other. By itself torch takes the cores of the whole
 machine, and whoever waits spins: beside one busy program that made small models ten times slower.
-So a small model runs on one thread, a larger one on the cores that the process may use, and who
-waits soon sleeps. Nothing is changed for who set OMP_NUM_THREADS, MKL_NUM_THREADS or
-`torch.set_num_threads`.
+So a small model runs on one thread, a larger one on the cores that the process may use. Nothing is
+changed for who set OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from threading import Event, Thread
 
 import torch
 
@@ -23,8 +19,6 @@ from tracekit._util.control_groups import granted_cores
 _AT_IMPORT = torch.get_num_threads()
 _SMALL = 384
 """Width of the residual stream below which a second thread gains next to nothing."""
-_GRAIN = 32_768
-"""Elements that torch gives to one thread at least."""
 
 
 def usable_cores() -> int:
@@ -52,8 +46,6 @@ def threads_for(width: int | None = None) -> Iterator[None]:
         yield
         return
     count = 1 if width is not None and width < _SMALL else min(before, usable_cores())
-    if count > 1:
-        _sleep_soon(count)
     try:
         torch.set_num_threads(count)
         yield
@@ -69,23 +61,3 @@ def _is_set() -> bool:
     # By itself torch takes all cores, or one of two hyperthreads.
     by_itself = {share for number in cores for share in (number, max(1, number // 2))}
     return torch.get_num_threads() != _AT_IMPORT or _AT_IMPORT not in by_itself
-
-
-@cache
-def _sleep_soon(count: int) -> None:
-    """Makes threads that wait for others sleep after microseconds, not milliseconds.
-
-    GNU's OpenMP lets them spin for long, unless it has more threads than the process has cores. So
-    a thread is parked that has run one operation, with which it keeps the threads that are lacking.
-    """
-    if sys.platform != "linux":
-        return
-    is_ready, forever = Event(), Event()
-
-    def park() -> None:
-        torch.zeros(_GRAIN * (_affinity() - count + 2)).add_(1)
-        is_ready.set()
-        forever.wait()
-
-    Thread(target=park, name="tracekit-parked", daemon=True).start()
-    is_ready.wait()

@@ -8,14 +8,14 @@ from typing import Any
 from tracekit._util.options import first_few
 from tracekit._util.warn import warn
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
-from tracekit.models.tokenizers import adds_bos
+from tracekit.models.tokenizers import adds_bos, tokenizer_in
 
 
 def tokenizer_of(model: Any) -> Any:
     """The tokenizer of a model, or the argument itself if it is one."""
     if callable(getattr(model, "encode", None)):
         return model
-    tokenizer = getattr(model, "tokenizer", None)
+    tokenizer = tokenizer_in(model)
     if tokenizer is None:
         raise UnsupportedModelError(
             "The model has no tokenizer, so text cannot be encoded. "

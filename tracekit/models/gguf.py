@@ -16,6 +16,7 @@ import torch
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
+from tracekit.models.verification import Loader
 
 _HEADER = 2**26
 """Bytes that hold the names of all tensors; the vocabulary before them takes a few million."""
@@ -63,11 +64,9 @@ class GGUFModel:
             )
         return cls(path, config, sum(each.numel() for each in empty.parameters()))
 
-    def load(self, dtype: torch.dtype) -> Any:
+    def load(self, loader: Loader, dtype: torch.dtype) -> Any:
         """The model of transformers, with weights in a floating type."""
-        from transformers import AutoModelForCausalLM
-
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model = loader.from_pretrained(
             self.path.parent, config=self.config, gguf_file=self.path.name, dtype=dtype
         )
         # Plain floating weights from now on, which transformers writes as such.

@@ -8,13 +8,13 @@ what they share.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Lock, RLock
+from threading import RLock, get_ident
 from typing import Any, Protocol, runtime_checkable
-from weakref import finalize
 
 import torch
 from jaxtyping import Int
@@ -28,11 +28,14 @@ from tracekit.models.attention_patterns import patterns_in_place
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 """Hook points before the unembedding; the first that a model has is used."""
 
-_PASSES = ("forward", "run_with_hooks", "run_with_cache", "generate")
-"""Methods of a model that run it."""
 _LIBRARIES = ("tracekit", "transformer_lens", "transformers", "accelerate", "peft", "torch")
 """Packages whose hooks are part of a model."""
 _SAMPLED = 8
+_registering = threading.Lock()
+_RUNS_ELSEWHERE = (
+    "The model runs in another thread while it is traced, where hooks would act in its passes too. "
+    "Let one end before the other begins, or give the other thread a copy of the model."
+)
 
 Hook = tuple[str, Callable[..., Tensor]]
 """Name of a hook point, and a function from its activation to what replaces it."""
@@ -121,14 +124,11 @@ def foreign_hooks(model: HookedModel) -> list[str]:
             plain = re.sub(r"\._?original_component", "", name) or type(module).__name__
             names.setdefault(id(module), plain)
             modules[module] = None
-    return [
-        names[id(module)]
-        for module in modules
-        if any(
-            _is_foreign(hook)
-            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        )
-    ]
+    return [names[id(module)] for module in modules if any(map(_is_foreign, _hooks_of(module)))]
+
+
+def _hooks_of(module: Any) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
 def _is_foreign(hook: Any) -> bool:
@@ -265,21 +265,23 @@ def frozen(model: HookedModel) -> Iterator[None]:
     """Within the block, no parameter takes a gradient and dropout is off; restored afterwards.
 
     Edits of attention patterns act there too, where TransformerLens would throw them away. The
-    user's autocast is off. One thread at a time is within it, and passes of other threads wait:
-    hooks act in whatever pass runs, and flags are the model's.
+    user's autocast is off. One thread at a time is within it, and passes of other threads are
+    refused: hooks act in whatever pass runs, and flags are the model's.
+
+    Raises:
+        ConfigError: A setting of torch that no trace can have, or a pass in another thread.
     """
     refuse_settings()
     refuse_without_weights(model)
     device = device_of(model).type
     width = int(model.cfg.d_model) if device == "cpu" else None
     with (
-        lock_of(model),
+        use_of(model).alone(),
         # On the meta device there is none.
         torch.autocast("cpu" if device == "meta" else device, enabled=False),
         threads_for(width),
         patterns_in_place(model),
     ):
-        _make_others_wait(model)
         yield from _frozen(model)
 
 
@@ -303,40 +305,56 @@ def _frozen(model: HookedModel) -> Iterator[None]:
             module.training = True
 
 
-_locks: dict[int, Any] = {}
-"""By the identity of a model's first parameter, which all that wrap the model share."""
-_registering = Lock()
+class ModelUse:
+    """Which threads run a model; one of them at a time has it alone."""
+
+    def __init__(self) -> None:
+        """Of a model that nobody runs."""
+        self._lock, self._owner = RLock(), 0
+        self._running: set[int] = set()
+
+    def __reduce__(self) -> tuple[type[ModelUse], tuple[()]]:
+        # A copy of a model is used apart from it.
+        return ModelUse, ()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within the block, passes of other threads are refused; other blocks wait for its end."""
+        with self._lock:
+            before, self._owner = self._owner, get_ident()
+            try:
+                alive = {thread.ident for thread in threading.enumerate()}
+                if self._running & alive - {self._owner}:
+                    raise ConfigError(_RUNS_ELSEWHERE)
+                yield
+            finally:
+                self._owner = before
+
+    def enter(self, *_: Any) -> None:
+        """Before a pass."""
+        # Noted first: whoever comes to be alone meanwhile sees it.
+        self._running.add(get_ident())
+        if self._owner not in (0, get_ident()):
+            raise ConfigError(_RUNS_ELSEWHERE)
+
+    def leave(self, *_: Any) -> None:
+        """After a pass, one that failed too."""
+        self._running.discard(get_ident())
 
 
-def lock_of(model: HookedModel) -> AbstractContextManager[Any]:
-    """The lock of a model; the thread that holds it may take it again."""
-    first = next(iter(model.parameters()))
+def use_of(model: HookedModel) -> ModelUse:
+    """The use of a model, which all that wrap it share; from now on its passes are noted."""
+    whole = _wholes(model)[-1]
     with _registering:
-        if id(first) not in _locks:
-            _locks[id(first)] = RLock()
-            # Another parameter may get the same identity later.
-            finalize(first, _locks.pop, id(first), None)
-        return _locks[id(first)]
-
-
-def _make_others_wait(model: HookedModel) -> None:
-    """From now on, a pass of the user's in another thread waits while the model is frozen."""
-    for whole in _wholes(model):
-        for name in _PASSES:
-            own = vars(whole)
-            before = own.get(name)
-            is_there = before is not None or hasattr(type(whole), name)
-            if is_there and getattr(before, "func", None) is not _locked:
-                # Not setattr: a bridge would hand it through to the module it wraps.
-                own[name] = partial(_locked, model, whole, name, before)
-
-
-def _locked(
-    model: HookedModel, whole: Any, name: str, before: Any, *args: Any, **kwargs: Any
-) -> Any:
-    with lock_of(model):
-        call = partial(getattr(type(whole), name), whole) if before is None else before
-        return call(*args, **kwargs)
+        use = vars(whole).get("_tracekit_use")
+        if use is None:
+            # Not setattr: a bridge would hand it through to the module it wraps.
+            use = vars(whole)["_tracekit_use"] = ModelUse()
+            # A HookedTransformer runs its own forward without the hooks around it.
+            for part in [whole] if whole is not model else whole.blocks:
+                part.register_forward_pre_hook(use.enter, prepend=True)
+                part.register_forward_hook(use.leave, always_call=True)
+    return use
 
 
 def _wholes(model: HookedModel) -> list[Any]:

@@ -32,14 +32,9 @@ from tracekit.errors import (
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
 from tracekit.models.gguf import GGUFModel
 from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights
-from tracekit.models.tokenizers import remember_own
-from tracekit.models.untrusted import nothing_installed, refusal
-from tracekit.models.verification import (
-    Reference,
-    check_same_numbers,
-    reference_of,
-    verified_loading,
-)
+from tracekit.models.tokenizers import give_tokenizer
+from tracekit.models.untrusted import refusal, refuse_installation
+from tracekit.models.verification import Loader, check_same_numbers, reference_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,37 +102,38 @@ def load_model(
                 "Move or convert it first, and leave them out."
             )
         return _in_memory(model, tokenizer, options)
-    asked = _dtype(dtype)
     options = {"device": _device(device, options), **options}
     revision = options.pop("revision", None)
-    model = str(model) if revision is None else f"{model}@{revision}"
-    checkpoint = locate(model)
-    directory, target = checkpoint.folder, options["device"]
-    if checkpoint.gguf is not None:
-        return _from_gguf(model, checkpoint, tokenizer, {**options, "dtype": asked})
-    if (directory / ADAPTER).exists() and not (directory / "config.json").exists():
-        return _with_adapter(model, checkpoint, tokenizer, {**options, "dtype": asked})
-    with _loading_errors(model):
-        options["dtype"] = asked or _chosen_dtype(directory, target)
-        _refuse_too_large(model, _size_of(directory, options["dtype"]), target)
+    name = str(model) if revision is None else f"{model}@{revision}"
+    return _from_files(name, locate(name), tokenizer, _dtype(dtype), options)
+
+
+def _from_files(
+    name: str, files: Checkpoint, tokenizer: Any, dtype: torch.dtype | None, options: dict[str, Any]
+) -> HookedModel:
+    """A model of a directory, of a GGUF file, or of a directory with an adapter."""
+    folder, device = files.folder, options["device"]
+    loader = Loader(name, device, options.pop("model_class", None))
+    is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
-    with (
-        torch.random.fork_rng(devices=[]),
-        threads_for(),
-        _loading_errors(model),
-        nothing_installed(model),
-        verified_loading(model, target) as record,
-    ):
-        if tokenizer is None and _has_tokenizer(directory):
-            bridge = _bridge().boot_transformers(str(directory), **options)
+    with torch.random.fork_rng(devices=[]), threads_for(), _loading_errors(name):
+        if files.gguf is not None:
+            file = GGUFModel.read(files)
+            dtype = dtype or torch.float32
+            _refuse_too_large(name, file.n_parameters * dtype.itemsize, device)
+            tokenizer = tokenizer or file.tokenizer()
+            model = _wrap(name, file.load(loader, dtype), tokenizer, options, loader)
+        elif is_adapter:
+            merged, base = _merged(files, dtype, device)
+            home = folder if _has_tokenizer(folder) else base
+            model = _wrap(name, merged, tokenizer or _tokenizer(home, options), options)
         else:
-            bridge = _boot(str(directory), tokenizer, options)
-    bridge.cfg.model_name = model
-    bridge.cfg.tracekit_revision = checkpoint.commit
-    _freeze(bridge)
-    with _loading_errors(model):
-        check_same_numbers(bridge, record.reference, model)
-    return bridge
+            options["dtype"] = dtype or _chosen_dtype(folder, device)
+            _refuse_too_large(name, _size_of(folder, options["dtype"]), device)
+            tokenizer = tokenizer or _tokenizer(folder, options)
+            model = _bridged(name, str(folder), tokenizer, options, loader)
+    model.cfg.tracekit_revision = files.commit
+    return model
 
 
 @contextmanager
@@ -156,13 +152,6 @@ def _loading_errors(name: object) -> Iterator[None]:
             f"The model {name} could not be loaded: {lines[0]} Check its config.json and "
             "weights, and that TransformerLens supports the architecture."
         ) from error
-
-
-def _freeze(model: Any) -> HookedModel:
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    model.train(False)
-    return model
 
 
 def _bridge() -> Any:
@@ -239,33 +228,31 @@ def _free_bytes(device: torch.device) -> int:
 
 def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
     """A model of memory, wrapped if it is not hooked; adapters are merged on a copy."""
+    from transformers import PreTrainedModel
+
     model = getattr(model, "_orig_mod", model)
     if hasattr(model, "merge_and_unload"):
         model = deepcopy(model).merge_and_unload()
-    if not isinstance(model, HookedModel):
-        model = _wrap(model, tokenizer, options)
-    return model
+    if isinstance(model, HookedModel):
+        return model
+    if not isinstance(model, PreTrainedModel):
+        raise UnknownModelError(
+            f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
+            "model, a TransformerBridge or a HookedTransformer."
+        )
+    if model.base_model is model and model.get_output_embeddings() is None:
+        raise UnsupportedModelError(
+            f"A {type(model).__name__} gives no logits. Load it by AutoModelForCausalLM."
+        )
+    refuse_without_weights(model)
+    name = model.config._name_or_path or type(model).__name__
+    with _loading_errors(name):
+        return _wrap(name, model, tokenizer, options)
 
 
-def _from_gguf(
-    name: str, checkpoint: Checkpoint, tokenizer: Any, options: Mapping[str, Any]
-) -> HookedModel:
-    """A model of a GGUF file, its weights widened."""
-    device = options["device"]
-    with _loading_errors(name), nothing_installed(name), torch.random.fork_rng(devices=[]):
-        file = GGUFModel.read(checkpoint)
-        dtype = options["dtype"] or torch.float32
-        _refuse_too_large(name, file.n_parameters * dtype.itemsize, device)
-        with threads_for(), verified_loading(name, device) as record:
-            bare = file.load(dtype)
-        model = _wrap(bare, tokenizer or file.tokenizer(), {}, record.reference)
-    model.cfg.model_name = name
-    return model
-
-
-def _with_adapter(name: str, files: Checkpoint, tokenizer: Any, options: Any) -> HookedModel:
-    """The base model that an adapter's folder names, with the adapter merged into it."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:
+    """The base model that an adapter's folder names, with the adapter merged; the base's folder."""
+    from transformers import AutoModelForCausalLM
 
     directory = files.folder
     try:
@@ -282,69 +269,41 @@ def _with_adapter(name: str, files: Checkpoint, tokenizer: Any, options: Any) ->
             f"the base model's folder or name as base_model_name_or_path into its {ADAPTER}."
         )
     base = locate(named).folder
-    dtype = options["dtype"] or _chosen_dtype(base, options["device"])
-    with _loading_errors(directory), nothing_installed(directory):
-        with verified_loading(named, options["device"]):
-            bare = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        merged = peft.PeftModel.from_pretrained(bare, directory).merge_and_unload()
-        home = directory if _has_tokenizer(directory) else base
-        if tokenizer is None and _has_tokenizer(home):
-            tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
-    model = _wrap(merged, tokenizer, {})
-    model.cfg.model_name, model.cfg.tracekit_revision = name, files.commit
-    return model
+    loader = Loader(named, device, AutoModelForCausalLM)
+    bare = loader.from_pretrained(base, dtype=dtype or _chosen_dtype(base, device))
+    return peft.PeftModel.from_pretrained(bare, directory).merge_and_unload(), base
 
 
 def _wrap(
-    model: Any, tokenizer: Any, options: Mapping[str, Any], reference: Reference | None = None
+    name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: Loader | None = None
 ) -> HookedModel:
     """A bridge around a Hugging Face model in memory; its numbers are by default its own."""
-    from transformers import PreTrainedModel
+    if not model.config.architectures:
+        model.config.architectures = [type(model).__name__]
+    parameter = next(model.parameters())
+    given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
+    if loader is None:
+        loader = Loader(name)
+        loader.reference = reference_of(model, name)
+    # The bridge looks for a processor in a path even when it is handed the model.
+    with tempfile.TemporaryDirectory() as empty:
+        refuse_installation(model, empty, name)
+        return _bridged(name, empty, tokenizer, {**options, **given}, loader)
 
-    if not isinstance(model, PreTrainedModel):
-        raise UnknownModelError(
-            f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
-            "model, a TransformerBridge or a HookedTransformer."
-        )
-    if model.base_model is model and model.get_output_embeddings() is None:
-        raise UnsupportedModelError(
-            f"A {type(model).__name__} gives no logits. Load it by AutoModelForCausalLM."
-        )
-    refuse_without_weights(model)
-    with tempfile.TemporaryDirectory() as folder:
-        # The bridge reads the configuration from a path even when it is handed the model.
-        if not model.config.architectures:
-            model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(folder)
-        parameter = next(model.parameters())
-        name = model.config._name_or_path or type(model).__name__
-        given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
-        with _loading_errors(name), nothing_installed(name):
-            reference = reference or reference_of(model, name)
-            bridge = _boot(folder, tokenizer, {**given, **options})
+
+def _bridged(
+    name: str, path: str, tokenizer: Any, options: Mapping[str, Any], loader: Loader
+) -> HookedModel:
+    """A bridge with the given tokenizer or none, whose numbers are those of what it wraps."""
+    placeholder = _placeholder_tokenizer()
+    bridge = _bridge().boot_transformers(path, tokenizer=placeholder, model_class=loader, **options)
+    give_tokenizer(bridge, tokenizer)
     bridge.cfg.model_name = name
-    _freeze(bridge)
-    with _loading_errors(name):
-        check_same_numbers(bridge, reference, name)
+    for parameter in bridge.parameters():
+        parameter.requires_grad_(False)
+    bridge.train(False)
+    check_same_numbers(bridge, loader.reference, name)
     return bridge
-
-
-def _boot(path: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    """A bridge with the given tokenizer, or with none."""
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        if tokenizer is None:
-            model = _bridge().boot_transformers(path, tokenizer=_placeholder_tokenizer(), **options)
-            model.tokenizer = None
-            return model
-        # A bridge loads a tokenizer with a BOS token again from where it came from. One that was
-        # made in memory came from nowhere, so it gets a folder.
-        tokenizer.save_pretrained(folder)
-        copy = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        bridge = _bridge().boot_transformers(path, tokenizer=copy, **options)
-        remember_own(bridge.tokenizer, tokenizer)
-        return bridge
 
 
 def _placeholder_tokenizer() -> Any:
@@ -354,6 +313,16 @@ def _placeholder_tokenizer() -> Any:
 
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def _tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:
+    """The tokenizer of a directory; None if it has none."""
+    from transformers import AutoTokenizer
+
+    if not _has_tokenizer(directory):
+        return None
+    trusted = bool(options.get("trust_remote_code"))
+    return AutoTokenizer.from_pretrained(directory, trust_remote_code=trusted)
 
 
 def _has_tokenizer(directory: Path) -> bool:

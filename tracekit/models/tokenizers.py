@@ -1,35 +1,73 @@
-"""The beginning-of-sequence token: whether a tokenizer puts it first by itself.
+"""Tokenizers: the one that was given counts, not what TransformerLens makes of it.
 
-TransformerLens loads tokenizers again so that they put one first, also those of models that never
-saw one. What counts here is the tokenizer as it was published, or as the user gave it.
+TransformerLens loads tokenizers again so that they put a beginning-of-sequence token first, also
+those of models that never saw one. A model of `load_model` has its tokenizer as it was given.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
-_OWN = "_tracekit_adds_bos"
+_GIVEN = "_tracekit_tokenizer"
+"""Of a bridge: the tokenizer that it was given."""
+_FILLED = "_tracekit_filled"
+"""Of a tokenizer: special tokens that it lacked."""
+_RELOADED = "_tracekit_reloaded"
+"""Of a tokenizer: TransformerLens may have loaded it again, also when a user set it."""
+
+
+def tokenizer_in(model: Any) -> Any:
+    """The tokenizer of a model; None if it has none."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is not getattr(model, _GIVEN, None) and hasattr(tokenizer, "name_or_path"):
+        object.__setattr__(tokenizer, _RELOADED, True)
+    return tokenizer
+
+
+def give_tokenizer(bridge: Any, tokenizer: Any) -> None:
+    """Gives a bridge a copy of a tokenizer, in which it finds the special tokens it asks for."""
+    own = deepcopy(tokenizer)
+    # A bridge that has none yet takes it as it is.
+    vars(bridge).update({"_tokenizer": None, _GIVEN: own})
+    bridge.tokenizer = own
+    if own is None:
+        return
+    filled = [name for name in ("pad_token", "bos_token") if getattr(own, name, None) is None]
+    if own.eos_token is None:
+        filled = []
+    for name in filled:
+        setattr(own, name, own.eos_token)
+    object.__setattr__(own, _FILLED, tuple(filled))
+    ids = list(own.encode("a"))
+    first = {own.bos_token_id, getattr(own, "cls_token_id", None)} - {None}
+    bridge.cfg.tokenizer_prepends_bos = len(ids) > 1 and ids[0] in first
+    bridge.cfg.tokenizer_appends_eos = len(ids) > 1 and ids[-1] == own.eos_token_id
+
+
+def as_given(tokenizer: Any) -> Any:
+    """A copy of a model's tokenizer as it was given, or as it was published."""
+    plain = deepcopy(tokenizer)
+    for name in getattr(tokenizer, _FILLED, ()):
+        setattr(plain, name, None)
+    if getattr(tokenizer, _RELOADED, False):
+        plain.add_bos_token = adds_bos(tokenizer)
+    return plain
 
 
 def adds_bos(tokenizer: Any) -> bool:
-    """Whether a tokenizer begins a text with its beginning-of-sequence token by itself."""
-    noted = getattr(tokenizer, _OWN, None)
-    if noted is not None:
-        return noted
-    # Where it puts none even as TransformerLens loads it, it puts none by itself.
+    """Whether a tokenizer begins a text with its beginning-of-sequence token by itself.
+
+    One that TransformerLens loaded again does so always; there the published one of its name says
+    it.
+    """
     if not _begins_with_bos(tokenizer):
         return False
+    if not getattr(tokenizer, _RELOADED, False):
+        return True
     published = _published(str(getattr(tokenizer, "name_or_path", "")))
     return True if published is None else published
-
-
-def remember_own(tokenizer: Any, given: Any) -> None:
-    """Notes on a tokenizer of TransformerLens what the given one does by itself."""
-    if tokenizer is not None:
-        noted = getattr(given, _OWN, None)
-        adds = _begins_with_bos(given) if noted is None else noted
-        object.__setattr__(tokenizer, _OWN, adds)
 
 
 @lru_cache

@@ -8,50 +8,31 @@ images or sound lacks it. Here each of these is one error that says what to do.
 from __future__ import annotations
 
 import pickle
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from threading import RLock, get_ident
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from tracekit.errors import UnsupportedModelError
 
-_LOCK = RLock()
 
+def refuse_installation(model: Any, path: object, name: object) -> None:
+    """Refuses a model whose bridge would install torchvision, to read its processor."""
+    from transformer_lens.utilities.architectures import (
+        AUDIO_TEXT_ARCHITECTURES,
+        MULTIMODAL_ARCHITECTURES,
+    )
+    from transformers import AutoProcessor
 
-@contextmanager
-def nothing_installed(name: object) -> Iterator[None]:
-    """Within the block, this thread starts no command that installs a package.
-
-    If one was to be started, the end of the block refuses the model: the library that asks for it
-    may go on without.
-    """
-    original, owner = subprocess.Popen.__init__, get_ident()
-    asked_for: list[str] = []
-
-    def start(process: Any, command: Any, *args: Any, **kwargs: Any) -> None:
-        words = command.split() if isinstance(command, str) else list(map(str, command))
-        if get_ident() == owner and "install" in words:
-            asked_for.extend(_packages(words))
-            raise FileNotFoundError("tracekit installs nothing")
-        original(process, command, *args, **kwargs)
-
-    with _LOCK:
-        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            subprocess.Popen.__init__ = original  # type: ignore[method-assign]
-    if asked_for:
-        packages = " ".join(dict.fromkeys(asked_for))
-        raise UnsupportedModelError(
-            f"The model {name} asks for {packages} to be installed, as models for images or "
-            f"sound do. Give a model of text alone, or install {packages} yourself."
-        )
-
-
-def _packages(words: Sequence[str]) -> list[str]:
-    return [word for word in words[words.index("install") + 1 :] if not word.startswith("-")]
+    has_processor = type(model).__name__ in MULTIMODAL_ARCHITECTURES | AUDIO_TEXT_ARCHITECTURES
+    if not has_processor or find_spec("torchvision") is not None:
+        return
+    with suppress(Exception):  # Whatever it is, the bridge takes it for a missing torchvision.
+        AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        return
+    raise UnsupportedModelError(
+        f"The model {name} asks for torchvision to be installed, as models for images or sound do. "
+        "Give a model of text alone, or install torchvision yourself."
+    )
 
 
 def refusal(name: object, error: BaseException) -> UnsupportedModelError | None:

@@ -9,10 +9,8 @@ hooks compares the bridge with itself and cannot see that.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -21,13 +19,13 @@ from torch import Tensor
 
 from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, device_of, is_exact
+from tracekit.models.untrusted import refuse_installation
 
 _TOKENS = 8
 _LISTED = 5
 """Tensors that an error names at most."""
 _FORBIDDEN = 1e4
 """Logits beyond this stand for tokens that the model never predicts."""
-_LOCK = RLock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,49 +36,47 @@ class Reference:
     logits: Float[Tensor, "pos d_vocab"]
 
 
-@dataclass
-class LoadingRecord:
-    """Logits recorded while transformers loaded a model."""
+class Loader:
+    """Loads a Hugging Face model by transformers' own report of what its checkpoint held.
 
-    reference: Reference | None = None
-    """None if no model was loaded, or it could not be run alone."""
-
-
-@contextmanager
-def verified_loading(name: object, device: torch.device | None) -> Iterator[LoadingRecord]:
-    """Within the block, loads of this thread are recorded, and refused if weights are missing.
-
-    `device` is that of the model; None: where it is loaded to.
+    A bridge takes it in place of a class of models, which it has `from_pretrained` in common with.
     """
-    from transformers import PreTrainedModel
 
-    record = LoadingRecord()
-    original = vars(PreTrainedModel)["from_pretrained"]
-    owner = get_ident()
+    def __init__(
+        self, name: object, device: torch.device | None = None, model_class: Any = None
+    ) -> None:
+        """`device` is that of the model; None: where it is loaded to."""
+        self.reference: Reference | None = None
+        """None if no model was loaded, or it could not be run alone."""
+        self._name, self._device, self._model_class = name, device, model_class
 
-    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() != owner:
-            return original.__func__(cls, *args, **kwargs)
-        wants_info = kwargs.pop("output_loading_info", False)
+    def from_pretrained(self, path: Any, **kwargs: Any) -> Any:
+        """The model of a directory or file; refused if weights are missing or reshaped."""
         # Reshaped weights are refused here, by their names.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, info = original.__func__(cls, *args, **kwargs)
-        _check_complete(model, info, name)
-        if device is not None and not getattr(model, "is_quantized", False):
+        model, info = self._class_for(kwargs.get("config")).from_pretrained(path, **kwargs)
+        _check_complete(model, info, self._name)
+        refuse_installation(model, path, self._name)
+        if self._device is not None and not getattr(model, "is_quantized", False):
             # Where it will be wrapped, so that both are computed by the same kernels; but those of
             # mps are to be trusted only where they agree with the CPU's.
-            if device.type == "mps":
-                record.reference = reference_of(model, name)
-            model.to(device)
-        record.reference = record.reference or reference_of(model, name)
-        return (model, info) if wants_info else model
+            if self._device.type == "mps":
+                self.reference = reference_of(model, self._name)
+            model.to(self._device)
+        self.reference = self.reference or reference_of(model, self._name)
+        return model
 
-    with _LOCK:
-        PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[method-assign]
-        try:
-            yield record
-        finally:
-            PreTrainedModel.from_pretrained = original  # type: ignore[method-assign]
+    def from_config(self, config: Any, **kwargs: Any) -> Any:
+        """A model without the weights of a checkpoint."""
+        return self._class_for(config).from_config(config, **kwargs)
+
+    def _class_for(self, config: Any) -> Any:
+        from transformer_lens.model_bridge.sources import transformers as source
+
+        if self._model_class is not None:
+            return self._model_class
+        architecture = source.determine_architecture_from_hf_config(config)
+        return source.get_hf_model_class_for_architecture(architecture)
 
 
 def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:

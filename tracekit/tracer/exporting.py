@@ -34,7 +34,7 @@ from tracekit.errors import ConfigError, OutputError, UnsupportedModelError
 from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.hooked import device_of, dtype_of
-from tracekit.models.tokenizers import adds_bos
+from tracekit.models.tokenizers import as_given, tokenizer_in
 from tracekit.results.result import TraceResult
 
 _PROJECTIONS = {
@@ -275,19 +275,10 @@ def _replaced(
 
 
 def _save_tokenizer(model: HookedModel, folder: Path) -> None:
-    """Writes the tokenizer as it was published, where it can be found, or else as it is."""
-    from transformers import AutoTokenizer
-
-    own: Any = getattr(model, "tokenizer", None)
-    if own is None:
-        return
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(own.name_or_path, trust_remote_code=False)
-    except (OSError, ValueError):
-        tokenizer = copy.deepcopy(own)
-        # TransformerLens loads tokenizers so that they put the first token by themselves.
-        tokenizer.add_bos_token = adds_bos(own)
-    tokenizer.save_pretrained(folder)
+    """Writes the model's tokenizer, without what TransformerLens made of it."""
+    tokenizer = tokenizer_in(model)
+    if tokenizer is not None:
+        as_given(tokenizer).save_pretrained(folder)
 
 
 def _effects_of(written: HookedModel, engine: Engine) -> Effects:
