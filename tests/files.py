@@ -31,7 +31,20 @@ def rewrite(
     write_document(path, document)
 
 
-def renamed(result: TraceResult, *, metric: str | None = None, **facts: Any) -> TraceResult:
-    """A result with other facts of its run, such as `method` or `title`, or another metric."""
-    setup = result.setup if metric is None else replace(result.setup, metric=metric)
-    return replace(result, setup=setup, run=replace(result.run, **facts))
+def renamed(
+    result: TraceResult,
+    *,
+    metric: str | None = None,
+    dataset: str | None = None,
+    model: str | None = None,
+    **facts: Any,
+) -> TraceResult:
+    """A result of other names: of its metric, data and model, and facts such as its `method`."""
+    metric, dataset = metric or str(result.setup.metric), dataset or result.dataset
+    return replace(
+        result,
+        setup=replace(result.setup, metric=metric),
+        run=replace(result.run, **facts),
+        own=replace(result.own, metric=metric, dataset=dataset),
+        model=model or result.model,
+    )

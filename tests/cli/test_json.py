@@ -199,14 +199,17 @@ class TestVerify:
         # Here the mean stays as it is.
         change = torch.zeros(len(fresh))
         change[:2] = torch.tensor([0.01, -0.01])
-        changed = replace(result, held_out=result.held_out + change)
+        effects = result.held_out.effects + change
+        changed = replace(result, held_out=replace(result.held_out, effects=effects))
         parsed = document("verify", changed.save(tmp_path / "changed"))
         assert "largest difference on a held-out example" in parsed["error"]["message"]
-        other = replace(result, held_out_fingerprint="0" * 64)
+        other = replace(result, held_out=replace(result.held_out, fingerprint="0" * 64))
         parsed = document("verify", other.save(tmp_path / "other"))
         assert "6 held-out examples are not those of the run" in parsed["error"]["message"]
         # Somebody's pairs are known to their own program only.
-        path = replace(result, held_out_data=None).save(tmp_path / "unknown")
+        path = replace(result, held_out=replace(result.held_out, origin=None)).save(
+            tmp_path / "unknown"
+        )
         assert "held-out examples were not measured" in document("verify", path)["lines"][0]
 
     def test_weights_that_differ(self, document, folder, tmp_path):
@@ -222,7 +225,7 @@ class TestVerify:
         # The mean stays as it is.
         change = torch.zeros(len(result.per_example))
         change[:2] = torch.tensor([0.01, -0.01])
-        changed = replace(result, per_example=result.per_example + change)
+        changed = replace(result, own=replace(result.own, effects=result.per_example + change))
         parsed = document("verify", changed.save(tmp_path / "run"))
         assert "largest difference on an example" in parsed["error"]["message"]
 
@@ -230,7 +233,7 @@ class TestVerify:
         pairs = tk.load_dataset("demo-bias", demo_model)[:4]
         tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="mean", positions="all")
         result = tracer.run("attribution", budget=2)
-        result.export(tmp_path / "edited")
+        tracer.export(result, tmp_path / "edited")
         model = ("--model", tmp_path / "edited")
         parsed = document("verify", result.save(tmp_path / "run"), *model)
         assert parsed["error"]["message"].endswith(
@@ -240,6 +243,6 @@ class TestVerify:
 
     def test_another_model(self, document, folder, tmp_path):
         result = tk.TraceResult.load(folder)
-        changed = replace(result, effect=result.effect + 0.1, per_example=result.per_example + 0.1)
+        changed = replace(result, own=replace(result.own, effects=result.per_example + 0.1))
         parsed = document("verify", changed.save(tmp_path / "run"))
         assert "so the model is another one" in parsed["error"]["message"]

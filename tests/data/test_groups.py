@@ -81,7 +81,7 @@ def test_a_group_on_both_sides_is_refused(model):
     )
     tracer = tk.Tracer(model, pairs[:4], held_out=pairs[4:])
     result = tracer.run("top-k", budget=2)
-    assert result.held_out_clusters.tolist() == [0, 0, 1, 1]
+    assert result.held_out.clusters.tolist() == [0, 0, 1, 1]
     assert result.held_out_interval is None
 
 

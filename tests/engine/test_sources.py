@@ -639,7 +639,7 @@ class TestMeaning:
         result = tracer.run("top-k", budget=2)
         over = tk.Tracer(model, held_out, source=tk.Mean(pairs=main))
         expected = over.evaluate(result, per_example=True)
-        torch.testing.assert_close(result.held_out, expected)
+        torch.testing.assert_close(result.held_out.effects, expected)
 
 
 class TestRefusals:

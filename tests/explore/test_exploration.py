@@ -284,8 +284,6 @@ def test_results_of_other_data_are_sets_to_be_measured_and_no_effects(demo, demo
     assert view.components == result.components
     assert view.effect == pytest.approx(demo.evaluate(result), abs=1e-6)
     assert abs(view.effect - result.effect) > 1e-3
-    loaded = replace(result, tracer=None)
-    assert demo.explore(loaded).effect == view.effect
     view = demo.explore(front=tk.results.TraceCurve((replace(result, budget=2),)))
     assert list(view.exploration.measurements) == [()]
     view.select(result)

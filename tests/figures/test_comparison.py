@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
 from tests.figures.test_selection_heatmap import cells_of
+from tests.files import renamed
 from tracekit.errors import ComparisonError, NoResultError
 
 
@@ -70,7 +69,7 @@ class TestComparison:
 
     def test_names_are_no_latex(self, tracer):
         bad = "my_data.csv 5% \\input{/etc/passwd} \x1b]0;x\x07 \u2212"
-        result = replace(tracer.results[0], dataset=bad, model="a_b")
+        result = renamed(tracer.results[0], dataset=bad, model="a_b")
         text = tk.compare([result], labels=["x_y\x1b"]).to_latex()
         caption = text[text.index("\\caption{") :].splitlines()[0]
         assert r"my\_data.csv 5\% \textbackslash{}input\{/etc/passwd\}" in caption
@@ -93,13 +92,16 @@ class TestComparison:
 def test_results_of_two_data_sets_are_compared_by_their_sets(model):
     first, second = (tk.Tracer(model, tiny.pairs(6, seed=seed)) for seed in (0, 3))
     named = [tracer.run("top-k", budget=3) for tracer in (first, second)]
-    named[1] = replace(named[1], dataset="others")
+    named[1] = renamed(named[1], dataset="others")
     comparison = tk.compare(named)
     assert comparison.labels == (named[0].dataset, "others")
-    assert tk.compare([named[0], replace(second.run("greedy", budget=2), dataset="others")]).labels[
+    assert tk.compare([named[0], renamed(second.run("greedy", budget=2), dataset="others")]).labels[
         1
     ] == ("others, greedy")
-    effects = comparison.cross_effects()
+    effects = comparison.cross_effects([first, second])
+    for tracers in ([first], [second, first]):
+        with pytest.raises(ComparisonError, match="tracers are not those of the 2 results"):
+            comparison.cross_effects(tracers)
     assert effects.iloc[0, 0] == named[0].effect
     assert effects.iloc[0, 1] == second.evaluate(named[0])
     assert effects.iloc[1, 0] == first.evaluate(named[1])

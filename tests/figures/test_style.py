@@ -21,7 +21,7 @@ def test_names_are_no_html(tracer):
     """Plotly takes some tags in texts: bold, links. Names are shown letter by letter."""
     bad = '<b>a</b><a href="http://evil">b</a>'
     shown = '&lt;b&gt;a&lt;/b&gt;&lt;a href="http://evil"&gt;b&lt;/a&gt;'
-    result = renamed(replace(tracer.results[0], dataset=bad, model=bad), title=bad)
+    result = renamed(tracer.results[0], dataset=bad, model=bad, title=bad)
     grid = replace(tracer.interactions(layers=[0]), title=bad)
     for figure, count in (
         (result.heatmap(), 3),

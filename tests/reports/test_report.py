@@ -52,7 +52,7 @@ def code(text):
 
 
 def test_a_report_says_what_was_found(tracer, runs, tmp_path):
-    path = tk.report(runs, tmp_path / "deep" / "report.html")
+    path = tk.report([*runs, tracer.pairs], tmp_path / "deep" / "report.html")
     text = body(path)
     curve, greedy, front, grid = runs
     for result in [*curve, greedy, *front]:
@@ -151,11 +151,8 @@ def test_results_of_several_data_sets_have_parts_of_their_own(model, tmp_path):
 def test_nothing_from_outside_becomes_markup(runs, tmp_path):
     bad = "<script>alert('1')</script>\"&\u001b[31m</pre>"
     curve, greedy, _, grid = runs
-    labels = {"dataset": bad, "model": bad, "axis_label": bad}
-    loaded = [
-        renamed(replace(r, **labels), metric=bad, method=bad, title=bad, objective=bad)
-        for r in [*curve, greedy]
-    ]
+    names = dict.fromkeys(("dataset", "model", "metric", "method", "title", "objective"), bad)
+    loaded = [renamed(replace(r, axis_label=bad), **names) for r in [*curve, greedy]]
     path = tk.report([*loaded, replace(grid, title=bad)], tmp_path / "report.html")
     text = path.read_text(encoding="utf-8")
     assert "\u001b" not in body(path)

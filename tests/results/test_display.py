@@ -255,7 +255,7 @@ def test_nothing_from_outside_becomes_markup_or_steers_a_terminal(shown):
         name=HOSTILE,
         token_texts=dict.fromkeys(shown["pairs"].token_texts, HOSTILE),
     )
-    result = replace(shown["result"], dataset=HOSTILE, model=HOSTILE)
+    result = renamed(shown["result"], dataset=HOSTILE, model=HOSTILE)
     result = renamed(result, title=HOSTILE, method=HOSTILE, metric=HOSTILE)
     grid = replace(shown["grid"], title=HOSTILE, labels=(HOSTILE,) * 8)
     front = tk.ParetoFront((result,), largest=3)

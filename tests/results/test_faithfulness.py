@@ -118,7 +118,7 @@ def test_areas_of_a_ranking(model, ranking):
 
 def test_of_results_curves_and_fronts(tracer):
     front = tracer.pareto(statistics=False, max_passes=120)
-    found = front.faithfulness()
+    found = tracer.faithfulness(front)
     assert found.shares == MIB_SHARES
     assert found.sizes[-1] == 12
     assert found.faithfulness[-1] == pytest.approx(1)
@@ -131,7 +131,8 @@ def test_of_results_curves_and_fronts(tracer):
     drawn = {trace.name: list(trace.y) for trace in figure.data if trace.name}
     assert drawn["faithfulness"] == list(frame["faithfulness"])
     assert drawn["completeness"] == list(frame["completeness"])
-    short = tracer.pareto(max_budget=3, statistics=False, max_passes=40).faithfulness()
+    front = tracer.pareto(max_budget=3, statistics=False, max_passes=40)
+    short = tracer.faithfulness(front)
     with pytest.raises(BudgetError, match="do not cover them. Take a front without max_budget"):
         _ = short.cpr
     curve = tracer.run("greedy", budgets=[1, 3])
@@ -176,7 +177,8 @@ def test_a_result_holds_its_own_and_measures_nothing(model, tmp_path, direction)
             pd.testing.assert_frame_equal(own.to_frame(), measured.to_frame(), atol=1e-4)
             assert (own.examples, own.direction) == (measured.examples, direction)
         assert tracer.engine.cost == before
-        without = replace(loaded, complement=None, held_out_complement=None)
+        lacking = {"own": replace(loaded.own, complement=None), "held_out": None}
+        without = replace(loaded, **lacking)
         with pytest.raises(NoResultError, match="does not hold the effects of its complement"):
             without.faithfulness()
         assert tracer.faithfulness(without).sizes == (2,)
@@ -295,13 +297,8 @@ class TestWarnings:
     def texts_of(tracer, *, own, others):
         result = tracer.run("top-k", budget=2)
         full = torch.linspace(1.0, 1.2, 12)
-        made = replace(
-            result,
-            per_example=own * full,
-            complement=others * full,
-            full_per_example=full,
-            full_effect=full.mean().item(),
-        )
+        values = replace(result.own, effects=own * full, complement=others * full, full=full)
+        made = replace(result, own=values)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             warn_of_circuits([result, made])
@@ -318,14 +315,14 @@ class TestWarnings:
         assert self.texts_of(tracer, own=1.05, others=0.6) == []
 
     def test_noise_is_no_overshooting(self, tracer):
-        own = torch.tensor([2.9, 0.1] * 6)
-        made = replace(
-            tracer.run("top-k", budget=2),
-            per_example=own,
-            full_per_example=torch.ones(12),
+        result = tracer.run("top-k", budget=2)
+        values = replace(
+            result.own,
+            effects=torch.tensor([2.9, 0.1] * 6),
+            full=torch.ones(12),
             complement=torch.zeros(12),
-            full_effect=1.0,
         )
+        made = replace(result, own=values)
         assert made.faithfulness().shares_of_full == pytest.approx((1.5,))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -350,7 +347,8 @@ def test_tables_hold_them(tracer):
     assert cells[0].startswith(f"{by_size[0]['faithfulness']:.2f} [")
     assert cells[1].startswith(f"{by_size[0]['completeness']:.2f} [")
     assert all(f"faithfulness {cells[0]}" in text for text in [curve[0]._repr_html_()])
-    assert replace(curve[0], complement=None).circuit_cells() == ("\u2013", "\u2013")
+    without = replace(curve[0], own=replace(curve[0].own, complement=None))
+    assert without.circuit_cells() == ("\u2013", "\u2013")
 
 
 def test_runs_and_fronts_warn(demo_model):

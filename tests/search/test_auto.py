@@ -337,7 +337,9 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
             chosen = ("greedy", "fixed")[fit.choice()[rank]]
             assert result.method == chosen
             by_hand = dict(zip(("greedy", "fixed"), fit.effects[:, rank].mean(-1), strict=True))
-            assert result.held_out_by == pytest.approx({k: v.item() for k, v in by_hand.items()})
+            assert result.run.held_out_by == pytest.approx(
+                {k: v.item() for k, v in by_hand.items()}
+            )
             assert result.effect == pytest.approx(tracer.evaluate(result.components))
         assert method in {result.method for result in curve}
 
@@ -345,8 +347,8 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
 def test_what_was_chosen_from_is_saved(tracer, tmp_path):
     result = tracer.run("local-search", budget=3, objective="auto", max_passes=60)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
-    assert loaded.held_out_by == result.held_out_by
-    assert set(result.held_out_by) == {"local-search", "shrunken-top-k"}
+    assert loaded.run.held_out_by == result.run.held_out_by
+    assert set(result.run.held_out_by) == {"local-search", "shrunken-top-k"}
     plain = tracer.run("local-search", budget=3, max_passes=60)
     assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
 

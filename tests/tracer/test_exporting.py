@@ -11,7 +11,6 @@ from tests import tiny
 from tracekit.errors import (
     ConfigError,
     MaskError,
-    NoResultError,
     OutputError,
     UnsupportedModelError,
 )
@@ -69,7 +68,7 @@ class TestTheSameEffect:
         tracer = tk.Tracer(demo_model, train, "head-outputs", source="zero", held_out=test)
         result = tracer.run("attribution", budget=4)
         folder = tmp_path / "deep" / "edited"
-        export = result.export(folder)
+        export = tracer.export(result, folder)
         plain = AutoModelForCausalLM.from_pretrained(folder)
         assert not plain.config.output_attentions
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -79,7 +78,9 @@ class TestTheSameEffect:
         columns = slice(16 * first.index, 16 * first.index + 16)
         weight = plain.transformer.h[first.layer].attn.c_proj.weight
         assert not weight[columns].any()
-        torch.testing.assert_close(export.held_out_effects, result.held_out, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            export.held_out_effects, result.held_out.effects, rtol=0, atol=1e-5
+        )
         card = (folder / "README.md").read_text()
         for text in (
             *result.labels,
@@ -177,12 +178,6 @@ class TestRefusals:
         tracer = traced(model)
         with pytest.raises(OutputError, match="is not empty. Give a new folder."):
             tracer.export(half_of(tracer), tmp_path)
-
-    def test_a_loaded_result(self, tracer, tmp_path):
-        result = tracer.run("attribution", budget=2)
-        result.save(tmp_path / "run")
-        with pytest.raises(NoResultError, match="Build the tracer again and call its method"):
-            tk.TraceResult.load(tmp_path / "run").export(tmp_path / "edited")
 
 
 @pytest.mark.real

@@ -54,7 +54,7 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
     why = tracer.explain(result)
     test = tk.Tracer(model, PAIRS[12:], metric="probability-drop")
     torch.testing.assert_close(why.effect, test.evaluate(result, per_example=True))
-    torch.testing.assert_close(why.effect, result.held_out)
+    torch.testing.assert_close(why.effect, result.held_out.effects)
     assert why.interactions["p"].notna().all()
     assert f", {OTHER}." in str(why)
     # Others propose the outsiders than those that test them.
@@ -130,7 +130,7 @@ class TestComparisons:
         differences = compared.differences()
         assert len(differences) == 6
         row = differences.iloc[0]
-        measured = (result.held_out - others[0].held_out).mean().item()
+        measured = (result.held_out.effects - others[0].held_out.effects).mean().item()
         assert row["difference"] == pytest.approx(measured)
         assert row["low"] <= measured <= row["high"]
         n = differences["significant"].sum()

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 import tracekit as tk
 from tests.files import rewrite
-from tracekit.errors import ConfigError, NoResultError, ResultFormatError
+from tracekit.errors import ConfigError, ResultFormatError
 from tracekit.results import Generations
 
 PROMPTS = ["the nurse said that", "the old mechanic waited for the maid while"]
@@ -160,7 +160,7 @@ class TestSteer:
         expected = tracer.evaluate(result, per_example=True)
         clean, changed = [], []
         for into, strength in ((clean, 0.0), (changed, 1.0)):
-            with result.steer(strength) as model:
+            with tracer.steer(result, strength) as model:
                 for pair in pairs:
                     last = model(torch.tensor([pair.prompt_ids]))[0, -1]
                     into.append(last[pair.x_ids[0]] - last[pair.y_ids[0]])
@@ -185,14 +185,10 @@ class TestSteer:
             assert not torch.equal(demo_model(tokens), before)
         assert torch.equal(demo_model(tokens), before)
 
-    def test_other_sources(self, demo_model, pairs, tmp_path):
+    def test_other_sources(self, demo_model, pairs):
         tracer = traced(demo_model, pairs, source="counterfactual", positions="prompt")
         with pytest.raises(ConfigError, match="has values for prompts of its own only, and steer"):
             tracer.steer(SET)
-        result = traced(demo_model, pairs).run("attribution", budget=2)
-        result.save(tmp_path)
-        with pytest.raises(NoResultError, match="Build the tracer again"):
-            tk.TraceResult.load(tmp_path).steer()
 
     def test_spans(self, demo_model, pairs):
         split = traced(demo_model, pairs, split_by="position", positions="prompt", source="zero")

@@ -200,16 +200,18 @@ def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
         assert torch.equal(ours.binary_mask, theirs.binary_mask)
         assert ours.cost == theirs.cost
         expected = tk.Tracer(model, outside).evaluate(ours.binary_mask, per_example=True)
-        torch.testing.assert_close(ours.held_out, expected)
+        torch.testing.assert_close(ours.held_out.effects, expected)
         low, high = ours.held_out_interval
         assert low <= ours.held_out_effect <= high
         assert theirs.held_out is theirs.held_out_effect is theirs.held_out_interval is None
         torch.testing.assert_close(
-            tracer.evaluate(ours, per_example=True, held_out=True), ours.held_out
+            tracer.evaluate(ours, per_example=True, held_out=True), ours.held_out.effects
         )
         assert ours.spread[0] <= ours.effect <= ours.spread[1]
-        assert torch.equal(tk.TraceResult.load(ours.save(tmp_path)).held_out, ours.held_out)
-    assert tracer.held_out.fingerprint == ours.held_out_fingerprint
+        assert torch.equal(
+            tk.TraceResult.load(ours.save(tmp_path)).held_out.effects, ours.held_out.effects
+        )
+    assert tracer.held_out.fingerprint == ours.held_out.fingerprint
     with pytest.raises(ConfigError, match="This tracer has no held-out examples. Give it some"):
         tk.Tracer(model, inside).evaluate([0], held_out=True)
 

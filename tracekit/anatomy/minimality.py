@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
-from tracekit.components import ComponentSet
+from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class Minimality:
     """What every member adds to the faithfulness of its set, and the set without idle members."""
 
+    registry: ComponentRegistry
+    """Components by flat index."""
     labels: tuple[str, ...]
     """Members of the set."""
     faithfulness: float
@@ -55,6 +57,11 @@ class Minimality:
     """Whether the set was selected on these examples, in words; empty where nobody says."""
     cost: Cost
     """Passes over the data that this took."""
+
+    @property
+    def components(self) -> list[Component]:
+        """Those that stay: `tracer.as_result(minimality)` measures their set."""
+        return [self.registry[index] for index in self.members]
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per member, those that lose most first."""
@@ -112,6 +119,7 @@ def measure_minimality(
     shares = (alone.mean(1) / full.mean()).tolist()
     work = [engine.cost - earlier for engine, earlier in zip(engines, before, strict=True)]
     return Minimality(
+        registry=deciding.registry,
         labels=tuple(deciding.registry.label(index) for index in members),
         faithfulness=shares[0],
         losses=tuple((differences.mean(1) / full.mean()).tolist()),

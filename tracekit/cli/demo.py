@@ -174,7 +174,7 @@ def _trace_real(output: Path, seed: int, progress: bool) -> Path:
         highlight=False,
     )
     print_table(tracer.results)
-    return tk.report(tracer.results, output / "index.html")
+    return tk.report([*tracer.results, tracer.pairs], output / "index.html")
 
 
 def _trace(output: Path, seed: int, progress: bool) -> _Findings:

@@ -45,14 +45,14 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
 
     facts = result.model_facts
     is_given = any(given[name] for name in ("dataset", *CHOSEN))
-    origin = None if is_given else result.data
+    origin = None if is_given else result.own.origin
     if origin is None and given["dataset"] is None and result.dataset not in DATASETS:
         raise DataNotFoundError(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
         )
     if given["limit"] is None and given["held_out"] is None:
-        given = {**given, "limit": len(result.per_example)}
+        given = {**given, "limit": result.own.n_examples}
     dataset = result.dataset if origin is None else origin.dataset
     named = {
         "model": given["model"] or facts.path or result.model,
@@ -64,7 +64,8 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     if given["split_by"] is not None:
         setup = replace(setup, split_by=given["split_by"])
     given = {**given, **named, "seed": result.seed, "origin": origin}
-    given["held_out_origin"] = None if is_given else result.held_out_data
+    held_out = result.held_out
+    given["held_out_origin"] = None if is_given or held_out is None else held_out.origin
     tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
     _check_same(tracer, result)
     return tracer
@@ -77,14 +78,14 @@ def _check_same(tracer: Tracer, result: TraceResult) -> None:
         is_other = weights_digest(tracer.model) != result.model_facts.weights_digest
         too = " The weights differ too, and values such as means are the model's: give --model."
         raise ComparisonError(
-            f"The run is of {len(result.per_example)} examples of {result.dataset!r}, and these "
+            f"The run is of {result.own.n_examples} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
             f"and --data-option as for the run.{too if is_other else ''}"
         )
-    saved = result.held_out_fingerprint
-    if saved and tracer.held_out is not None and tracer.held_out.fingerprint != saved:
+    saved, now = result.held_out, tracer.held_out
+    if saved is not None and now is not None and now.fingerprint != saved.fingerprint:
         raise ComparisonError(
-            f"The {len(tracer.held_out)} held-out examples are not those of the run. Give "
+            f"The {len(now)} held-out examples are not those of the run. Give "
             "--dataset, --split, --limit, --held-out and --data-option as for the run."
         )
     effect = tracer.evaluate(result)

@@ -46,7 +46,7 @@ def verify(given: Given, run: Run) -> None:
     held_out = result.held_out
     if held_out is not None and tracer.held_out is not None:
         now = tracer.evaluate(result, per_example=True, held_out=True)
-        rows += _rows("held-out ", held_out, now, allowed)
+        rows += _rows("held-out ", held_out.effects, now, allowed)
     table = Table("measured", "saved", "now", "agrees")
     for name, saved, now, agrees in rows:
         table.add_row(name, saved, now, "yes" if agrees else "NO")

@@ -5,7 +5,7 @@ The page is that of `page.py`: one HTML file that opens without a network, all t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -16,6 +16,7 @@ from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.anatomy.tables import member_table, path_table, side_effects_table
+from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
@@ -34,11 +35,11 @@ from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
 Anatomy = Explanation | Paths | Attention | SideEffects | Generations
-Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy
+Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy | PromptPairs
 """Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects,
-generations."""
+generations; and pairs, whose prompts stand beside the effects on them."""
 _ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations)
-_SINGLE = (TraceResult, InteractionGrid, ParetoFront, *_ANATOMY)
+_SINGLE = (TraceResult, InteractionGrid, ParetoFront, PromptPairs, *_ANATOMY)
 
 _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
@@ -61,7 +62,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
 
     Args:
         results: Results, curves, fronts, comparisons, grids, explanations, paths, attention, side
-            effects and generations. Attention stands beside the paths of its set.
+            effects and generations. Attention stands beside the paths of its set. And pairs, such
+            as `tracer.pairs`: their prompts stand in the table of examples.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -73,7 +75,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
         raise NoResultError("There is no result to report. Give at least one.")
     groups = _grouped(given)
     grids = [each for each in given if isinstance(each, InteractionGrid)]
-    sections = [section for group in groups for section in _sections(group, len(groups) > 1)]
+    prompts = {each.fingerprint: _prompts(each) for each in given if isinstance(each, PromptPairs)}
+    sections = [s for group in groups for s in _sections(group, prompts, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
     attention = [each for each in given if isinstance(each, Attention)]
     sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
@@ -97,7 +100,7 @@ class _Group(NamedTuple):
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
     groups: list[_Group] = []
     for each in given:
-        if isinstance(each, (InteractionGrid, *_ANATOMY)):
+        if isinstance(each, (InteractionGrid, PromptPairs, *_ANATOMY)):
             continue
         results = [each] if isinstance(each, TraceResult) else list(each)
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
@@ -118,7 +121,9 @@ def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
     return True
 
 
-def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
+def _sections(
+    group: _Group, prompts: Mapping[str, list[str]], is_one_of_several: bool
+) -> list[Section]:
     results = group.results
     comparison = compare(results)
     first = results[0]
@@ -146,7 +151,11 @@ def _sections(group: _Group, is_one_of_several: bool) -> list[Section]:
             "some. Passes: forward and backward, over all data; the budgets of one run share them. "
             "Largest share: of the summed absolute effects, by one example.",
         ),
-        Section(heading="Examples", table=_examples(comparison), note=_note_on_examples(first)),
+        Section(
+            heading="Examples",
+            table=_examples(comparison, prompts.get(first.own.fingerprint, [])),
+            note=_note_on_examples(first),
+        ),
         Section(heading="To repeat", code=_code(group)),
     ]
 
@@ -206,14 +215,13 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _examples(comparison: Comparison) -> pd.DataFrame:
+def _examples(comparison: Comparison, texts: Sequence[str]) -> pd.DataFrame:
     """Effects on single examples, those with the largest first where not all have room."""
     results = comparison.results[-_MOST_COLUMNS:]
     labels = comparison.labels[-_MOST_COLUMNS:]
     order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
     numbers = sorted(order)
     columns: dict[str, list[str]] = {"example": [str(number) for number in numbers]}
-    texts = _prompts(results)
     if texts:
         columns["prompt"] = [texts[number] for number in numbers]
     for result, label in zip(results, labels, strict=True):
@@ -223,12 +231,8 @@ def _examples(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _prompts(results: Sequence[TraceResult]) -> list[str]:
-    """Prompts of the examples, where the tracer that made the results is still there."""
-    tracer = results[-1].tracer and results[-1].tracer()
-    if tracer is None:
-        return []
-    pairs = tracer.pairs
+def _prompts(pairs: PromptPairs) -> list[str]:
+    """Prompts of pairs, as text."""
     return [
         (pair.texts or {}).get("prompt") or " ".join(pair.shown(pairs.token_texts).prompt.texts)
         for pair in pairs
@@ -238,7 +242,7 @@ def _prompts(results: Sequence[TraceResult]) -> list[str]:
 def _note_on_examples(result: TraceResult) -> str:
     n = len(result.per_example)
     notes = ["Effects on single examples."]
-    if result.weights is not None:
+    if result.own.weights is not None:
         notes.append("Each is multiplied by the weight of its example.")
     if n > _MOST_EXAMPLES:
         notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
@@ -322,8 +326,8 @@ def _code(group: _Group) -> str:
     dtype = f", dtype={facts.dtype!r}" if facts.dtype in ("bfloat16", "float16") else ""
     lines = ["import tracekit as tk", ""]
     lines.append(f"model = tk.load_model({facts.path or first.model!r}{dtype})")
-    if first.data is not None:
-        lines.append(f"pairs = {first.data.code()}")
+    if first.own.origin is not None:
+        lines.append(f"pairs = {first.own.origin.code()}")
     else:
         lines.append(
             f"pairs = ...  # the {n} examples of {first.dataset!r}, which were made by hand"
@@ -333,8 +337,8 @@ def _code(group: _Group) -> str:
     for name, code in setup.code().items():
         lines.append(f"        {name}={code},{_note_on_field(name, setup)}")
     lines.append("    ),")
-    if first.held_out_data is not None:
-        lines.append(f"    held_out={first.held_out_data.code()},")
+    if first.held_out is not None and first.held_out.origin is not None:
+        lines.append(f"    held_out={first.held_out.origin.code()},")
     if first.extra_metrics:
         lines.append(f"    extra_metrics={list(first.extra_metrics)!r},")
     lines.append(")")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracekit._util.clusters import Over
 from tracekit._util.markup import interval_text, printable
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
@@ -17,7 +16,7 @@ from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.intervals import row_intervals
 from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
-from tracekit.results.result import TraceResult, tracer_of
+from tracekit.results.result import TraceResult
 from tracekit.results.significance import LEVEL, p_values, without_rounding
 from tracekit.results.tables import check_comparable, circuit_columns, data_and_models
 
@@ -60,18 +59,26 @@ class Comparison(Sequence[TraceResult]):
         title = figures.data_and_model(*data_and_models(self.results))
         return figures.similarities(self.jaccard, title=title, subtitle="Jaccard similarity")
 
-    def cross_effects(self) -> Any:
+    def cross_effects(self, tracers: Sequence[Any]) -> Any:
         """Mean effect of every set on the examples of every result, as a pandas DataFrame.
 
-        A row per set, a column per result whose tracer measures it. The diagonal is of the examples
-        that a set was selected on.
+        A row per set, a column per result. The diagonal is of the examples that a set was selected
+        on.
+
+        Args:
+            tracers: The tracer of each result, which measures all sets on its searched examples.
 
         Raises:
-            NoResultError: A result was loaded, or its tracer is gone.
+            ComparisonError: There are not as many tracers as results, or one is of other examples.
         """
         import pandas as pd
 
-        tracers = [tracer_of(result) for result in self.results]
+        own = [tracer.pairs.fingerprint for tracer in tracers]
+        if own != [result.dataset_fingerprint for result in self.results]:
+            raise ComparisonError(
+                f"The {len(own)} tracers are not those of the {len(self)} results, in their order. "
+                "Give one for each, of its examples."
+            )
         rows = [[tracer.evaluate(result) for tracer in tracers] for result in self.results]
         return pd.DataFrame(rows, index=list(self.labels), columns=list(self.labels))
 
@@ -162,11 +169,11 @@ class Comparison(Sequence[TraceResult]):
                 "Tracer(..., held_out=...)."
             )
         pairs = list(combinations(range(len(self)), 2))
-        effects = [result.held_out for result in self.results if result.held_out is not None]
+        held_out = [result.held_out for result in self.results if result.held_out is not None]
+        effects = [each.effects for each in held_out]
         rows = torch.stack([effects[i].double() - effects[j].double() for i, j in pairs])
-        first = self.results[0]
-        over = Over(weights=first.held_out_weights, clusters=first.held_out_clusters)
-        ends = row_intervals(rows, bounds=bounds_of(first.setup.metric).of_sum(1, 1), **over)
+        over, metric = held_out[0].over, held_out[0].metric
+        ends = row_intervals(rows, bounds=bounds_of(metric).of_sum(1, 1), **over)
         scale = torch.stack([effects[i].abs() + effects[j].abs() for i, j in pairs]).double()
         corrected = p_values(without_rounding(rows, scale), **over)
         return pd.DataFrame(
@@ -217,7 +224,7 @@ class Comparison(Sequence[TraceResult]):
         return latex_text(
             f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {first.dataset}, "
             f"{first.model}: {first.registry.describe()}. Spread is over resamples of the "
-            f"{len(first.per_example)} examples that sets were selected on; share is of the "
+            f"{first.own.n_examples} examples that sets were selected on; share is of the "
             f"effect of all components.{tested}"
         )
 
@@ -264,9 +271,7 @@ def compare(
         raise NoResultError("There is no result to compare. Give at least one.")
     check_comparable(flat, of_sets=True)
     own = {each.dataset_fingerprint for each in flat if each.held_out is not None}
-    pairs = {
-        (e.dataset_fingerprint, e.held_out_fingerprint) for e in flat if e.held_out is not None
-    }
+    pairs = {(e.own.fingerprint, e.held_out.fingerprint) for e in flat if e.held_out is not None}
     if len(pairs) > len(own):
         raise ComparisonError(
             f"The results have {len(pairs)} different sets of held-out examples, so one column "

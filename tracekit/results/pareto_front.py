@@ -17,7 +17,7 @@ from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotRe
 from tracekit.results.curve import load_runs, save_runs
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.pareto_statistics import SizeStatistics
-from tracekit.results.result import TraceResult, tracer_of
+from tracekit.results.result import TraceResult
 from tracekit.results.storage import damaged, load, save
 from tracekit.results.tables import circuit_columns, extra_columns
 from tracekit.results.trade_offs import TradeOff
@@ -26,7 +26,6 @@ from tracekit.search.base import as_count, not_reached
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit.results.faithfulness import Faithfulness
 
 _FRONT = "pareto.json"
 
@@ -181,17 +180,6 @@ class ParetoFront(Sequence[TraceResult]):
         assert best.held_out_error is not None
         least = best.held_out - best.held_out_error
         return min(row.size for row in rows if row.held_out is not None and row.held_out >= least)
-
-    def faithfulness(self) -> Faithfulness:
-        """How faithful and how complete its sets are, at the sizes of the MIB benchmark.
-
-        Each share of components gets the best set of at most that size. Of a front that does not
-        go up to all components, only its own sizes are measured, and there are no areas.
-
-        Raises:
-            NoResultError: The front was loaded, or its tracer is gone.
-        """
-        return tracer_of(self.results[0]).faithfulness(self)
 
     def curve(self) -> go.Figure:
         """Effect of the best sets against their size, with held-out effects and random controls.

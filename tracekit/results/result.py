@@ -7,7 +7,6 @@ A run folder holds `result.json` (everything but tensors, with a format version)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
@@ -15,25 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import as_path, shortened
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
-from tracekit.data.prompts import DataOrigin
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError, NoResultError
-from tracekit.metrics import Effects, bounds_of
+from tracekit.errors import ConfigError
+from tracekit.metrics import Effects
 from tracekit.results.display import card, line, named
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.intervals import check_clusters, effect_interval
 from tracekit.results.mib import check_registry, write_mib
+from tracekit.results.on_examples import OnExamples
 from tracekit.results.picture import selection_svg
 from tracekit.results.significance import said_of_examples
-from tracekit.results.storage import MAY_BE_INFINITE, NOT_SAVED, load, save
+from tracekit.results.storage import MAY_BE_INFINITE, load, save
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
 
@@ -67,6 +65,9 @@ class RunFacts:
     """Wall time of the run."""
     stopped: Stop | None
     """Limit that cut the search short, if one did."""
+    held_out_by: Mapping[str, float] | None = None
+    """With `objective="auto"`, the mean effect of each search's selection from one half of the
+    examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
     versions: Mapping[str, str]
     """Versions of Python and of the packages that numbers depend on."""
 
@@ -106,43 +107,14 @@ class TraceResult:
     itself for methods without."""
     component_scores: Mask | None = field(default=None, metadata=MAY_BE_INFINITE)
     """Scores by which the components were ranked (for top-k, their single effects)."""
-    effect: float
-    """Mean effect of the selection, measured with the binary mask."""
-    per_example: Effects
-    """Effect on each example, times its weight (`weights`) if examples have weights."""
-    weights: Float[Tensor, " example"] | None = None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    full_effect: float
-    """Mean effect of all components together."""
-    full_per_example: Effects | None = None
-    """Effect of all components on each example, times its weight."""
-    complement: Effects | None = None
-    """Effect of all components but the selected ones on each example, times its weight."""
-    held_out: Float[Tensor, " held_out_example"] | None = None
-    """Effect on each of the examples that were held out, if there are any; times its weight."""
-    held_out_full: Float[Tensor, " held_out_example"] | None = None
-    """Effect of all components on each of those examples."""
-    held_out_complement: Float[Tensor, " held_out_example"] | None = None
-    """Effect of all components but the selected ones on each of those examples."""
-    held_out_weights: Float[Tensor, " held_out_example"] | None = None
-    """Weights of those examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None = None
-    """Number of the independent example that each is part of; None if each stands for itself."""
-    held_out_clusters: Int[Tensor, " held_out_example"] | None = None
-    """The same of the examples that were held out."""
-    held_out_fingerprint: str | None = None
-    """Fingerprint of the examples that were held out."""
-    held_out_by: Mapping[str, float] | None = None
-    """With `objective="auto"`, the mean effect of each search's selection from one half of the
-    examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
+    own: OnExamples
+    """Effects of the selection, measured with the binary mask, on the searched examples."""
+    held_out: OnExamples | None = None
+    """The same on the examples that were held out, if there are any."""
     extra_metrics: tuple[str, ...] = ()
     """Further metrics by which the selection was measured."""
-    data: DataOrigin | None = None
-    """Where the examples are from; None: made by hand."""
-    held_out_data: DataOrigin | None = None
-    """The same of the examples that were held out."""
     extra_per_example: Float[Tensor, "metric example"] | None = None
-    """Effect on each example by each of them, times its weight."""
+    """Effect on each of the searched examples by each of them, times its weight."""
     constraint: ConstraintEffect | None = None
     """The metric that the search had to leave within bounds, if there was one."""
     budget: int | None = None
@@ -154,18 +126,10 @@ class TraceResult:
     axis_label: str = "effect"
     """Axis title for the effect, with its unit."""
     model: str
-    dataset: str
-    dataset_fingerprint: str
     model_facts: ModelFacts
     """Weights and sizes of the model."""
     noise_floor: float = 0.0
     """Effect that rounding alone can make; 0 in float32."""
-    tracer: Any = field(default=None, repr=False, metadata=NOT_SAVED)
-    """A weak reference to the tracer that made it, in this process; not saved."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name != "_faithfulness"}
-        return {**kept, "tracer": None}
 
     @property
     def method(self) -> str:
@@ -215,6 +179,39 @@ class TraceResult:
         return [self.registry.label(i) for i in self.binary_mask.nonzero()[:, 0].tolist()]
 
     @property
+    def dataset(self) -> str:
+        """Name of the data set."""
+        return self.own.dataset
+
+    @property
+    def dataset_fingerprint(self) -> str:
+        """Fingerprint of the searched examples."""
+        return self.own.fingerprint
+
+    @property
+    def per_example(self) -> Effects:
+        """Effect on each of the searched examples, times its weight."""
+        return self.own.effects
+
+    @property
+    def effect(self) -> float:
+        """Mean effect of the selection on the searched examples."""
+        return self.own.mean
+
+    @property
+    def full_effect(self) -> float:
+        """Mean effect of all components together on these."""
+        return self.own.full_mean
+
+    @property
+    def share_of_full_effect(self) -> float:
+        """Effect of the selection over that of all components; it may exceed 1.
+
+        NaN if all components together have no effect.
+        """
+        return self.own.share
+
+    @property
     def spread(self) -> tuple[float, float]:
         """How far the effect moves when the examples are resampled (95 %, studentised bootstrap).
 
@@ -222,17 +219,12 @@ class TraceResult:
         it has less; `held_out_interval`, and the statistics of a front, say how much. NaN with
         fewer than three independent examples.
         """
-        return effect_interval(
-            self.per_example,
-            weights=self.weights,
-            clusters=self.clusters,
-            bounds=bounds_of(self.setup.metric),
-        )
+        return self.own.interval
 
     @property
     def held_out_effect(self) -> float | None:
         """Mean effect of the selection on examples that had no part in choosing it."""
-        return None if self.held_out is None else self.held_out.mean().item()
+        return None if self.held_out is None else self.held_out.mean
 
     @property
     def held_out_interval(self) -> tuple[float, float] | None:
@@ -240,15 +232,9 @@ class TraceResult:
 
         None with fewer than three independent ones.
         """
-        if self.held_out is None:
+        if self.held_out is None or isnan(self.held_out.interval[0]):
             return None
-        low, high = effect_interval(
-            self.held_out,
-            weights=self.held_out_weights,
-            clusters=self.held_out_clusters,
-            bounds=bounds_of(self.setup.metric),
-        )
-        return None if isnan(low) else (low, high)
+        return self.held_out.interval
 
     @property
     def ranked_by(self) -> Mask:
@@ -280,14 +266,6 @@ class TraceResult:
         if self.extra_per_example is None:
             return {}
         return dict(zip(self.extra_metrics, self.extra_per_example.mean(1).tolist(), strict=True))
-
-    @property
-    def share_of_full_effect(self) -> float:
-        """Effect of the selection over that of all components; it may exceed 1.
-
-        NaN if all components together have no effect.
-        """
-        return self.effect / self.full_effect if self.full_effect else float("nan")
 
     @property
     def n_selected(self) -> int:
@@ -365,7 +343,7 @@ class TraceResult:
 
     def circuit_cells(self) -> tuple[str, str]:
         """Faithfulness and completeness with their intervals, as text."""
-        if self.complement is None:
+        if (self.held_out or self.own).complement is None:
             return "\u2013", "\u2013"
         scores = self.faithfulness()
         (faithful,), (complete,) = scores.faithfulness_intervals, scores.completeness_intervals
@@ -387,59 +365,13 @@ class TraceResult:
     @cached_property
     def _faithfulness(self) -> Faithfulness:
         # Tables and warnings ask for it again and again, and intervals take time.
-        if self.held_out is None:
-            own, others, full = self.per_example, self.complement, self.full_per_example
-            weights, clusters, measured_on = self.weights, self.clusters, self.dataset_fingerprint
-        else:
-            own, others, full = self.held_out, self.held_out_complement, self.held_out_full
-            weights, clusters = self.held_out_weights, self.held_out_clusters
-            measured_on = self.held_out_fingerprint or ""
-        if others is None or full is None:
-            raise NoResultError(
-                "This result does not hold the effects of its complement. Measure them: "
-                "tracer.faithfulness(result)."
-            )
-        return Faithfulness.of(
-            own[None],
-            others[None],
-            full,
+        measured = self.held_out or self.own
+        return measured.faithfulness(
             sizes=[self.n_selected],
             n_components=self.n_components,
-            metric=str(self.setup.metric),
-            direction=self.setup.direction,
-            weights=weights,
-            clusters=clusters,
             method=self.method,
-            examples=said_of_examples(self.dataset_fingerprint, measured_on),
+            examples=said_of_examples(self.own.fingerprint, measured.fingerprint),
         )
-
-    def minimal(self, *, tolerance: float = 0.01) -> TraceResult:
-        """The set without members whose absence costs no faithfulness, measured again.
-
-        `tracer.minimality(result)` says what each member adds. Arguments and errors are its own.
-
-        Raises:
-            NoResultError: The result was loaded, or its tracer is gone.
-        """
-        tracer = tracer_of(self)
-        staying = tracer.minimality(self, tolerance=tolerance).members
-        return tracer.as_result([self.registry[index] for index in staying])
-
-    def export(self, folder: str | Path) -> Any:
-        """Writes a plain Hugging Face model in which the set is replaced; see `Tracer.export`.
-
-        Raises:
-            NoResultError: The result was loaded, or its tracer is gone.
-        """
-        return tracer_of(self).export(self, folder)
-
-    def steer(self, strength: float = 1.0) -> AbstractContextManager[Any]:
-        """A block in which the model has the set replaced at every token; see `Tracer.steer`.
-
-        Raises:
-            NoResultError: The result was loaded, or its tracer is gone.
-        """
-        return tracer_of(self).steer(self, strength)
 
     def to_mib(self, path: str | Path) -> Path:
         """Writes the importance of every component as a file of the MIB benchmark.
@@ -562,10 +494,32 @@ class TraceResult:
         """
         return load_run(Path(folder))
 
+    @staticmethod
+    def from_earlier(
+        document: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Entries of format 5, where values on examples stood side by side, as they are now."""
+        asked = {name: document["setup"][name] for name in ("metric", "direction")}
+        asked["dataset"] = document["dataset"]
+        parts: dict[str, Any] = {}
+        for part, start in (("own", ""), ("held_out", "held_out_")):
+            names = {"effects": "held_out" if start else "per_example"}
+            names |= {"full": f"{start}full" if start else "full_per_example"}
+            names |= {each: start + each for each in ("complement", "weights", "clusters")}
+            moved = {f"{part}.{name}": tensors.pop(old, None) for name, old in names.items()}
+            tensors |= {name: value for name, value in moved.items() if value is not None}
+            fingerprint = document.pop(f"{start or 'dataset_'}fingerprint")
+            origin = document.pop(f"{start}data")
+            parts[part] = {**asked, "fingerprint": fingerprint, "origin": origin}
+        if parts["held_out"]["fingerprint"] is None:
+            parts["held_out"] = None
+        run = document["run"] | {"held_out_by": document.pop("held_out_by")}
+        gone = ("dataset", "effect", "full_effect")
+        kept = {name: entry for name, entry in document.items() if name not in gone}
+        return {**kept, **parts, "run": run}, tensors
+
     def check_consistent(self) -> None:
         """Raises a `ValueError` for a result whose parts do not belong together."""
-        check_clusters(self.clusters)
-        check_clusters(self.held_out_clusters)
         n = self.n_components
         if len(self.binary_mask) != n:
             raise ValueError(f"the masks are of {len(self.binary_mask)} components of {n}")
@@ -578,10 +532,6 @@ class TraceResult:
             raise ValueError(f"{self.n_selected} of {n} are selected, with {self.budget=}")
         if not all(map(str.isidentifier, self.run.config)):
             raise ValueError(f"run.config names {shortened(list(self.run.config))}")
-        # Another processor may sum in another order.
-        tolerance = 1e-5 * self.per_example.abs().mean().item() + 1e-7
-        if not abs(self.effect - self.per_example.mean().item()) <= tolerance:
-            raise ValueError(f"the effect {self.effect} is not the mean of its examples")
 
 
 def save_run(result: TraceResult, folder: Path) -> str:
@@ -596,14 +546,3 @@ def load_run(folder: Path, digest: str | None = None) -> TraceResult:
 
 def _ends(interval: tuple[float, float]) -> str:
     return interval_text(*interval).replace(" to ", ", ")
-
-
-def tracer_of(result: TraceResult) -> Any:
-    """The tracer that made a result; a `NoResultError` if it is gone or the result was loaded."""
-    tracer = None if result.tracer is None else result.tracer()
-    if tracer is None:
-        raise NoResultError(
-            "This result was loaded, or its tracer is gone, so nothing can be measured. Build the "
-            "tracer again and call its method, e.g. tracer.faithfulness(result)."
-        )
-    return tracer

@@ -4,7 +4,7 @@ A document holds every field but tensors, whose file lies beside it; a grid of p
 read, holds its tensors as lists. Nothing is pickled, so opening a run from elsewhere executes
 nothing. What is read is held against the annotations of the fields: types by a pydantic model that
 is made from them, shapes of tensors by their jaxtyping annotations, in which one name has one size
-throughout an object. `schema` is the JSON Schema of a document.
+within an object, not in its parts. `schema` is the JSON Schema of a document.
 
 Every document carries a digest of its entries and that of its tensors; `curve.json` holds those of
 its runs, `pareto.json` that of `curve.json`. So files of two saves, or a file that was changed by
@@ -34,7 +34,9 @@ from tracekit._util.options import as_path, shortened
 from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
+_EARLIER = 5
+"""The one earlier version that is read: a class whose entries were others has `from_earlier`."""
 NOT_SAVED = {"saved": False}
 """Metadata of a field that stays in this process."""
 MAY_BE_INFINITE = {"finite": False}
@@ -92,11 +94,13 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
         ResultFormatError: It is damaged, was changed or is of another format version; or an entry
             or a tensor is of another type or shape than the class has.
     """
-    document = read_document(path, digest)
+    document, version = _read(path, digest)
     document.pop(_LABELS, None)
     tensors_digest = document.pop(_TENSORS_DIGEST, None)
     tensors = {} if tensors_digest is None else _read_tensors(path, tensors_digest)
     try:
+        if version == _EARLIER and hasattr(cls, "from_earlier"):
+            document, tensors = cls.from_earlier(document, tensors)  # type: ignore[attr-defined]
         entries = _model(cls, inline).model_validate_json(json.dumps(document))
         value = _decoded(entries, cls, "", tensors)
         if tensors:
@@ -160,6 +164,11 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
         ResultNotFoundError: There is no such file.
         ResultFormatError: It is damaged, was changed, or is of another format version.
     """
+    return _read(path, digest)[0]
+
+
+def _read(path: Path, digest: str | None) -> tuple[dict[str, Any], int]:
+    """A document and its format version."""
     if not as_path("path", path).is_file():
         raise ResultNotFoundError(
             f"The folder {path.parent} holds no {path.name}. Give a folder that a run was saved to."
@@ -171,15 +180,16 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise damaged(path)
     format_version = document.pop("format_version", None)
-    if format_version != FORMAT_VERSION:
+    if format_version not in (_EARLIER, FORMAT_VERSION):
         raise ResultFormatError(
-            f"{path} has format version {shortened(format_version)}; this tracekit reads version "
-            f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
+            f"{path} has format version {shortened(format_version)}; this tracekit reads versions "
+            f"{_EARLIER} and {FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it "
+            "again."
         )
     written = document.pop(_DIGEST, None)
     if written != digest_of(document) or digest not in (None, written):
         raise damaged(path)
-    return document
+    return document, format_version
 
 
 def damaged(path: Path) -> ResultFormatError:
@@ -370,8 +380,6 @@ def _tensor_fields(
             if metadata.get("finite", True) and not value.isfinite().all():
                 raise ValueError(f"{name} is not finite")
             yield name, value, bare
-        elif entry is not None and is_dataclass(bare) and bare is not cls and not _has_spec(bare):
-            yield from _tensor_fields(entry, bare, f"{name}.", tensors)  # type: ignore[arg-type]
 
 
 def _built(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
@@ -390,10 +398,8 @@ def _built(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Te
                 _decoded(part, item, f"{name}.{number}.", tensors)
                 for number, part in enumerate(entry)
             )
-        elif bare is cls:
-            values[field] = _decoded(entry, cls, f"{name}.", tensors)
         elif is_dataclass(bare):
-            values[field] = _built(entry, bare, f"{name}.", tensors)  # type: ignore[arg-type]
+            values[field] = _decoded(entry, bare, f"{name}.", tensors)  # type: ignore[arg-type]
         else:
             values[field] = entry
     return cls(**values)

@@ -49,7 +49,7 @@ def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
 
 def circuit_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     """Faithfulness and completeness with intervals, held out where possible; empty if unknown."""
-    if any(result.complement is None for result in results):
+    if any((result.held_out or result.own).complement is None for result in results):
         return {}
     columns: dict[str, list[float]] = {}
     for scores in [result.faithfulness() for result in results]:

@@ -108,7 +108,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     measured = [
         (result, result.faithfulness())
         for result in results
-        if result.full_effect > 0 and result.complement is not None
+        if result.full_effect > 0 and result.own.complement is not None
     ]
     beyond = [each for each in measured if each[1].overshoots[0]]
     if beyond:

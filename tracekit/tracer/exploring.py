@@ -81,19 +81,25 @@ def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
     ]
 
 
+def is_of(traced: RunContext, result: TraceResult) -> bool:
+    """Whether a result answers the question on its data and model, so that its effects hold."""
+    own = traced.engine.pairs.fingerprint, traced.setup, traced.model_facts.weights_digest
+    given = result.own.fingerprint, result.setup, result.model_facts.weights_digest
+    return own == given and result.registry == traced.engine.registry
+
+
 def open_explorer(
     traced: RunContext,
     start: Any,
     front: ParetoFront | TraceCurve | None,
     results: Sequence[TraceResult],
-    is_own: Callable[[TraceResult], bool],
     paths: Paths | None,
     generate: Callable[..., Generations],
 ) -> Explorer:
     """A view of sets; see `Tracer.explore`.
 
     It starts at a set, or at the largest set of a front or curve, and shows further results; those
-    that are not `is_own` are of other data, and are measured again. `generate` is the tracer's.
+    of other data, another question or model are measured again. `generate` is the tracer's.
     """
     try:
         from tracekit.explore.explorer import Explorer
@@ -124,13 +130,13 @@ def open_explorer(
             Measurement(
                 complement_of(members, len(registry)) if is_other else members,
                 effects,
-                weights=each.weights,
-                clusters=each.clusters,
+                **each.own.over,
                 bounds=traced.engine.metric.bounds,
             )
-            for each in filter(is_own, earlier)
+            for each in earlier
+            if is_of(traced, each)
             for members in [members_of(each, registry)]
-            for is_other, effects in enumerate((each.per_example, each.complement))
+            for is_other, effects in enumerate((each.own.effects, each.own.complement))
             if effects is not None
         ],
     )

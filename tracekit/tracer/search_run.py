@@ -32,6 +32,7 @@ from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchS
 from tracekit.metrics import Effects, Metric
 from tracekit.models import foreign_hooks, model_name, revision_of, weights_digest
 from tracekit.results.mib import model_sizes
+from tracekit.results.on_examples import OnExamples
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import (
     MOST_CONTROLS,
@@ -120,8 +121,6 @@ class RunContext:
     extra_metrics: tuple[Metric, ...]
     held_out: Engine | None
     """The same question on examples that no search sees."""
-    tracer: Any
-    """A weak reference to the tracer, for results."""
     best_known: BestMeasured
     """The best sets that anything of the tracer has measured."""
 
@@ -186,41 +185,29 @@ class RunContext:
                 cost=cost,
                 seconds=spent.seconds,
                 stopped=selection.stopped,
+                held_out_by=selection.held_out_by,
                 versions=versions(),
             ),
             registry=engine.registry,
             binary_mask=mask,
             soft_mask=mask.float() if soft_mask is None else soft_mask,
             component_scores=None if scores is None else scores.float(),
-            effect=selection.effect,
-            per_example=selection.effects,
-            weights=engine.pairs.weights,
-            full_effect=engine.full_effects.mean().item(),
-            full_per_example=engine.full_effects,
-            complement=complement.own,
-            held_out=None if self.held_out is None else self.held_out.effects(mask),
-            held_out_full=None if self.held_out is None else self.held_out.full_effects,
-            held_out_complement=complement.held_out,
-            held_out_weights=None if self.held_out is None else self.held_out.pairs.weights,
-            clusters=engine.pairs.clusters,
-            held_out_clusters=None if self.held_out is None else self.held_out.pairs.clusters,
-            held_out_fingerprint=None if self.held_out is None else self.held_out.pairs.fingerprint,
-            held_out_by=selection.held_out_by,
+            own=OnExamples.of(engine, selection.effects, complement.own),
+            held_out=(
+                None
+                if self.held_out is None
+                else OnExamples.of(self.held_out, self.held_out.effects(mask), complement.held_out)
+            ),
             extra_metrics=tuple(metric.name for metric in self.extra_metrics),
             extra_per_example=self._extra_per_example(mask),
-            data=engine.pairs.origin,
-            held_out_data=None if self.held_out is None else self.held_out.pairs.origin,
             constraint=constraint,
             budget=selection.budget,
             target_effect=goal.target,
             history=history,
             axis_label=engine.metric.axis_label,
             model=model_name(engine.model),
-            dataset=engine.pairs.name,
-            dataset_fingerprint=engine.pairs.fingerprint,
             model_facts=self.model_facts,
             noise_floor=self.noise_floor,
-            tracer=self.tracer,
         )
 
     def complements(self, selections: Sequence[Selection]) -> list[ComplementEffects]:

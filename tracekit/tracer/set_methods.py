@@ -6,7 +6,6 @@ indices, and checks that the model is still the one that was bound.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -156,7 +155,6 @@ class SetMethods:
             noise_floor=self.noise_floor,
             extra_metrics=self.extra_metrics,
             held_out=self._held_out,
-            tracer=weakref.ref(self),
             best_known=self._known,
         )
 
@@ -286,7 +284,8 @@ class SetMethods:
         """What the faithfulness of a set loses without each member, and which members are idle.
 
         It is measured on the held-out examples, if the tracer has some; the tracer's own decide
-        who leaves. `result.minimal()` is the set that is left, measured again.
+        who leaves. `tracer.as_result(minimality)` is the set that is left, measured
+        again.
 
         Args:
             members: A set as in `evaluate`, or a mask of zeros and ones.

@@ -515,8 +515,6 @@ class Tracer(ModelEdits):
             start,
             front,
             self.results,
-            # Effects of results from elsewhere may be of other data.
-            lambda result: result.tracer is not None and result.tracer() is self,
             paths,
             self.generate,
         )

@@ -1,0 +1,132 @@
+"""Values of one set of components on the examples of one data set: what statistics are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit._util.clusters import Over
+from tracekit.data.prompts import DataOrigin
+from tracekit.engine.engine import Engine
+from tracekit.errors import NoResultError
+from tracekit.metrics import Effects, bounds_of
+from tracekit.results.faithfulness import Faithfulness
+from tracekit.results.intervals import effect_interval
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnExamples:
+    """Effects of a set on each of some examples, and what these examples are.
+
+    Effects are times the weight of their example, if examples have weights: a plain mean of them is
+    the weighted one. The direction of the metric is that of the setup.
+    """
+
+    effects: Effects
+    """Of the set."""
+    full: Effects
+    """Of all components together."""
+    complement: Effects | None = None
+    """Of all components but those of the set; None if it was not measured."""
+    weights: Float[Tensor, " example"] | None = None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None = None
+    """Number of the independent example that each is part of; None if each stands for itself."""
+    dataset: str
+    """Name of the data set."""
+    fingerprint: str
+    """Fingerprint of the examples."""
+    origin: DataOrigin | None = None
+    """Where they are from; None: made by hand."""
+    metric: str
+    """By which metric the effects are."""
+    direction: str
+    """`noising` or `denoising`."""
+
+    @classmethod
+    def of(cls, engine: Engine, effects: Effects, complement: Effects | None = None) -> OnExamples:
+        """Measured effects on the examples of an engine."""
+        pairs = engine.pairs
+        return cls(
+            effects=effects,
+            full=engine.full_effects,
+            complement=complement,
+            weights=pairs.weights,
+            clusters=pairs.clusters,
+            dataset=pairs.name,
+            fingerprint=pairs.fingerprint,
+            origin=pairs.origin,
+            metric=engine.metric.name,
+            direction=engine.metric.direction,
+        )
+
+    @property
+    def n_examples(self) -> int:
+        """How many examples there are."""
+        return len(self.effects)
+
+    @property
+    def over(self) -> Over:
+        """Weights and clusters of the examples, as statistics take them."""
+        return Over(weights=self.weights, clusters=self.clusters)
+
+    @property
+    def mean(self) -> float:
+        """Mean effect of the set."""
+        return self.effects.mean().item()
+
+    @property
+    def full_mean(self) -> float:
+        """Mean effect of all components together."""
+        return self.full.mean().item()
+
+    @property
+    def share(self) -> float:
+        """Effect of the set over that of all components; NaN if these have none together."""
+        return self.mean / self.full_mean if self.full_mean else nan
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """How far the mean effect moves when the examples are resampled.
+
+        95 %, by a studentised bootstrap; NaN with fewer than three independent examples. A
+        confidence interval where the set was not selected on these examples, else a spread.
+        """
+        return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
+
+    def row(self) -> dict[str, float]:
+        """Entries of a table: `effect`, `low`, `high`, `full_effect` and `share` of it."""
+        low, high = self.interval
+        return {
+            "effect": self.mean,
+            "low": low,
+            "high": high,
+            "full_effect": self.full_mean,
+            "share": self.share,
+        }
+
+    def faithfulness(self, **labels: Any) -> Faithfulness:
+        """Faithfulness and completeness of the set; `labels` are other fields of these.
+
+        Raises:
+            NoResultError: The effects of the complement were not measured.
+        """
+        if self.complement is None:
+            raise NoResultError(
+                "This result does not hold the effects of its complement. Measure them: "
+                "tracer.faithfulness(result)."
+            )
+        return Faithfulness.of(
+            self.effects[None],
+            self.complement[None],
+            self.full,
+            metric=self.metric,
+            direction=self.direction,
+            **self.over,
+            **labels,
+        )
