@@ -324,7 +324,8 @@ def masks(mask, per_example):
         assert_right(torch.as_tensor(effect), expected if per_example else expected.mean())
 
 
-_RETURNED = "nan inf ints bools mean list none wide raise double half meta".split()
+_RETURNED = ["nan", "inf", "ints", "bools", "mean", "list", "none", "wide", "raise"]
+_RETURNED += ["double", "half", "meta"]
 
 
 @about(

@@ -36,11 +36,17 @@ class WorkerProcesses(Executor):
         # Forked processes cannot use CUDA.
         context = multiprocessing.get_context("spawn")
         self._end, self._lifeline = context.Pipe(duplex=False)
+        self._begun, begin = context.Pipe(duplex=False)
         # Packed: unpacking it in the worker imports the libraries that `start` needs.
         packed = pickle.dumps((start, arguments))
         self._pool = ProcessPoolExecutor(
-            processes, mp_context=context, initializer=_start, initargs=(self._end, packed)
+            processes, mp_context=context, initializer=_start, initargs=(self._end, begin, packed)
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker was made ready; until then it runs the main script, as far as that."""
+        return self._begun.poll()
 
     def submit(self, function: Callable[..., _R], /, *arguments: Any, **options: Any) -> Future[_R]:
         """Calls a function of a module in a worker; `BrokenProcessPool` if any worker is killed."""
@@ -52,6 +58,7 @@ class WorkerProcesses(Executor):
         """Ends the workers at once."""
         self._lifeline.close()
         self._end.close()
+        self._begun.close()
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
@@ -72,11 +79,18 @@ def _held_back(names: Iterable[str]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(end: Connection, packed: bytes) -> None:
+def leave_if_in_start() -> None:
+    """Ends a worker that runs the main script again and comes to where workers are started."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)  # Quietly: the process that started it says what to do.
+
+
+def _start(end: Connection, begin: Connection, packed: bytes) -> None:
     """Makes a worker end with its parent, then makes it ready for work."""
     Thread(target=_end_with, args=(end,), daemon=True).start()
     start, arguments = pickle.loads(packed)
     start(*arguments)
+    begin.send_bytes(b"1")
 
 
 def _end_with(end: Connection) -> None:

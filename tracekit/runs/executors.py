@@ -36,6 +36,7 @@ _WORKER_SECONDS = 60
 """How long a scheduler may be without any worker."""
 _POLL_SECONDS = 0.5
 _NO_LIMIT = 10_000
+_GUARD = 'if __name__ == "__main__":'
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)
 """Two classes until Python 3.11."""
 _MINUTES = 24 * 60
@@ -54,6 +55,8 @@ class Workers(ABC):
     """Whether every task starts a process, so that a task had better hold many jobs."""
     at_most: int | None = None
     """Tasks at a time that were asked for, if any were."""
+    _also = ""
+    """What else to try where a process was killed."""
 
     @abstractmethod
     def capacity(self) -> int:
@@ -72,7 +75,7 @@ class Workers(ABC):
         if isinstance(error, BrokenExecutor):
             return WorkerError(
                 "A worker process was killed; often the memory was full. What is finished is "
-                "kept. Run it again, with fewer processes or a smaller max_batch_size."
+                f"kept. Run it again, with fewer processes or a smaller max_batch_size.{self._also}"
             )
         if isinstance(error, CancelledError):
             return WorkerError(
@@ -92,6 +95,8 @@ class Workers(ABC):
 
 class GivenExecutor(Workers):
     """Any executor of `concurrent.futures`, e.g. a pool of processes."""
+
+    _also = f" If none began: a script that spawns processes does its work under {_GUARD}."
 
     def __init__(self, executor: Executor, at_most: int | None) -> None:
         """Takes an executor, which stays open; by default for as many tasks as it has workers."""
@@ -122,14 +127,27 @@ class GivenExecutor(Workers):
 class LocalProcesses(GivenExecutor):
     """Processes of this machine, which end with this one."""
 
+    _also = ""
+
     def __init__(self, processes: int) -> None:
         """Starts no process yet; they share the threads of this process."""
         threads = max(1, allowed_threads() // processes)
-        super().__init__(WorkerProcesses(processes, start=_start, arguments=(threads,)), processes)
+        self._processes = WorkerProcesses(processes, start=_start, arguments=(threads,))
+        super().__init__(self._processes, processes)
+
+    def reason(self, error: BaseException) -> Exception | None:
+        """Error to raise instead; tells workers that were killed from those that never began."""
+        if isinstance(error, BrokenExecutor) and not self._processes.has_begun:
+            return WorkerError(
+                "No worker process could begin. Each first runs the main script again, which must "
+                f"not start the sweep once more. Write what it does in a file under {_GUARD}, also "
+                "what comes from stdin. Or leave jobs out."
+            )
+        return super().reason(error)
 
     def close(self) -> None:
         """Ends the processes at once."""
-        self._executor.shutdown()
+        self._processes.shutdown()
 
 
 def _start(threads: int) -> None:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
 from tracekit._util.options import as_path, convert, is_whole
+from tracekit._util.processes import leave_if_in_start
 from tracekit.engine.setup import SETUP_OPTIONS
 from tracekit.errors import (
     ConfigError,
@@ -225,6 +226,8 @@ def sweep(
     """
     if jobs is not None and (not is_whole(jobs) or jobs < 1):
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
+    if executor is not None or (jobs or 1) > 1:
+        leave_if_in_start()
     setup = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
     grid = Grid(
         models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further
