@@ -55,6 +55,71 @@ def test_left_hooks_are_named_once_and_warned_of(own_model):
     assert foreign_hooks(own_model) == left
 
 
+KINDS_OF_HOOKS = {
+    "forward": lambda m: m.add_hook("blocks.1.attn.hook_z", lambda value, hook: value),
+    "backward": lambda m: m.add_hook("blocks.1.attn.hook_z", lambda g, hook: g, dir="bwd"),
+    "backward, permanent": lambda m: m.add_hook(
+        "blocks.1.hook_mlp_out", lambda g, hook: g, dir="bwd", is_permanent=True
+    ),
+    "module, forward": lambda m: mlp(m).register_forward_hook(lambda *given: None),
+    "module, before": lambda m: mlp(m).register_forward_pre_hook(lambda *given: None),
+    "module, gradients": lambda m: mlp(m).register_full_backward_hook(lambda *given: None),
+    "module, gradients before": lambda m: mlp(m).register_full_backward_pre_hook(
+        lambda *given: None
+    ),
+    "parameter": lambda m: weight(m).register_hook(lambda gradient: None),
+    "parameter, afterwards": lambda m: weight(m).register_post_accumulate_grad_hook(
+        lambda parameter: None
+    ),
+    "all modules": lambda m: torch.nn.modules.module.register_module_full_backward_hook(
+        lambda *given: None
+    ),
+    "all modules, forward": lambda m: torch.nn.modules.module.register_module_forward_hook(
+        lambda *given: None
+    ),
+}
+
+
+def mlp(model):
+    return model.original_model.transformer.h[1].mlp
+
+
+def weight(model):
+    return model.original_model.transformer.wte.weight.requires_grad_(True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", KINDS_OF_HOOKS)
+def test_hooks_of_every_kind_are_warned_of_and_stored(kind, when, own_model):
+    tracer = tk.Tracer(own_model, tiny.pairs(), "head-outputs")
+    handle = KINDS_OF_HOOKS[kind](own_model)
+    try:
+        left = foreign_hooks(own_model)
+        assert len(left) == 1
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if when == "before":
+                tracer = tk.Tracer(own_model, tiny.pairs(), "head-outputs")
+            result = tracer.run("attribution", budget=2)
+        texts = [str(each.message) for each in caught if each.category is ModelWarning]
+        assert len(texts) == 1
+        assert f"at {left[0]}. They act in every pass or on every gradient" in texts[0]
+        assert list(result.model_facts.foreign_hooks) == left
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def test_hooks_on_gradients_that_cannot_act_are_a_clear_error(own_model):
+    tracer, hook = tk.Tracer(own_model, tiny.pairs(), "head-outputs"), "blocks.0.attn.hook_z"
+    own_model.add_hook(hook, lambda gradient, hook: gradient * 0, dir="bwd")
+    text = rf"Hooks on gradients cannot act .*left at .*{hook}\. Call the model's reset_hooks"
+    with pytest.warns(ModelWarning), pytest.raises(ConfigError, match=text):
+        tracer.run("attribution", budget=2)
+    own_model.reset_hooks()
+    assert tracer.run("attribution", budget=2).labels
+
+
 # ---- settings of torch ------------------------------------------------------------------------
 
 

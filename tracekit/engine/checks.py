@@ -53,6 +53,8 @@ _PROVEN: WeakKeyDictionary[Any, list[set[Any]]] = WeakKeyDictionary()
 """Hook points that were proven together, by model."""
 _PROBES: WeakKeyDictionary[PreparedData, PreparedData] = WeakKeyDictionary()
 """The first examples of a data set, as they were run when it was checked."""
+_WARNED_OF: WeakKeyDictionary[PreparedData, list[str]] = WeakKeyDictionary()
+"""Hooks that were left on its model when it was checked last."""
 
 
 def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
@@ -99,14 +101,7 @@ def check_engine(engine: Engine) -> None:
     Raises:
         IdentityCheckError: The empty mask has an effect, or the full mask has none.
     """
-    if left := foreign_hooks(engine.model):
-        more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
-        warn(
-            f"Hooks were left on {model_name(engine.model)} at {', '.join(left[:_LISTED])}{more}. "
-            "They act in every pass, so the model is traced with them. Call its reset_hooks(), or "
-            "remove the handles, to trace it without.",
-            ModelWarning,
-        )
+    _warn_of_hooks(engine)
     differing = [number for number, pair in enumerate(engine.pairs) if pair.differs]
     if not differing:
         raise IdentityCheckError(
@@ -137,6 +132,7 @@ def check_engine(engine: Engine) -> None:
 
 def check_unchanged(engine: Engine) -> None:
     """Raises an `IdentityCheckError` for a model that no longer gives the scores computed once."""
+    _warn_of_hooks(engine)
     effect = empty_mask_effect(_PROBES.get(engine.data, engine.data))
     if effect != 0:
         raise IdentityCheckError(
@@ -144,6 +140,20 @@ def check_unchanged(engine: Engine) -> None:
             "weights or hooks changed since the Tracer was built. Reset its hooks, or build "
             "another Tracer."
         )
+
+
+def _warn_of_hooks(engine: Engine) -> None:
+    """Warns of hooks left on the model that it was not warned of before."""
+    left = foreign_hooks(engine.model)
+    if left and left != _WARNED_OF.get(engine.data):
+        more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
+        warn(
+            f"Hooks were left on {model_name(engine.model)} at {', '.join(left[:_LISTED])}{more}. "
+            "They act in every pass or on every gradient, so the model is traced with them. Call "
+            "its reset_hooks(), or remove the handles, to trace it without.",
+            ModelWarning,
+        )
+    _WARNED_OF[engine.data] = left
 
 
 def _observe(

@@ -30,6 +30,12 @@ _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 
 _LIBRARIES = ("tracekit", "transformer_lens", "transformers", "accelerate", "peft", "torch")
 """Packages whose hooks are part of a model."""
+_HOOKS = [
+    f"{prefix}_{name}_hooks"
+    for prefix in ("", "_global")
+    for name in ("forward", "forward_pre", "backward", "backward_pre", "post_accumulate_grad")
+]
+"""Attributes that hold hooks, of modules and of parameters."""
 _SAMPLED = 8
 _registering = threading.Lock()
 _RUNS_ELSEWHERE = (
@@ -115,31 +121,47 @@ def revision_of(model: HookedModel) -> str | None:
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:
-    """Hook points and modules with forward hooks that somebody left on the model, by name."""
+    """What has hooks that somebody left, on activations or gradients, by name.
+
+    Hook points, modules, parameters, or all modules of the process.
+    """
     # Of several names of a hook point the last one is the usual.
     names = {id(point): name for name, point in model.hook_dict.items()}
-    modules = dict.fromkeys(model.hook_dict.values())
+    owners: dict[Any, None] = dict.fromkeys(model.hook_dict.values())
     for whole in reversed(_wholes(model)):
         for name, module in getattr(whole, "named_modules", dict)():
             plain = re.sub(r"\._?original_component", "", name) or type(module).__name__
             names.setdefault(id(module), plain)
-            modules[module] = None
-    return [names[id(module)] for module in modules if any(map(_is_foreign, _hooks_of(module)))]
+            owners[module] = None
+            for of_module, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                names.setdefault(id(parameter), f"{plain}.{of_module}")
+                owners[parameter] = None
+    everywhere = torch.nn.modules.module
+    names[id(everywhere)] = "all modules"
+    owners[everywhere] = None
+    return [names[id(owner)] for owner in owners if any(map(_is_foreign, _hooks_of(owner)))]
 
 
-def _hooks_of(module: Any) -> list[Any]:
-    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+def _hooks_of(owner: Any) -> Iterator[Any]:
+    """Hooks of a module, of a parameter, or of torch's module about modules: those of all."""
+    for name in _HOOKS:
+        # Not getattr of a module: a bridge would ask the one that it wraps.
+        found = getattr(owner, name, None) if isinstance(owner, Tensor) else vars(owner).get(name)
+        yield from (found or {}).values()
 
 
 def _is_foreign(hook: Any) -> bool:
     """Whether neither tracekit nor the libraries below it made a hook."""
     while True:
         names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
+        inner = next((name for name in ("hook", "full_hook") if name in names), None)
         if isinstance(hook, partial):
             hook = hook.func
-        elif "hook" in names and str(hook.__module__).startswith("transformer_lens"):
-            # A hook point wraps the function that it is given.
-            hook = hook.__closure__[names.index("hook")].cell_contents
+        elif inner is not None and str(hook.__module__).startswith("transformer_lens"):
+            # A hook point wraps the function that it is given, one on gradients twice.
+            hook = hook.__closure__[names.index(inner)].cell_contents
         else:
             break
     made_in = str(getattr(hook, "__module__", None) or type(hook).__module__)
@@ -298,6 +320,15 @@ def _frozen(model: HookedModel) -> Iterator[None]:
         module.training = False
     try:
         yield
+    except RuntimeError as error:
+        # Of a module none of whose inputs has a gradient, or whose output is changed in place.
+        if "BackwardHook" in str(error) or "Backward hook" in str(error):
+            raise ConfigError(
+                f"Hooks on gradients cannot act in a trace ({str(error).splitlines()[0]}). They "
+                f"were left at {', '.join(foreign_hooks(model)[:_SAMPLED])}. Call the model's "
+                "reset_hooks(), or remove the handles."
+            ) from error
+        raise
     finally:
         for parameter in thawed:
             parameter.requires_grad_(True)
