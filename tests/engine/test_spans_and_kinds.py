@@ -670,7 +670,7 @@ def test_features_are_tried_on_the_activation(model):
 
     with pytest.raises(HookPointError, match=r"returns the shape \(2, 6, 10\) .* of 9. Give"):
         tk.Tracer(model, tiny.pairs(), kind("narrow", Autoencoder(), width=9))
-    with pytest.raises(HookPointError, match=r"and torch.float32 they fail with: .*float32 on the"):
+    with pytest.raises(HookPointError, match=r"and torch.float32 they fail with: .*float32 on"):
         tk.Tracer(model, tiny.pairs(), kind("half", Autoencoder().to(torch.bfloat16)))
     wrong = Autoencoder()
     wrong.out = torch.nn.Parameter(torch.ones(10, 3))

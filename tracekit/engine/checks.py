@@ -28,8 +28,10 @@ from torch import Tensor
 
 from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
+from tracekit.data.prompts import PromptPairs
 from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
+from tracekit.engine.packing import pad
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
@@ -48,6 +50,9 @@ from tracekit.models.hooked import (
 _ROWS = 2
 _TOKENS = 6
 _EXAMPLES = 4
+_PROMPTS = 8
+_FITS = 0.5
+"""Explained variance of features below which they hardly describe the activation."""
 _LISTED = 3
 _PROVEN: WeakKeyDictionary[Any, list[set[Any]]] = WeakKeyDictionary()
 """Hook points that were proven together, by model."""
@@ -181,7 +186,8 @@ def _observe(
         if len(fired) != 1:
             raise _refusal(model, site, f"fired {len(fired)} times in one pass instead of once")
         _check_shape(model, site, fired[0])
-        _check_features(model, site, fired[0])
+        if site.kind.features_in(site.layer) is not None:
+            _reconstruction(model, site, fired[0])
     return {name: fired[0] for name, fired in recorded.items()}
 
 
@@ -208,22 +214,60 @@ def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
             raise _refusal(model, site, f"is {name} under another name, the place of {other.name}")
 
 
-def _check_features(model: HookedModel, site: Site, activation: Tensor) -> None:
-    """Features must fit the activation, forth and back."""
+def explained_variance(
+    model: HookedModel, pairs: PromptPairs, registry: ComponentRegistry
+) -> dict[str, float]:
+    """Share of the variance over tokens that features reconstruct, by kind and layer; at most 1.
+
+    Of the first clean prompts, without their first tokens, whose activations are often extreme.
+    Warns where it is small.
+    """
+    sites = [site for site in registry.sites if site.kind.feature_layers]
+    if not sites:
+        return {}
+    tokens = pad([pair.prompt_ids for pair in pairs[:_PROMPTS]])
+    is_token = pad([[1] * len(pair.prompt_ids) for pair in pairs[:_PROMPTS]]).bool()
+    is_token[:, 0] &= not is_token[:, 1:].any()
+    hooks, recorded = recording_hooks([site.hook_name for site in sites])
+    with frozen(model), torch.no_grad():
+        model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=hooks)
+    shares = {}
+    for site in sites:
+        activation = recorded[site.hook_name][0].movedim(site.kind.position_dim, 1)
+        values = activation[is_token.to(activation.device)][None].float()
+        variance = (values - values.mean(1, keepdim=True)).square().sum().item()
+        missed = (values - _reconstruction(model, site, values)).square().sum().item()
+        shares[f"{site.kind.name}, layer {site.layer}"] = 1 - missed / max(variance, 1e-12)
+    for name, share in shares.items():
+        if share < _FITS:
+            warn(
+                f"The features {name}, explain {share:.2g} of the variance of the activations of "
+                f"{model_name(model)}, where 1 is all of it. They may be of another layer, hook "
+                "point or scale, or lack a bias: compare with the value that they were published "
+                "with.",
+                ModelWarning,
+            )
+    return shares
+
+
+def _reconstruction(model: HookedModel, site: Site, activation: Tensor) -> Tensor:
+    """What features make of an activation; refuses those that do not fit, forth and back."""
     features, name = site.kind.features_in(site.layer), site.kind.name
-    if features is None:
-        return
-    values = activation.to(torch.promote_types(activation.dtype, torch.float32))
+    assert features is not None
+    values = activation.float()
     start = f"The features of {name!r} do not fit layer {site.layer} of {model_name(model)}: "
     try:
         with torch.no_grad():
             encoded = features.encode(values)
             decoded = features.decode(encoded)
-    except (RuntimeError, ValueError, TypeError) as error:
+        for each in (encoded, decoded):
+            if not (each.is_floating_point() and each.isfinite().all()):
+                raise ValueError(f"{each.dtype} or numbers that are not finite")
+    except Exception as error:
         raise HookPointError(
             f"{start}on activations of shape {tuple(values.shape)} and {values.dtype} they fail "
-            f"with: {error}. Give an autoencoder of this hook point, in float32 on the layer's "
-            "device."
+            f"with: {error}. Give an autoencoder of this hook point that reads float32 on the "
+            "layer's device; .float() makes one of half precision."
         ) from error
     if encoded.shape != (*values.shape[:-1], site.width):
         raise HookPointError(
@@ -236,6 +280,7 @@ def _check_features(model: HookedModel, site: Site, activation: Tensor) -> None:
             f"{start}decode returns the shape {tuple(decoded.shape)}, and the activations have "
             f"{tuple(values.shape)}. Give an autoencoder of this hook point."
         )
+    return decoded.float()
 
 
 def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:

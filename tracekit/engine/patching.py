@@ -156,12 +156,13 @@ def _mixed(
     """Values between the clean and the counterfactual ones."""
     if features is None:
         return torch.lerp(clean, counterfactual, share)
-    # Features are of float32, whatever the model runs in (see `FeatureMap`).
+    # Features read float32, whatever the model runs in, and may return another type.
     with torch.autocast(clean.device.type, enabled=False):
-        own = features.encode(clean)
-        mixed = torch.lerp(own, features.encode(counterfactual)[None], share)
+        own, other = (features.encode(each.float()) for each in (clean, counterfactual))
+        dtype = torch.promote_types(own.dtype, torch.float32)
+        mixed = torch.lerp(own.to(dtype), other.to(dtype)[None], share.to(dtype)).to(own.dtype)
         # What the features do not reconstruct stays as it is.
-        return clean + (features.decode(mixed) - features.decode(own))
+        return clean + (features.decode(mixed).float() - features.decode(own).float())
 
 
 def shares_of(

@@ -296,6 +296,7 @@ class Setup:
                 config, positions=self.positions, continuation_mean=self.continuation_mean
             ),
             metric=resolve_metric(self.metric),
+            explained_variance=checks.explained_variance(model, pairs, registry),
             _split=split,
             _with_source=with_source,
         )
@@ -328,6 +329,8 @@ class BoundSetup:
     config: EngineConfig
     metric: Metric
     """By which effects are measured; in the direction of noising."""
+    explained_variance: Mapping[str, float]
+    """By kind of features and layer, the share of the variance of activations they rebuild."""
     _split: Callable[[PromptPairs], PromptPairs] = field(repr=False)
     _with_source: Callable[[PromptPairs], PromptPairs] = field(repr=False)
 

@@ -88,6 +88,8 @@ class ModelFacts:
     """What `load_model` was given; of a directory its absolute path."""
     dtype: str = ""
     """Type of its weights, as `load_model` takes it."""
+    explained_variance: Mapping[str, float] = field(default_factory=dict)
+    """By kind of features and layer, the share of the variance of activations they rebuild."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -118,6 +118,8 @@ class RunContext:
     """The setup, with metric and source by their names."""
     noise_floor: float
     """Effect that rounding alone can make."""
+    explained_variance: Mapping[str, float]
+    """As in `Tracer.explained_variance`."""
     extra_metrics: tuple[Metric, ...]
     held_out: Engine | None
     """The same question on examples that no search sees."""
@@ -136,6 +138,7 @@ class RunContext:
             sizes=model_sizes(model.cfg),
             path=str(Path(name).absolute()) if Path(name).exists() else name,
             dtype=str(next(iter(model.parameters())).dtype).removeprefix("torch."),
+            explained_variance=self.explained_variance,
         )
 
     def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Usage]:

@@ -115,6 +115,14 @@ class SetMethods:
         return noise_floor(self.engine.data)
 
     @property
+    def explained_variance(self) -> Mapping[str, float]:
+        """Share of the variance of activations that features reconstruct, by kind and layer.
+
+        Over the tokens of the first prompts but the first of each; empty without features.
+        """
+        return self._bound.explained_variance
+
+    @property
     def n_prefers_x(self) -> int | None:
         """Examples on which the run that is started from finds x more probable than y.
 
@@ -153,6 +161,7 @@ class SetMethods:
             engine=self.engine,
             setup=self.setup,
             noise_floor=self.noise_floor,
+            explained_variance=self.explained_variance,
             extra_metrics=self.extra_metrics,
             held_out=self._held_out,
             best_known=self._known,

@@ -160,8 +160,14 @@ class Tracer(ModelEdits):
         return printable(
             f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
             f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name}"
-            f"{self._unusual}{self._preferred})"
+            f"{self._unusual}{self._preferred}{self._explained})"
         )
+
+    @property
+    def _explained(self) -> str:
+        """How well features describe the activations, where components are features."""
+        shares = [f"{name}: {share:.2f}" for name, share in self.explained_variance.items()]
+        return f", explained variance of {'; '.join(shares)}" if shares else ""
 
     @property
     def _unusual(self) -> str:
@@ -183,7 +189,7 @@ class Tracer(ModelEdits):
         facts = [
             ("model", model_name(self.model)),
             ("data", f"{len(self.pairs)} examples of {self.pairs.name}{self._preferred}"),
-            ("components", self.registry.describe()),
+            ("components", self.registry.describe() + self._explained),
             ("metric", f"{metric.name}: {metric.axis_label}"),
             ("positions", str(self.setup.positions)),
             ("source", f"{self.source}, {self.direction}"),
