@@ -24,6 +24,7 @@ from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, load, progress_is_shown
 from tracekit.cli.parsing import (
     as_arguments,
+    parse_chat,
     parse_layers,
     parse_loading,
     parse_options,
@@ -180,6 +181,11 @@ OPTIONS: Mapping[str, Option] = {
     "chat": option(
         *(False, bool, DATA, ""), "Write the prompts of a file by the chat template.", "--chat"
     ),
+    "chat_option": option(
+        *(None, TEXTS, DATA, "NAME=VALUE"),
+        "Argument of the chat template as name=value, e.g. enable_thinking=false, or "
+        f"strftime_now=2026-01-31 for the day that it reads; implies --chat{SEVERAL}",
+    ),
     "skip_mismatched": option(
         *(False, bool, DATA, ""),
         "Drop examples whose counterfactual has another length.",
@@ -306,7 +312,10 @@ OPTIONS: Mapping[str, Option] = {
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None, kind=Path | None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
-CHOSEN = ("data_dir", "data_option", "split", "chat", "skip_mismatched", "limit", "held_out")
+CHOSEN = (
+    *("data_dir", "data_option", "split", "chat", "chat_option", "skip_mismatched", "limit"),
+    "held_out",
+)
 TRACED = (
     *("model", "dataset", "components", "metric", "extra_metric", "layers", "positions"),
     *("split_by", "layer_window", "source", "direction", "continuation_mean"),
@@ -362,7 +371,8 @@ def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | N
 def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     """The model and the pairs of the options of a command; prints the examples that are skipped.
 
-    Pairs of an `origin` in `given` are those of a run. Whatever needs no model is checked first.
+    Pairs of an `origin` in `given` are those of a run, and `run_chat` has the arguments that its
+    chat template had. Whatever needs no model is checked first.
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device
@@ -374,7 +384,9 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     check_data(dataset, data_dir=data_dir, **data_options)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if given.get("split") is None else {"split": given["split"]}
-    data_options |= {"chat": True} if given.get("chat") else {}
+    run_chat, chat = given.get("run_chat"), parse_chat(given.get("chat_option"))
+    if given.get("chat") or chat or run_chat is not None:
+        data_options |= {"chat": {**(run_chat or {}), **chat} or True}
     data_options |= {"on_mismatch": "skip"} if given.get("skip_mismatched") else {}
     device = given["device"]
     if device in (None, "cuda"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,18 @@ def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
     return {name: _typed(value) for name, value in options.items()}
 
 
+def parse_chat(texts: list[str] | None) -> dict[str, Any]:
+    """Arguments of a chat template: JSON or, as in Python, True, False and None; else texts."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    options = parse_options(texts or [], [""])[""]
+    for name, text in options.items():
+        with suppress(ValueError):
+            # NaN is a word.
+            options[name] = json.loads(text, parse_constant=str)
+        options[name] = words.get(text.lower(), options[name])
+    return options
+
+
 def _typed(text: str) -> Any:
     try:
         value = json.loads(text)
@@ -143,7 +156,7 @@ def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult | str]]:
             f"There is no file {path}. Give a JSON file, a run's folder, or labels."
         )
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
         stack = document if isinstance(document[0], list) else [document]
         masks = [[float(entry) for entry in mask] for mask in stack]
     except (ValueError, TypeError, KeyError, IndexError) as error:

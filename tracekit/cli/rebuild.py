@@ -66,6 +66,8 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     given = {**given, **named, "seed": result.seed, "origin": origin}
     held_out = result.held_out
     given["held_out_origin"] = None if is_given or held_out is None else held_out.origin
+    # With the time that its chat template read.
+    given["run_chat"] = result.own.chat if is_given else None
     tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
     _check_same(tracer, result)
     return tracer

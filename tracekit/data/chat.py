@@ -1,67 +1,211 @@
-"""Prompts of chat models: a question or messages, as the model's chat template writes them."""
+"""Prompts of chat models: a question or messages, as the model's chat template writes them.
+
+What a turn says is found in the written text by writing it again with a mark in its place: a
+template may hold the same words as its turns. Time stands still while pairs are made.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from threading import Lock
 from typing import Any
 
 from tracekit._util.options import shortened
 from tracekit._util.warn import warn
-from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
+from tracekit.errors import ConfigError, DataWarning, PairsError, UnsupportedModelError, near_miss
+
+Chat = bool | Mapping[str, Any]
+"""Whether prompts are written by the chat template, or the arguments of the template."""
+Region = tuple[int, int]
+"""Characters of a text: the first, and one past the last."""
+
+CLOCK = "strftime_now"
+"""What templates call to read the clock; as an argument it is the time that they read."""
+_MARK, _END = "\ue000", "\ue001"
+"""Characters of no script: in place of a turn, and after the beginning of an answer."""
+_DRAWS = re.compile(r"\|\s*random\b|\blipsum\s*\(")
+"""What a template draws by."""
+_OURS = ("messages", "add_generation_prompt")
+_clock_in_use = Lock()
 
 
-def in_chat(tokenizer: Any, given: Any, part: str, number: int) -> str:
-    """The text that a chat model reads, up to where its answer begins.
+class _Clock:
+    """Stands in for the `datetime` of transformers: it does not move, and knows if it was read."""
 
-    Args:
-        tokenizer: Has the chat template.
-        given: What the user says, or messages with `role` and `content`. Where the last one is of
-            the assistant, it is the beginning of the answer, and the model goes on with it.
-        part: `prompt` or `counterfactual`, for messages.
-        number: Of the example, for messages.
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+        self.was_read = False
 
-    Raises:
-        UnsupportedModelError: The tokenizer has no chat template.
-        PairsError: Neither a text nor messages, or messages that the template refuses.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UnsupportedModelError(
-            "The model's tokenizer has no chat template, so chat=True has nothing to write the "
-            "prompts with. Leave chat out, or set tokenizer.chat_template."
+    def now(self) -> datetime:
+        self.was_read = True
+        return self.at
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer with its arguments."""
+
+    def __init__(self, tokenizer: Any, chat: Chat) -> None:
+        """The template of a tokenizer, with the arguments in `chat`, if there are any.
+
+        The argument `strftime_now` is the time that the template reads, such as "2026-01-31".
+
+        Raises:
+            UnsupportedModelError: The tokenizer has no chat template, or one that draws at random.
+            ConfigError: An argument that the template does not read, or that is no JSON.
+        """
+        template = getattr(tokenizer, "chat_template", None)
+        if not template:
+            raise UnsupportedModelError(
+                "The model's tokenizer has no chat template, so chat=True has nothing to write the "
+                "prompts with. Leave chat out, or set tokenizer.chat_template."
+            )
+        self._tokenizer = tokenizer
+        self._given = dict(chat) if isinstance(chat, Mapping) else {}
+        _check_arguments(self._given, str(template))
+        at = self._given.get(CLOCK)
+        self._clock = _Clock(datetime.now().replace(microsecond=0) if at is None else _time(at))
+        self._wrote = False
+        if _DRAWS.search(str(template)):
+            raise UnsupportedModelError(
+                "The chat template draws words at random, so no prompt is written twice. Set "
+                "tokenizer.chat_template to one that does not."
+            )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those that write the same prompts on any day: with the time, where it was read."""
+        is_read = self._clock.was_read or CLOCK in self._given
+        return self._given | ({CLOCK: self._clock.at.isoformat()} if is_read else {})
+
+    def warn_of_clock(self) -> None:
+        """Warns of a template that wrote the time of now into the prompts."""
+        if self._clock.was_read and CLOCK not in self._given:
+            at = self._clock.at.isoformat()
+            warn(
+                f"The chat template reads the clock ({at}), so that prompts of another day are "
+                f"others. Pin it by chat={{{CLOCK!r}: {at!r}}} (--chat-option {CLOCK}={at}). Pairs "
+                "and results record it.",
+                DataWarning,
+            )
+
+    def write(self, given: Any, part: str, number: int) -> str:
+        """The text that a chat model reads, up to where its answer begins.
+
+        Args:
+            given: What the user says, or messages with `role` and `content`. Where the last one is
+                of the assistant, it is the beginning of the answer, which is kept as it is.
+            part: `prompt` or `counterfactual`, for messages.
+            number: Of the example, for messages.
+
+        Raises:
+            PairsError: Neither a text nor messages; messages that the template refuses or leaves
+                out; an answer that it changes.
+        """
+        messages = _messages(given)
+        if messages is None:
+            raise PairsError(
+                f"The {part} of example {number} is {shortened(given)}. With chat=True give a "
+                "text, or a list of messages with the keys role and content."
+            )
+        try:
+            text = self._rendered(messages)
+            if not self._wrote and text != self._rendered(messages):
+                raise ValueError("it writes another text each time")
+            self._wrote = True
+            for place, message in enumerate(messages):
+                is_said = message["content"].strip() in text or message["role"] == "assistant"
+                if not is_said and _MARK not in self._rendered(_marked(messages, place)):
+                    raise ValueError(f"it leaves out what the {message['role']} says")
+        except Exception as error:
+            raise PairsError(
+                f"The chat template refuses the {part} of example {number}: {error}. Give messages "
+                "as the model's card shows them."
+            ) from error
+        return text
+
+    def regions(self, given: Any, text: str, number: int) -> list[Region]:
+        """Where the written text has what the turns say, the last turn of the user first.
+
+        Raises:
+            PairsError: The template changes what is said there.
+        """
+        messages = _messages(given) or ()
+        of_user = [place for place, each in enumerate(messages) if each["role"] == "user"]
+        main = of_user[-1] if of_user else len(messages) - 1
+        order = [main, *(place for place in range(len(messages)) if place != main)]
+        first, *others = (self._region(messages, place, text) for place in order)
+        if first is None:
+            raise PairsError(
+                f"The chat template changes {shortened(messages[main]['content'])} of example "
+                f"{number}, or writes it several times, so no part of it can be found. Give ranges "
+                "of tokens [first, one past the last] as spans, or leave them out."
+            )
+        return [first, *filter(None, others)]
+
+    def _region(
+        self, messages: Sequence[Mapping[str, Any]], place: int, text: str
+    ) -> Region | None:
+        """Characters of what one turn says; None if the text has not just that in its place."""
+        try:
+            before, *rest = self._rendered(_marked(messages, place)).split(_MARK)
+        except Exception:  # A template may refuse a turn that says something else.
+            return None
+        after, said = rest[0] if rest else "", messages[place]["content"]
+        region = len(before), len(text) - len(after)
+        within = text[slice(*region)]
+        is_said = within in said and within.strip() == said.strip()
+        is_once = len(rest) == 1 and text == before + within + after
+        return region if is_once and is_said else None
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text up to where the answer begins, or up to the end of its beginning."""
+        if messages[-1]["role"] != "assistant":
+            return self._apply(messages, add_generation_prompt=True)
+        begun = messages[-1]["content"]
+        # White space at an end that a template trims stays before a mark.
+        (before, *_), (text, *others) = (
+            self._apply(_marked(messages, -1, said + _END)).split(_END) for said in (_MARK, begun)
         )
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    if not _are_messages(messages):
-        raise PairsError(
-            f"The {part} of example {number} is {shortened(given)}. With chat=True give a text, or "
-            "a list of messages with the keys role and content."
+        before = before.removesuffix(_MARK)
+        if len(others) == 1 and text.removeprefix(before) in (begun, begun.lstrip()):
+            return before + begun
+        if len(others) == 1 and text.endswith(begun) and not begun[:1].isspace():
+            return text
+        raise ValueError(
+            f"it changes the beginning of the answer, {shortened(begun)}, and ends with "
+            f"{text[-len(begun) - 40 :]!r}"
         )
-    is_begun = messages[-1]["role"] == "assistant"
-    try:
-        return tokenizer.apply_chat_template(
-            list(messages),
-            tokenize=False,
-            add_generation_prompt=not is_begun,
-            continue_final_message=is_begun,
+
+    def _apply(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        from transformers.utils import chat_template_utils as module
+
+        options |= {name: value for name, value in self._given.items() if name != CLOCK}
+        with _clock_in_use:
+            usual, module.datetime = module.datetime, self._clock  # type: ignore[misc]
+            try:
+                return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            finally:
+                module.datetime = usual  # type: ignore[misc]
+
+
+def chat_template(tokenizer: Any, chat: Any) -> ChatTemplate | None:
+    """The template that writes prompts; None without `chat`."""
+    if chat is False or chat is None:
+        return None
+    if chat is not True and not isinstance(chat, Mapping):
+        raise ConfigError(
+            f"chat is {shortened(chat)}. Give True, or a mapping of the arguments of the chat "
+            "template, e.g. chat={'enable_thinking': False}."
         )
-    except Exception as error:
-        raise PairsError(
-            f"The chat template refuses the {part} of example {number}: {error}. Give messages as "
-            "the model's card shows them."
-        ) from error
+    return ChatTemplate(tokenizer, chat)
 
 
 def said(given: Any) -> str:
     """What was said last: the text of a prompt, as tables and messages show it."""
     return given if isinstance(given, str) else str(given[-1]["content"])
-
-
-def within(text: str, given: Any) -> tuple[int, int]:
-    """Characters of the chat's text in which spans are looked for: of a user's text that text.
-
-    The template may hold the same words.
-    """
-    start = text.rfind(given.strip()) if isinstance(given, str) else -1
-    return (0, len(text)) if start < 0 else (start, start + len(given.strip()))
 
 
 def warn_of_spaces(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -81,10 +225,51 @@ def warn_of_spaces(rows: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _are_messages(given: Any) -> bool:
-    return (
+def _check_arguments(arguments: Mapping[str, Any], template: str) -> None:
+    words = sorted({*re.findall(r"[A-Za-z_]\w+", template)} - {*_OURS})
+    for name, value in arguments.items():
+        if name not in words:
+            hint = near_miss(str(name), words)
+            raise ConfigError(
+                f"The chat template does not read the argument {shortened(name)}. {hint}".rstrip()
+                + " Give one that it reads, or leave it out."
+            )
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The argument {name} of the chat template is {shortened(value)}. Give a text, a "
+                "number, True, False, None, or lists and mappings of them."
+            ) from error
+
+
+def _time(given: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(str(given))
+    except ValueError as error:
+        raise ConfigError(
+            f"The time {CLOCK} of the chat is {shortened(given)}. Give a date such as "
+            "'2026-01-31', or a date and time."
+        ) from error
+
+
+def _messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
+    """Messages with a text each; None if it is no chat."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    are_messages = (
         isinstance(given, Sequence)
         and len(given) > 0
         and all(isinstance(each, Mapping) and {"role", "content"} <= set(each) for each in given)
         and all(isinstance(each["content"], str) for each in given)
     )
+    return given if are_messages else None
+
+
+def _marked(
+    messages: Sequence[Mapping[str, Any]], place: int, mark: str = _MARK
+) -> list[Mapping[str, Any]]:
+    """The messages with a mark in place of what one of them says."""
+    changed = list(messages)
+    changed[place] = {**changed[place], "content": mark}
+    return changed

@@ -45,10 +45,10 @@ class Files:
     def read(self, data_dir: Path | None, name: str) -> str:
         """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download."""
         if data_dir is None:
-            return self._cached(name).read_text(encoding="utf-8")
+            return self._cached(name).read_text(encoding="utf-8-sig")
         if not (data_dir / name).is_file():
             raise self._missing(name, f"{data_dir} does not hold it")
-        return (data_dir / name).read_text(encoding="utf-8")
+        return (data_dir / name).read_text(encoding="utf-8-sig")
 
     def lines(self, data_dir: Path | None, name: str) -> list[str]:
         """Lines of a file, stripped, without empty ones; arguments and errors as in `read`."""

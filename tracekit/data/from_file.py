@@ -18,6 +18,7 @@ from typing import Any
 
 from tracekit._util.options import as_path, shortened
 from tracekit._util.warn import warn
+from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.formats import FORMATS
 from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
@@ -46,7 +47,7 @@ def load_pairs(
     noise_std: float | None = None,
     seed: int = 0,
     prepend_bos: bool | None = None,
-    chat: bool = False,
+    chat: Chat = False,
     name: str | None = None,
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
@@ -86,7 +87,7 @@ def load_pairs(
     if format is not None:
         rows, skipped = _in_format(rows, format, source, model)
     options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
-    options |= {"chat": chat or None}
+    options |= {"chat": None if chat is False else chat}
     # A seed draws noise; nothing else.
     unread = {"seed"} if noise_std is None else set()
     unread |= set(options) if has_ids else set()

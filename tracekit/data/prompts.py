@@ -21,7 +21,7 @@ from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, first_few, is_whole, shortened, whole_numbers
 from tracekit._util.warn import warn
-from tracekit.data.chat import in_chat, said, warn_of_spaces, within
+from tracekit.data.chat import Chat, Region, chat_template, said, warn_of_spaces
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import MOST_ROWS, pairs_html
 from tracekit.data.groups import check_groups, group_from_row, independent, refuse_shared
@@ -52,6 +52,7 @@ from tracekit.models import HookedModel
 OnMismatch = Literal["error", "skip"]
 
 _PROMPTS = ("prompt", "counterfactual")
+_SPANS = {"prompt": "spans", "counterfactual": "counterfactual_spans"}
 _MOST_NAMED = 5
 """Examples that an error names at most."""
 
@@ -89,6 +90,9 @@ class PromptPairs(Sequence[PromptPair]):
     """Text of each token in use, to show; empty where no tokenizer was given."""
     origin: DataOrigin | None = None
     """Where they are from; None: made by hand."""
+    chat: Mapping[str, Any] | None = None
+    """Arguments of the chat template that wrote the prompts, with the time that it read, if it did;
+    None: no template did."""
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -440,7 +444,7 @@ class PromptPairs(Sequence[PromptPair]):
         name: str = "pairs",
         on_mismatch: OnMismatch = "error",
         prepend_bos: bool | None = None,
-        chat: bool = False,
+        chat: Chat = False,
         warn: bool = True,
     ) -> PromptPairs:
         """Pairs from text.
@@ -465,8 +469,9 @@ class PromptPairs(Sequence[PromptPair]):
             chat: Write prompts and counterfactuals by the model's chat template, up to where its
                 answer begins. Each is what the user says, or a list of messages with `role` and
                 `content`; x and y are answers, mostly without a leading space. Spans are looked for
-                in the user's text. The template says whether a beginning-of-sequence token comes
-                first.
+                in what the user says last, then in the other turns. The template says whether a
+                beginning-of-sequence token comes first. A mapping gives the template arguments,
+                `{"enable_thinking": False}`; with `strftime_now`, the time that it reads.
             warn: Whether to warn where a prompt and its continuation are encoded otherwise than
                 they stand in one text, e.g. as the continuation lacks its leading space.
 
@@ -476,22 +481,28 @@ class PromptPairs(Sequence[PromptPair]):
         """
         tokenizer = tokenizer_of(model)
         encode = encoder(tokenizer)
+        writer = chat_template(tokenizer, chat)
         # A chat template puts the beginning-of-sequence token where it belongs.
-        bos = bos_of(tokenizer, False if chat and prepend_bos is None else prepend_bos)
+        bos = bos_of(tokenizer, False if writer and prepend_bos is None else prepend_bos)
         encoded: list[dict[str, Any]] = []
         texts: list[dict[str, str]] = []
         for number, row in enumerate(_mappings(rows)):
             check_keys(row, number, ("prompt", "x"), TEXT_KEYS | SET_KEYS, optional="y")
-            of_chat = [part for part in _PROMPTS if chat and row.get(part)]
-            written = {part: in_chat(tokenizer, row[part], part, number) for part in of_chat}
-            regions = {part: within(text, row[part]) for part, text in written.items()}
-            texts.append({part: said(row[part]) for part in of_chat})
-            row = {**row, **written}
+            regions: dict[str, list[Region]] = {}
+            texts.append({})
+            for part in _PROMPTS:
+                if writer and row.get(part):
+                    given, text = row[part], writer.write(row[part], part, number)
+                    if _has_texts(row.get(_SPANS[part])):
+                        regions[part] = writer.regions(given, text, number)
+                    texts[-1][part] = said(given)
+                    row = {**row, part: text}
             encoded.append(_encoded(row, number, tokenizer, encode, bos, regions))
         if warn:
             warn_of_boundaries(tokenizer, encoded)
-        if warn and chat:
+        if warn and writer:
             warn_of_spaces(encoded)
+            writer.warn_of_clock()
         encoded = [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
@@ -499,7 +510,8 @@ class PromptPairs(Sequence[PromptPair]):
             for entry, noise_tensor in zip(encoded, draws, strict=True):
                 entry["noise"] = noise_tensor
         pairs = cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)
-        return replace(pairs, token_texts=token_texts(tokenizer, _ids_of(pairs)))
+        shown = token_texts(tokenizer, _ids_of(pairs))
+        return replace(pairs, token_texts=shown, chat=writer.arguments if writer else None)
 
     @classmethod
     def from_template(
@@ -513,7 +525,7 @@ class PromptPairs(Sequence[PromptPair]):
         values: Mapping[Any, Sequence[Any]],
         n: int = 100,
         one_token: bool | Sequence[str] = False,
-        chat: bool = False,
+        chat: Chat = False,
         prepend_bos: bool | None = None,
         name: str = "template",
         seed: int = 0,
@@ -571,8 +583,10 @@ class PromptPairs(Sequence[PromptPair]):
             **{"prompts": prompts, "counterfactual": others, "x": x, "y": y},
             **{"values": values, "one_token": one_token},
         )
-        options = {"prepend_bos": prepend_bos, "chat": chat}
-        rows, dropped = drawn.draw(n, tokenizer_of(model), seed=seed, **options)
+        writer = chat_template(tokenizer_of(model), chat)
+        rows, dropped = drawn.draw(
+            n, tokenizer_of(model), prepend_bos=prepend_bos, chat=writer, seed=seed
+        )
         reasons = "; ".join(dict.fromkeys(dropped[:_MOST_NAMED]))
         if not rows:
             raise PairsError(
@@ -585,7 +599,11 @@ class PromptPairs(Sequence[PromptPair]):
                 f"dropped ({reasons}). Give more values.",
                 DataWarning,
             )
-        pairs = cls.from_text(rows, model, name=name, **options)
+        if writer:
+            writer.warn_of_clock()
+            # The time that has been read.
+            chat = writer.arguments
+        pairs = cls.from_text(rows, model, name=name, prepend_bos=prepend_bos, chat=chat)
         return replace(pairs, skipped=tuple(dropped))
 
 
@@ -595,7 +613,7 @@ def _encoded(
     tokenizer: Any,
     encode: Callable[[str, str], list[int]],
     bos: list[int],
-    regions: Mapping[str, tuple[int, int]],
+    regions: Mapping[str, Sequence[Region]],
 ) -> dict[str, Any]:
     """A row of text as one of ids; spans are looked for in the `regions` of the prompts."""
     given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
@@ -608,14 +626,19 @@ def _encoded(
             entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
         else:
             entry[f"{key}_ids"] = encode(row["prompt"], row[key])
-    for key, part in (("spans", "prompt"), ("counterfactual_spans", "counterfactual")):
+    for part, key in _SPANS.items():
         if row.get(key) is not None and row.get(part):
-            ids, region = entry[f"{part}_ids"], regions.get(part)
-            entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, region)
+            ids, places = entry[f"{part}_ids"], regions.get(part, ())
+            entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, places)
     for key in sorted(SET_KEYS & set(row)):
         entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
     # Empty texts have no ids, which `from_ids` refuses.
     return entry | {f"{key}_ids": [] for key in set(given) - set(entry)}
+
+
+def _has_texts(spans: Any) -> bool:
+    """Whether any of the spans is given by its text, and not by its range of tokens."""
+    return isinstance(spans, Mapping) and any(isinstance(each, str) for each in spans.values())
 
 
 def _ids_of(pairs: PromptPairs) -> set[int]:

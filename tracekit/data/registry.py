@@ -196,9 +196,10 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
     hints = get_type_hints(load)
     typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
     pairs = dataset.load(model, **typed)
+    options = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
     origin = DataOrigin(
         dataset=name if name in DATASETS else str(Path(name).absolute()),
-        options={n: str(v) if isinstance(v, Path) else v for n, v in options.items()},
+        options=options | ({} if pairs.chat is None else {"chat": dict(pairs.chat) or True}),
         examples=tuple(range(len(pairs))),
     )
     return replace(pairs, origin=origin)

@@ -26,12 +26,13 @@ def spans_from_text(
     ids: Sequence[int],
     texts: Any,
     number: int,
-    within: tuple[int, int] | None = None,
+    regions: Sequence[tuple[int, int]] = (),
 ) -> dict[str, list[int]]:
     """Token ranges, [first, one past the last], of named parts of example `number`'s prompt.
 
     A token belongs to a span if it holds any character of it other than a space before it. Texts
-    are looked for in the characters `within`, by default in all of the prompt.
+    are looked for in the characters of `regions`, by default in all of the prompt: in the first
+    one, and where that has none in the others.
     """
     if not isinstance(texts, Mapping):
         raise PairsError(
@@ -40,25 +41,36 @@ def spans_from_text(
         )
     ranges: dict[str, list[int]] = {}
     places: dict[str, tuple[int, int]] = {}
-    start, end = within or (0, len(prompt))
+    regions = regions or [(0, len(prompt))]
     for name, text in texts.items():
         if not isinstance(text, str):
             # A range of tokens, which `checked_spans` looks at.
             ranges[name] = text
             continue
-        count = prompt.count(text, start, end) if text else 0
-        if count != 1:
-            problem = "does not occur" if not count else f"occurs {count} times"
+        own, others = (_occurrences(text, prompt, part) for part in (regions[:1], regions[1:]))
+        found = own or others
+        if len(found) != 1:
+            problem = f"occurs {len(found)} times" if found else "does not occur"
             raise PairsError(
                 f"The span {name!r} of example {number}, {text!r}, {problem} in "
-                f"{prompt[start:end]!r}. Give "
+                f"{prompt[slice(*regions[0])]!r}. Give "
                 "a text that occurs once, or a range of tokens [first, one past the last]."
             )
-        first = prompt.index(text, start)
+        first = found[0]
         places[name] = (first + len(text) - len(text.lstrip()), first + len(text))
     if places:
         ranges |= spans_from_places(tokenizer, prompt, ids, places, number)
     return {name: ranges[name] for name in texts}
+
+
+def _occurrences(text: str, prompt: str, regions: Sequence[tuple[int, int]]) -> list[int]:
+    """Where a text begins in parts of a prompt; occurrences may overlap."""
+    return [
+        first
+        for start, end in regions
+        for first in range(start, end - len(text) + 1)
+        if text and prompt.startswith(text, first)
+    ]
 
 
 def spans_from_places(

@@ -15,7 +15,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from tracekit._util.options import check_seed, is_whole, shortened
-from tracekit.data.chat import in_chat, within
+from tracekit.data.chat import ChatTemplate
 from tracekit.data.spans import spans_from_places
 from tracekit.data.tokenization import bos_of, encoder, is_letter
 from tracekit.errors import ConfigError, PairsError
@@ -112,7 +112,13 @@ class Template:
         self._short: frozenset[str] = frozenset(asked)
 
     def draw(
-        self, count: int, tokenizer: Any, *, prepend_bos: bool | None, chat: bool, seed: int
+        self,
+        count: int,
+        tokenizer: Any,
+        *,
+        prepend_bos: bool | None,
+        chat: ChatTemplate | None,
+        seed: int,
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Up to `count` different rows of text, and a line for each that was dropped."""
         check_seed(seed)
@@ -250,7 +256,7 @@ def _fill(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, in
 
 
 def _reader(
-    tokenizer: Any, prepend_bos: bool | None, chat: bool
+    tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None = None
 ) -> Callable[[str, Mapping[str, str]], _Filled]:
     """A function that fills a template, and encodes it as `PromptPairs.from_text` does."""
     encode = encoder(tokenizer)
@@ -258,8 +264,10 @@ def _reader(
 
     def read(template: str, values: Mapping[str, str]) -> _Filled:
         said, places = _fill(template, values)
-        text = in_chat(tokenizer, said, "prompt", 0) if chat else said
-        start = within(text, said)[0] if chat else 0
+        text = said if chat is None else chat.write(said, "prompt", 0)
+        start, end = (0, len(text)) if chat is None else chat.regions(said, text, 0)[0]
+        # Templates of chats may trim what is said.
+        shift = start - said.index(text[start:end])
         ids = encode("", text)
         ids = ids if ids[:1] == bos else bos + ids
         counts, seen = Counter([name for name, _, _ in places]), Counter[str]()
@@ -267,7 +275,7 @@ def _reader(
         for name, first, stop in places:
             seen[name] += 1
             span = name if counts[name] == 1 else f"{name}{seen[name]}"
-            by_span[span] = (start + first, start + stop)
+            by_span[span] = max(start, first + shift), min(end, stop + shift)
         return _Filled(said, text, ids, spans_from_places(tokenizer, text, ids, by_span, 0))
 
     return read

@@ -67,7 +67,7 @@ def read_single_heads(path: str | Path) -> SingleHeads:
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a JSON file with a table.")
     try:
-        return _table(json.loads(path.read_text()), str(path))
+        return _table(json.loads(path.read_text(encoding="utf-8-sig")), str(path))
     except (ValueError, KeyError, TypeError) as error:
         raise DataFormatError(
             f"{path} is no table of single heads. It needs the keys dataset, model, n_examples, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -43,6 +44,9 @@ class OnExamples:
     """Fingerprint of the examples."""
     origin: DataOrigin | None = None
     """Where they are from; None: made by hand."""
+    chat: Mapping[str, Any] | None = None
+    """Arguments of the chat template that wrote the prompts, with the time that it read, if it did;
+    None: no template did."""
     metric: str
     """By which metric the effects are."""
     direction: str
@@ -61,6 +65,7 @@ class OnExamples:
             dataset=pairs.name,
             fingerprint=pairs.fingerprint,
             origin=pairs.origin,
+            chat=pairs.chat,
             metric=engine.metric.name,
             direction=engine.metric.direction,
         )

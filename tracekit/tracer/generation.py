@@ -14,6 +14,7 @@ from tracekit._util import progress
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
+from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.tokenization import tokenizer_of
@@ -55,7 +56,7 @@ def generate(
     strength: float,
     max_new_tokens: int,
     temperature: float,
-    chat: bool,
+    chat: Chat,
     seed: int,
 ) -> Generations:
     """Generates; see `Tracer.generate`.

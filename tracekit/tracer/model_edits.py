@@ -11,6 +11,7 @@ from tracekit._util.options import as_path
 from tracekit.anatomy import SideEffects
 from tracekit.components.masks import from_indices
 from tracekit.components.members import members_of
+from tracekit.data.chat import Chat
 from tracekit.engine import checks
 from tracekit.engine.patching import constant_hooks
 from tracekit.errors import ConfigError
@@ -86,7 +87,7 @@ class ModelEdits(Connections):
         max_new_tokens: int = 20,
         temperature: float = 0.0,
         strength: float = 1.0,
-        chat: bool = False,
+        chat: Chat = False,
         seed: int = 0,
     ) -> Generations:
         """What the model writes after prompts, by itself and with a set replaced, side by side.
