@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tracekit as tk
-from tracekit.data import gendered_pronouns, greater_than, ioi
+from tracekit.data import generated
 from tracekit.errors import ConfigError
 
 
@@ -16,7 +16,9 @@ def text(tokenizer, ids):
 @pytest.mark.parametrize("counterfactual", ["abc", "flip"])
 @pytest.mark.parametrize("prepend_bos", [False, True])
 def test_indirect_objects(gpt2_tokenizer, counterfactual, prepend_bos):
-    pairs = ioi.load(gpt2_tokenizer, n=40, counterfactual=counterfactual, prepend_bos=prepend_bos)
+    pairs = generated.load_ioi(
+        gpt2_tokenizer, n=40, counterfactual=counterfactual, prepend_bos=prepend_bos
+    )
     assert len(pairs) == 40
     orders = set()
     for pair in pairs:
@@ -38,15 +40,15 @@ def test_indirect_objects(gpt2_tokenizer, counterfactual, prepend_bos):
     assert orders == {True, False}
     assert (
         pairs.fingerprint
-        == ioi.load(
+        == generated.load_ioi(
             gpt2_tokenizer, n=40, counterfactual=counterfactual, prepend_bos=prepend_bos
         ).fingerprint
     )
-    assert ioi.load(gpt2_tokenizer, n=40, seed=1).fingerprint != pairs.fingerprint
+    assert generated.load_ioi(gpt2_tokenizer, n=40, seed=1).fingerprint != pairs.fingerprint
 
 
 def test_greater_than(gpt2_tokenizer):
-    pairs = greater_than.load(gpt2_tokenizer, n=50)
+    pairs = generated.load_greater_than(gpt2_tokenizer, n=50)
     for pair in pairs:
         prompt = text(gpt2_tokenizer, pair.prompt_ids)
         year = int(prompt.split(" to the year")[0][-2:])
@@ -62,16 +64,16 @@ def test_greater_than(gpt2_tokenizer):
 
 
 def test_gendered_pronouns(gpt2_tokenizer):
-    pairs = gendered_pronouns.load(gpt2_tokenizer, n=30)
+    pairs = generated.load_gendered_pronouns(gpt2_tokenizer, n=30)
     answers = [text(gpt2_tokenizer, pair.x_ids) for pair in pairs]
     assert answers == [" she", " he"] * 15
     for pair in pairs:
         (position,) = pair.spans["name"]
         name = text(gpt2_tokenizer, [pair.prompt_ids[position]]).strip()
         other = text(gpt2_tokenizer, [pair.counterfactual.ids[position]]).strip()
-        women = name in gendered_pronouns.FEMALE
+        women = name in generated.FEMALE
         assert women == (text(gpt2_tokenizer, pair.x_ids) == " she")
-        assert women != (other in gendered_pronouns.FEMALE)
+        assert women != (other in generated.FEMALE)
         differing = sum(
             a != b for a, b in zip(pair.prompt_ids, pair.counterfactual.ids, strict=True)
         )

@@ -37,7 +37,7 @@ from tracekit.data.pair import (
 from tracekit.data.pairs_check import PairsCheck, check_pairs, is_familiar, probabilities
 from tracekit.data.pairs_report import PairsReport, report_on
 from tracekit.data.spans import LAST, REST, position_names, spans_from_text, with_implied
-from tracekit.data.templates import Template
+from tracekit.data.templates import Template, reader
 from tracekit.data.tokenization import (
     bos_of,
     encoder,
@@ -565,28 +565,14 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: About `n` or the seed.
             UnsupportedModelError: As in `from_text`.
         """
-        if isinstance(counterfactual, Mapping) and not counterfactual:
-            raise PairsError(
-                "The template has no counterfactual. Give counterfactual={'A': 'C'} to put another "
-                "value into the field A, a template of its own, or None for a source that needs "
-                "none (zero, mean, noise, resample)."
-            )
-        prompts = [template] if isinstance(template, str) else list(template)
-        others = [counterfactual] if isinstance(counterfactual, str) else counterfactual
-        if not prompts or (isinstance(others, Sequence) and len(others) != len(prompts)):
-            n_others = len(others) if isinstance(others, Sequence) else 0
-            raise PairsError(
-                f"There are {len(prompts)} templates and {n_others} counterfactuals. Give each "
-                "template one."
-            )
         drawn = Template(
-            **{"prompts": prompts, "counterfactual": others, "x": x, "y": y},
+            **{"prompts": [template] if isinstance(template, str) else list(template)},
+            **{"counterfactual": counterfactual, "x": x, "y": y},
             **{"values": values, "one_token": one_token},
         )
         writer = chat_template(tokenizer_of(model), chat)
-        rows, dropped = drawn.draw(
-            n, tokenizer_of(model), prepend_bos=prepend_bos, chat=writer, seed=seed
-        )
+        read = reader(tokenizer_of(model), prepend_bos, writer)
+        rows, dropped = drawn.draw(n, encoder(tokenizer_of(model)), read, seed=seed)
         reasons = "; ".join(dict.fromkeys(dropped[:_MOST_NAMED]))
         if not rows:
             raise PairsError(

@@ -26,6 +26,12 @@ _CLOSING = ",.;:!?)"
 """After these, as after a letter, a word begins with a space."""
 
 
+def check_count(count: object) -> None:
+    """Refuses another number of pairs than at least one."""
+    if not is_whole(count) or count < 1:
+        raise ConfigError(f"n is {shortened(count)}. It must be at least 1.")
+
+
 class _Dropped(Exception):
     """A drawn example does not serve; `fields` are those whose values never do."""
 
@@ -65,12 +71,16 @@ class _Filled(NamedTuple):
     """Ranges of tokens, by field; a field that stands twice has numbers, e.g. `A1` and `A2`."""
 
 
+Reader = Callable[[str, Mapping[str, str]], _Filled]
+"""Fills a template with values, and encodes it."""
+
+
 @dataclass(kw_only=True)
 class Template:
     """A template with its values; see `PromptPairs.from_template`."""
 
     prompts: Sequence[str]
-    counterfactual: Mapping[str, str] | Sequence[str] | None
+    counterfactual: Mapping[str, str] | str | Sequence[str] | None
     """Other fields by field, or templates of their own."""
     x: str
     y: str | None
@@ -78,7 +88,20 @@ class Template:
     one_token: bool | Sequence[str]
 
     def __post_init__(self) -> None:
-        replaced = self.counterfactual if isinstance(self.counterfactual, Mapping) else {}
+        given = self.counterfactual
+        if isinstance(given, Mapping) and not given:
+            raise PairsError(
+                "The template has no counterfactual. Give counterfactual={'A': 'C'} to put another "
+                "value into the field A, a template of its own, or None for a source that needs "
+                "none (zero, mean, noise, resample)."
+            )
+        replaced, others = (given, None) if isinstance(given, Mapping) else ({}, given)
+        others = [others] if isinstance(others, str) else others
+        if not self.prompts or (others is not None and len(others) != len(self.prompts)):
+            raise PairsError(
+                f"There are {len(self.prompts)} templates and {len(others or ())} counterfactuals. "
+                "Give each template one."
+            )
         self._groups = [_group(names, rows) for names, rows in self.values.items()]
         with_values = {name for group in self._groups for name in group.names}
         in_prompts = {name for text in self.prompts for name in _fields(text)}
@@ -95,11 +118,8 @@ class Template:
             if any(name not in with_values for name in fresh):
                 self._groups.append(_Group(fresh, list(group.rows)))
         with_values |= {name for group in self._groups for name in group.names}
-        self._others: Sequence[str] | None = None
-        if replaced:
-            self._others = [_renamed(text, replaced) for text in self.prompts]
-        elif not isinstance(self.counterfactual, Mapping):
-            self._others = self.counterfactual
+        renamed = [_renamed(text, replaced) for text in self.prompts]
+        self._others: Sequence[Any] | None = renamed if replaced else others
         texts = (*self.prompts, *(self._others or ()), self.x, self.y or "")
         lacking = sorted({name for text in texts for name in _fields(text)} - with_values)
         if lacking:
@@ -112,20 +132,12 @@ class Template:
         self._short: frozenset[str] = frozenset(asked)
 
     def draw(
-        self,
-        count: int,
-        tokenizer: Any,
-        *,
-        prepend_bos: bool | None,
-        chat: ChatTemplate | None,
-        seed: int,
+        self, count: int, encode: Callable[[str, str], list[int]], read: Reader, *, seed: int
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Up to `count` different rows of text, and a line for each that was dropped."""
         check_seed(seed)
-        if not is_whole(count) or count < 1:
-            raise ConfigError(f"n is {shortened(count)}. It must be at least 1.")
-        read = _reader(tokenizer, prepend_bos, chat)
-        self._encode, rng = encoder(tokenizer), random.Random(seed)
+        check_count(count)
+        self._encode, rng = encode, random.Random(seed)
         rows: list[dict[str, Any]] = []
         dropped: list[str] = []
         failures = 0
@@ -151,7 +163,7 @@ class Template:
         self,
         turn: int,
         rng: random.Random,
-        read: Callable[[str, Mapping[str, str]], _Filled],
+        read: Reader,
         used: list[tuple[_Group, tuple[str, ...]]],
     ) -> dict[str, Any]:
         """A row; `used` gets what fills its fields."""
@@ -255,9 +267,7 @@ def _fill(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, in
     return filled, places
 
 
-def _reader(
-    tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None = None
-) -> Callable[[str, Mapping[str, str]], _Filled]:
+def reader(tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None = None) -> Reader:
     """A function that fills a template, and encodes it as `PromptPairs.from_text` does."""
     encode = encoder(tokenizer)
     bos = bos_of(tokenizer, False if chat and prepend_bos is None else prepend_bos)

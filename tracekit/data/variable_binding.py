@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.templates import check_count
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import ConfigError, PairsError
 
@@ -76,27 +77,28 @@ def load(
             raise ConfigError(
                 f"Unknown {option} {value!r} of variable-binding. Use one of {', '.join(allowed)}."
             )
-    if n < 1:
-        raise ConfigError(f"n is {n}. It must be at least 1.")
-    drawers = {"value": _value_row, "operation": _operation_row}
-    desiderata = list(drawers) if desideratum == "both" else [desideratum]
+    check_count(n)
+    desiderata = ("value", "operation") if desideratum == "both" else (desideratum,)
     parts = []
     for part in desiderata:
-        rng = random.Random(f"{part} {seed}")
         # Both splits come from one draw without repetitions, which keeps them disjoint.
-        both_splits = _balanced(rng, drawers[part], form, 2 * n, model)
-        parts.append(both_splits[::2] if split == "train" else both_splits[1::2])
+        drawn = _balanced(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
+        parts.append(drawn[::2] if split == "train" else drawn[1::2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
     name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
     pairs = PromptPairs.from_text(
-        rows,
-        model,
+        *(rows, model),
         name=f"{name}-{split}",
         on_mismatch=on_mismatch,
         prepend_bos=prepend_bos,
         warn=False,
     )
-    return first_tokens(pairs)
+    # Continuations are cut to their first token.
+    cut = [
+        replace(pair, x_ids=pair.x_ids[:1], y_ids=None if pair.y_ids is None else pair.y_ids[:1])
+        for pair in pairs
+    ]
+    return replace(pairs, pairs=tuple(cut))
 
 
 def weighted(
@@ -113,38 +115,22 @@ def weighted(
     ]
 
 
-def first_tokens(pairs: PromptPairs) -> PromptPairs:
-    """The same pairs with continuations cut to their first token."""
-    cut = [
-        replace(pair, x_ids=pair.x_ids[:1], y_ids=None if pair.y_ids is None else pair.y_ids[:1])
-        for pair in pairs
-    ]
-    return replace(pairs, pairs=tuple(cut))
-
-
 def _balanced(
-    rng: random.Random,
-    draw_row: Callable[[random.Random, str], tuple[dict[str, str], int] | None],
-    form: str,
-    count: int,
-    model: Any,
+    rng: random.Random, part: str, form: str, count: int, model: Any
 ) -> list[dict[str, str]]:
-    """`count` different rows; the first digits of their answers are equally frequent.
-
-    `draw_row` gives a row and the answer whose first digit counts, or None for an unfit question.
-    """
+    """`count` different rows of a desideratum; the first digits of y are equally frequent."""
+    encode = encoder(tokenizer_of(model))
     rows: list[dict[str, str]] = []
-    seen: set[tuple[str, ...]] = set()
     for index in range(count):
         # Two neighbours, one for each split, have the same first digit.
         digit = str(1 + index // 2 % 9)
         for _ in range(_TRIES):
-            candidate = draw_row(rng, form)
-            if candidate is None:
+            row = _row(rng, part, form)
+            if row is None or row in rows or not row["y"].lstrip().startswith(digit):
                 continue
-            row, answer = candidate
-            is_new = tuple(row.values()) not in seen
-            if str(answer).startswith(digit) and is_new and _begin_differently(row, model):
+            x, y = (encode(row["prompt"], row[side]) for side in ("x", "y"))
+            if x[:1] != y[:1]:
+                rows.append(row)
                 break
         else:
             raise PairsError(
@@ -152,50 +138,26 @@ def _balanced(
                 "token, so their first tokens cannot tell them apart. Use form='code', whose "
                 "prompts end with a space, or another model."
             )
-        rows.append(row)
-        seen.add(tuple(row.values()))
     return rows
 
 
-def _begin_differently(row: dict[str, str], model: Any) -> bool:
-    """Whether the tokenizer begins the two answers with different tokens."""
-    encode = encoder(tokenizer_of(model))
-    return encode(row["prompt"], row["x"])[:1] != encode(row["prompt"], row["y"])[:1]
-
-
-def _value_row(rng: random.Random, form: str) -> tuple[dict[str, str], int] | None:
-    """A row with another value of the first variable, and the counterfactual answer."""
-    op = rng.choice(list(_OPERATIONS))
-    a, new_a, b = (rng.choice(_VALUES) for _ in range(3))
-    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[op](new_a, b)
+def _row(rng: random.Random, part: str, form: str) -> dict[str, str] | None:
+    """A row with another first value or operation; None for questions that do not serve."""
+    if part == "value":
+        op = new_op = rng.choice(list(_OPERATIONS))
+        a, new_a, b = (rng.choice(_VALUES) for _ in range(3))
+    else:
+        op, new_op = rng.sample(list(_OPERATIONS), 2)
+        a, b = (rng.choice(_VALUES) for _ in range(2))
+        new_a = a
+    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[new_op](new_a, b)
     if min(clean, changed) < 0 or clean == changed:
         return None
-    return _row(form, (a, b, op), (new_a, b, op), clean, changed), changed
-
-
-def _operation_row(rng: random.Random, form: str) -> tuple[dict[str, str], int] | None:
-    """A row with the other operation, and the clean answer."""
-    op, new_op = rng.sample(list(_OPERATIONS), 2)
-    a, b = (rng.choice(_VALUES) for _ in range(2))
-    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[new_op](a, b)
-    if min(clean, changed) < 0 or clean == changed:
-        return None
-    return _row(form, (a, b, op), (a, b, new_op), changed, clean), clean
-
-
-def _row(
-    form: str, clean: tuple[int, int, str], counterfactual: tuple[int, int, str], x: int, y: int
-) -> dict[str, str]:
-    """A row of text; the questions are given as (a, b, operator)."""
     prompt, answer = _FORMS[form]
-
-    def write(question: tuple[int, int, str]) -> str:
-        a, b, op = question
-        return prompt.format(a=a, b=b, op=op)
-
+    x, y = (clean, changed) if part == "value" else (changed, clean)
     return {
-        "prompt": write(clean),
-        "counterfactual": write(counterfactual),
+        "prompt": prompt.format(a=a, b=b, op=op),
+        "counterfactual": prompt.format(a=new_a, b=b, op=new_op),
         "x": answer.format(x),
         "y": answer.format(y),
     }

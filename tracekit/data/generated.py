@@ -1,0 +1,218 @@
+"""Data sets that are made up from a seed, of templates of our own.
+
+- *Indirect object identification* (the task of Wang et al. 2023): in "When Mary and John went to
+  the office, John gave a letter to", the model should name the indirect object, Mary (the target
+  continuation x), and not the subject, John (the foil y). The counterfactual is, as in the
+  literature, the sentence with three other names (`abc`), or with the indirect object at the second
+  mention of the subject (`flip`), so that y is right.
+- *Greater-than* (Hanna et al. 2023): after "The siege lasted from the year 1732 to the year 17"
+  every number above 32 is right. The token set x holds the years that are right, y those that are
+  wrong; the continuations x and y are the two next to the first year. The counterfactual begins in
+  a year of 01, after which almost any is right. Where a tokenizer writes digits one by one, the
+  tens are asked for: after 1732 the digits above 3 are right, and those below it wrong.
+- *Gendered pronouns* (Mathwin et al. 2023): after "Laura is a wonderful teacher, isn't" the model
+  should say "she" (x), and not "he" (y). The counterfactual has a name of the other gender.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.templates import check_count, reader
+from tracekit.data.tokenization import encoder, tokenizer_of
+from tracekit.errors import ConfigError
+
+FEMALE = (
+    *("Mary", "Anna", "Sarah", "Emma", "Laura", "Julia", "Alice", "Lisa", "Helen", "Susan"),
+    *("Emily", "Karen", "Rachel", "Diana", "Maria", "Claire", "Jessica", "Amanda", "Kate", "Rose"),
+)
+MALE = (
+    *("John", "David", "James", "Peter", "Paul", "Mark", "Thomas", "Robert", "Daniel", "Simon"),
+    *("Michael", "George", "Henry", "Jack", "Kevin", "Brian", "Adam", "Martin", "Steven", "Frank"),
+)
+_IOI = (
+    "When {A} and {B} went to the {place}, {C} gave a {thing} to",
+    "After {A} and {B} arrived at the {place}, {C} handed a {thing} to",
+    "While {A} and {B} were sitting in the {place}, {C} passed a {thing} to",
+    "Yesterday {A} and {B} met at the {place}, and {C} offered a {thing} to",
+    "Once {A} and {B} had left the {place}, {C} sent a {thing} to",
+)
+_PLACES = ("office", "garden", "station", "market", "library", "kitchen", "museum", "harbor")
+_THINGS = ("letter", "book", "ticket", "key", "flower", "basket", "map", "coin")
+_YEARS = "The {noun} lasted from the year {century}{year:02d} to the year {century}"
+_EVENTS = ("siege", "war", "journey", "famine", "reign", "drought", "treaty", "project")
+_CENTURIES, _EARLY, _LATER, _TENS = range(11, 19), 1, range(2, 99), range(1, 9)
+_TAGS = (
+    "So {name} is a wonderful {noun}, isn't",
+    "Well, {name} was such a kind {noun}, wasn't",
+    "I think {name} is our best {noun}, isn't",
+    "Surely {name} was a famous {noun}, wasn't",
+)
+_PEOPLE = ("teacher", "neighbor", "friend", "singer", "doctor", "writer", "student", "player")
+
+Encode = Callable[[str, str], list[int]]
+
+
+def load_ioi(
+    model: Any,
+    *,
+    n: int = 100,
+    counterfactual: Literal["abc", "flip"] = "abc",
+    seed: int = 0,
+    prepend_bos: bool | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Makes `n` pairs, drawn by `seed`; every other one names the subject first.
+
+    They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
+    `counterfactual` is `abc` or `flip`.
+    """
+    if counterfactual not in ("abc", "flip"):
+        raise ConfigError(f"Unknown counterfactual {counterfactual!r} of ioi. Use abc or flip.")
+    check_count(n)
+    tokenizer = tokenizer_of(model)
+    read = reader(tokenizer, prepend_bos)
+    names = _of_one_token(encoder(tokenizer), (*FEMALE, *MALE), 5, "ioi")
+    rng, rows = random.Random(seed), []
+    for number in range(n):
+        indirect, subject, *others = rng.sample(names, 5)
+        template = rng.choice(_IOI)
+        words = {"place": rng.choice(_PLACES), "thing": rng.choice(_THINGS)}
+        order = ("S1", "IO", "S2") if number % 2 else ("IO", "S1", "S2")
+        own = [indirect if span == "IO" else subject for span in order]
+        changed = others if counterfactual == "abc" else [*own[:2], indirect]
+        prompt, other = (
+            read(template, words | dict(zip("ABC", each, strict=True))) for each in (own, changed)
+        )
+        spans = {span: prompt.spans[field] for span, field in zip(order, "ABC", strict=True)}
+        row = {"prompt": prompt.said, "counterfactual": other.said, "spans": spans}
+        rows.append({**row, "x": f" {indirect}", "y": f" {subject}"})
+    return PromptPairs.from_text(
+        *(rows, model),
+        name=f"ioi-{counterfactual}",
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )
+
+
+def load_greater_than(
+    model: Any,
+    *,
+    n: int = 100,
+    seed: int = 0,
+    prepend_bos: bool | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Makes `n` pairs; `seed` draws nouns and years."""
+    check_count(n)
+    encode = encoder(tokenizer_of(model))
+    by_digit = _are_tokens(encode, map(str, range(10))) and not _are_tokens(encode, ["32"])
+    is_split = _is_split_into_digits if by_digit else _is_split
+    years = {
+        century: [
+            year
+            for year in _LATER
+            if is_split(encode, century, year) and (not by_digit or year // 10 in _TENS)
+        ]
+        for century in _CENTURIES
+        if is_split(encode, century, _EARLY)
+    }
+    years = {century: numbers for century, numbers in years.items() if numbers}
+    if not years or not (by_digit or _are_tokens(encode, (f"{n:02d}" for n in range(100)))):
+        raise ConfigError(
+            "The data set greater-than needs a tokenizer that writes a year as two tokens of two "
+            "digits, as that of GPT-2 does, or digit by digit. This one writes 1732 as "
+            f"{len(encode('', ' 1732'))} tokens."
+        )
+    rng, rows = random.Random(seed), []
+    for _ in range(n):
+        century = rng.choice(sorted(years))
+        year, noun = rng.choice(years[century]), rng.choice(_EVENTS)
+        prompt, early = (
+            _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
+        )
+        rows.append({"prompt": prompt, "counterfactual": early, **_choices(year, by_digit)})
+    return PromptPairs.from_text(
+        *(rows, model),
+        name="greater-than",
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )
+
+
+def load_gendered_pronouns(
+    model: Any,
+    *,
+    n: int = 100,
+    seed: int = 0,
+    prepend_bos: bool | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them."""
+    check_count(n)
+    encode = encoder(tokenizer_of(model))
+    women, men = (_of_one_token(encode, each, 2, "gendered-pronouns") for each in (FEMALE, MALE))
+    rng, rows = random.Random(seed), []
+    for number in range(n):
+        names, others = (men, women) if number % 2 else (women, men)
+        x, y = (" he", " she") if number % 2 else (" she", " he")
+        template, noun, name = rng.choice(_TAGS), rng.choice(_PEOPLE), rng.choice(names)
+        prompt, other = (
+            template.format(name=each, noun=noun) for each in (name, rng.choice(others))
+        )
+        spans = {"name": name}
+        rows.append({"prompt": prompt, "counterfactual": other, "x": x, "y": y, "spans": spans})
+    return PromptPairs.from_text(
+        *(rows, model),
+        name="gendered-pronouns",
+        on_mismatch=on_mismatch,
+        prepend_bos=prepend_bos,
+        warn=False,
+    )
+
+
+def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: str) -> list[str]:
+    """The names that are one token after a space."""
+    ids = {name: tuple(encode("and", f" {name}")) for name in names}
+    counts = Counter(ids.values())
+    # Names that a vocabulary lacks may all be one and the same unknown token.
+    short = [name for name in names if len(ids[name]) == 1 and counts[ids[name]] == 1]
+    if len(short) < at_least:
+        raise ConfigError(
+            f"The data set {dataset} needs {at_least} names that are one token each, and this "
+            f"tokenizer has {len(short)} of {len(names)}. Use a model whose vocabulary holds "
+            "common first names."
+        )
+    return short
+
+
+def _choices(year: int, by_digit: bool) -> dict[str, Any]:
+    """Numbers that are right after a year, and that are wrong: its two digits, or its tens."""
+    if by_digit:
+        right, wrong = (list(map(str, r)) for r in (range(year // 10 + 1, 10), range(year // 10)))
+        return {"x": right[0], "y": wrong[-1], "x_set": right, "y_set": wrong}
+    right, wrong = ([f"{n:02d}" for n in r] for r in (range(year + 1, 100), range(year + 1)))
+    return {"x": right[0], "y": wrong[-2], "x_set": right, "y_set": wrong}
+
+
+def _are_tokens(encode: Encode, numbers: Iterable[str]) -> bool:
+    """Whether each number is one token after a century."""
+    return all(len(encode("17", number)) == 1 for number in numbers)
+
+
+def _is_split(encode: Encode, century: int, year: int) -> bool:
+    """Whether a year is the tokens of its century and of two digits."""
+    whole = encode("year", f" {century}{year:02d}")
+    return whole == encode("year", f" {century}") + encode(str(century), f"{year:02d}")
+
+
+def _is_split_into_digits(encode: Encode, century: int, year: int) -> bool:
+    """Whether a year is the tokens of its century and one for each further digit."""
+    whole, begins = encode("year", f" {century}{year:02d}"), encode("year", f" {century}")
+    return whole[: len(begins)] == begins and len(whole) == len(begins) + 2
