@@ -87,8 +87,8 @@ def data_and_model(dataset: str, model: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A name as plotly shows it letter by letter, which else takes `<b>` or `<a href>` as HTML."""
-    return escape(text, quote=False)
+    """A name as plotly shows it letter by letter, which else takes `<b>` as HTML, `$a$` as TeX."""
+    return escape(text, quote=False).replace("$", "&#36;")
 
 
 def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:

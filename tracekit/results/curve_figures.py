@@ -52,7 +52,7 @@ def effect_curve(
             style=style,
             low=[low for low, _ in ranges] if spreads else None,
             high=[high for _, high in ranges] if spreads else None,
-            hover=[f"{results[0].axis_label}: {effect:.4g}" for effect in effects],
+            hover=[f"{plain(results[0].axis_label)}: {effect:.4g}" for effect in effects],
             is_hollow=True,
             rank=rank,
         )
@@ -75,9 +75,9 @@ def _of_results(
         lines,
         n_components=first.n_components,
         largest=largest,
-        value_title=first.axis_label,
+        value_title=plain(first.axis_label),
         title=data_and_model(first.dataset, first.model),
-        subtitle=first.registry.describe(),
+        subtitle=plain(first.registry.describe()),
         full=first.full_effect,
         **options,
     )
@@ -104,7 +104,7 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         if rows.empty:
             continue
         hover = [
-            f"{first.axis_label}: {row[column]:.4g} "
+            f"{plain(first.axis_label)}: {row[column]:.4g} "
             f"({row[f'{column}_low']:.4g} to {row[f'{column}_high']:.4g})"
             for row in rows.to_dict("records")
         ]
@@ -143,7 +143,8 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
     others = frame.dropna(subset=["from_all"])
     if len(others):
         texts = [
-            f"{first.axis_label}: {effect:.4g}<br>Jaccard similarity to the best set: {same:.2f}"
+            f"{plain(first.axis_label)}: {effect:.4g}<br>"
+            f"Jaccard similarity to the best set: {same:.2f}"
             for effect, same in zip(others["from_all"], others["from_all_similarity"], strict=True)
         ]
         line = Line(

@@ -203,7 +203,7 @@ class InteractionGrid:
         drawn = PairMap(
             labels=indices or self.labels,
             groups=groups,
-            noun=noun,
+            noun=plain(noun),
             values=[[None if v != v else v for v in row] for row in values.tolist()],
             hover=_hover(self),
             bound=bound,
@@ -219,7 +219,7 @@ class InteractionGrid:
             named = ", ".join(map(plain, self.given[:3])) + (", ..." if len(self.given) > 3 else "")
             subtitle += f"; given {named}"
         elif self.opposite is None:
-            subtitle = f"{formula}, l: {self.axis_label}"
+            subtitle = f"{formula}, l: {plain(self.axis_label)}"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
 

@@ -39,9 +39,9 @@ def panels_of(
     its name; `color` is that of what is selected.
     """
     panels = []
-    hover = [f"{registry.label(i)}: {text}" for i, text in enumerate(texts)]
+    hover = [f"{plain(registry.label(i))}: {text}" for i, text in enumerate(texts)]
     for grid in registry.grids:
-        of_span = f"{title}, {grid.span}" if title else plain(grid.span)
+        of_span = f"{title}, {plain(grid.span)}" if title else plain(grid.span)
         name = of_span if grid.span else title
         panels.append(_panel(grid, selected, values, hover, color, name))
     return panels
@@ -76,7 +76,7 @@ def _panel(
     return SelectionPanel(
         title=title,
         kind=grid.kind,
-        noun=kind_of(grid.kind).noun,
+        noun=plain(kind_of(grid.kind).noun),
         has_numbers=kind_of(grid.kind).component_dim is not None,
         layers=grid.layers,
         indices=() if is_share else grid.indices,
