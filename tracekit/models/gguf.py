@@ -16,10 +16,8 @@ import torch
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
-from tracekit.models.verification import Loader
-
-_HEADER = 2**26
-"""Bytes that hold the names of all tensors; the vocabulary before them takes a few million."""
+from tracekit.models.gguf_settings import completed
+from tracekit.models.verification import Loader, listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +42,29 @@ class GGUFModel:
             raise MissingExtraError(
                 f"{path.name} is read by the package gguf. Run pip install 'tracekit-lm[gguf]'."
             )
+        from gguf import GGUFReader
         from transformer_lens.factories import architecture_adapter_factory
         from transformers import AutoConfig, AutoModelForCausalLM
 
         try:
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            reader = GGUFReader(path)
+            config, problems = completed(config, *_settings(reader))
+            with torch.device("meta"):
+                empty = AutoModelForCausalLM.from_config(config)
+            problems += _unplaced(reader, empty)
         except Exception as error:  # Whatever it raises, there is nothing to go on with.
             raise UnsupportedModelError(
                 f"{path} cannot be read ({error}). If it is cut short or damaged, fetch it again; "
                 "else give a model of an architecture that transformers reads from GGUF."
             ) from error
-        _warn_of_rotary_scaling(path)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
+        if problems:
+            warn(
+                f"{path.name} says how to compute what transformers cannot be told from it: "
+                f"{'; '.join(problems)}. The numbers may differ from those of the model. Give it "
+                "as a directory in Hugging Face layout.",
+                ModelWarning,
+            )
         if type(empty).__name__ not in architecture_adapter_factory.SUPPORTED_ARCHITECTURES:
             raise UnsupportedModelError(
                 f"{path} holds a {type(empty).__name__}, which TransformerLens does not support. "
@@ -89,14 +97,37 @@ class GGUFModel:
             return None
 
 
-def _warn_of_rotary_scaling(path: Path) -> None:
-    """Warns of a Llama 3.1 or later: transformers reads no rotary scaling from such a file."""
-    with path.open("rb") as file:
-        has_frequencies = b"rope_freqs.weight" in file.read(_HEADER)
-    if has_frequencies:
-        warn(
-            f"{path.name} holds scaled rotary frequencies (rope_freqs.weight), which transformers "
-            "leaves out: its numbers differ from those of the model. Give it as a directory in "
-            "Hugging Face layout.",
-            ModelWarning,
-        )
+def _settings(reader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of a file's architecture, and tensors of factors of rotary frequencies."""
+    prefix, settings = f"{_read(reader, 'general.architecture')}.", {}
+    for key in reader.fields:
+        if key.startswith(prefix):
+            settings[key.removeprefix(prefix)] = _read(reader, key)
+    return settings, {each.name: each.data for each in reader.tensors if _is_rotary(each.name)}
+
+
+def _read(reader: Any, key: str) -> Any:
+    from gguf import GGUFValueType
+    from transformers.modeling_gguf_pytorch_utils import read_field
+
+    values = read_field(reader, key)
+    return values if reader.fields[key].types[0] == GGUFValueType.ARRAY else values[0]
+
+
+def _is_rotary(name: str) -> bool:
+    return name.startswith("rope_")
+
+
+def _unplaced(reader: Any, model: Any) -> list[str]:
+    """Tensors of a file for which transformers' model has no place."""
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    made_for = TENSOR_PROCESSORS.get(_read(reader, "general.architecture"), TensorProcessor)
+    places = get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
+    names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
+    left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
+    return [f"the tensors {listed(left)}"] if left else []

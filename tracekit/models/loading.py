@@ -112,8 +112,11 @@ def _from_files(
     name: str, files: Checkpoint, tokenizer: Any, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> HookedModel:
     """A model of a directory, of a GGUF file, or of a directory with an adapter."""
+    from transformers import AutoModelForCausalLM
+
     folder, device = files.folder, options["device"]
-    loader = Loader(name, device, options.pop("model_class", None))
+    causal = AutoModelForCausalLM if files.gguf is not None else None
+    loader = Loader(name, device, options.pop("model_class", causal))
     is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with torch.random.fork_rng(devices=[]), threads_for(), _loading_errors(name):

@@ -91,17 +91,18 @@ def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
     missing = sorted(set(info["missing_keys"]) & parameters - set(reshaped))
     if missing:
         raise UnsupportedModelError(
-            f"The weights of {name} lack {_listed(missing)}, which transformers would fill in "
+            f"The weights of {name} lack {listed(missing)}, which transformers would fill in "
             "at random. Give a directory with all weights under the names of its architecture."
         )
     if reshaped:
         raise UnsupportedModelError(
             f"The weights of {name} do not have the shapes that its config.json says: "
-            f"{_listed(reshaped)}. Give weights and configuration of the same model."
+            f"{listed(reshaped)}. Give weights and configuration of the same model."
         )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
     n_more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {n_more} more" if n_more > 0 else "")
 
