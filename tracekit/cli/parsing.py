@@ -157,9 +157,11 @@ def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult | str]]:
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
-        stack = document if isinstance(document[0], list) else [document]
+        if not isinstance(document, list):
+            raise TypeError
+        stack = document if document and isinstance(document[0], list) else [document]
         masks = [[float(entry) for entry in mask] for mask in stack]
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError) as error:
         raise DataFormatError(
             f"{path} holds no mask. Write a JSON list with one number per component, or a list of "
             "such lists."

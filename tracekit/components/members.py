@@ -35,7 +35,7 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
 
     A name is a component, its label, or its layer and index as a tuple. Given are one name, a list
     or set of them, labels joined by commas, `{layer: [indices]}`, `"all"`, or a result, which
-    names its selected components.
+    names its selected components. An empty list, set or mapping is the empty set.
 
     Raises:
         ComponentError: A name of no component, or of several.
@@ -51,16 +51,19 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     if isinstance(given, str) and "," in given and given not in registry.flat_by_label:
         given = [label.strip() for label in given.split(",")]
     if isinstance(given, Mapping):
+        by_layer = {layer: whole_numbers(indices) for layer, indices in given.items()}
         given = [
             (layer, index)
-            for layer, indices in given.items()
-            for index in ([indices] if is_whole(indices) else whole_numbers(indices) or [indices])
+            for layer, indices in by_layer.items()
+            for index in ([given[layer]] if indices is None else indices)
         ]
     elif isinstance(given, AbstractSet):
         given = sorted(given, key=str)
     is_one = _is_name(given)
     names = [given] if is_one else given
-    if not isinstance(names, Sequence) or not names or not _is_name(names[0]):
+    if isinstance(names, Sequence) and not names:
+        return []
+    if not isinstance(names, Sequence) or not _is_name(names[0]):
         return None
     as_mask = (2,) if is_one else (len(names), 2)
     if isinstance(names[0], tuple) and as_mask in (registry.grid_shape, (len(registry),)):

@@ -28,7 +28,7 @@ from tracekit.engine.effects import noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup, Setup
 from tracekit.engine.sources import name_of
-from tracekit.errors import ConfigError, MaskError
+from tracekit.errors import ComponentError, ConfigError, MaskError
 from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, model_name
 from tracekit.results.curve import TraceCurve
@@ -307,6 +307,8 @@ class SetMethods:
         """
         checks.check_unchanged(self.engine)
         chosen, found_on = members_of(members, self.registry), self._selected_on(members)
+        if not chosen:
+            raise ComponentError("An empty set has no idle members. Give at least one component.")
         examples = said_of_examples(found_on, self._fresh.pairs.fingerprint)
         return measure_minimality(
             self.engine, self._fresh, chosen, tolerance=tolerance, examples=examples
