@@ -164,31 +164,10 @@ def test_saved_and_loaded(side, tmp_path):
         tk.anatomy.SideEffects.load(tmp_path)
 
 
-def cut(name):
-    return lambda document, tensors: tensors.update({name: tensors[name][:-1]})
-
-
-def not_finite(document, tensors):
-    tensors["target.controls"][0, 0] = torch.nan
-
-
-CHANGES = {
-    "shape": (cut("others.0.effects"), "others.0.full_effects is torch.float32 of shape"),
-    "draws": (cut("others.0.controls"), "the data have different numbers of random sets"),
-    "nan": (not_finite, "target.controls is not finite"),
-    "missing": (lambda d, t: t.pop("others.1.full_effects"), "others.1.full_effects is missing"),
-    "nobody": (lambda d, t: d.update(members=[]), "the members are ()"),
-    "names": (lambda d, t: d["others"][0].update(name="target"), "the names of the data are"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_damaged_files_are_refused(side, tmp_path, change):
-    make, text = CHANGES[change]
-    rewrite(side.save(tmp_path) / side.FILE, make)
-    with pytest.raises(ResultFormatError) as caught:
+def test_a_file_without_a_tensor_is_refused(side, tmp_path):
+    rewrite(side.save(tmp_path) / side.FILE, lambda d, t: t.pop("others.1.full_effects"))
+    with pytest.raises(ResultFormatError, match=r"others\.1\.full_effects is missing"):
         tk.anatomy.SideEffects.load(tmp_path)
-    assert text in str(caught.value)
 
 
 def test_whole_layers_have_no_random_sets(model):

@@ -645,21 +645,12 @@ def test_grids_are_read_back(tmp_path, model):
     assert json.loads((tmp_path / "grid.json").read_text())["format_version"] == FORMAT_VERSION
 
 
-@pytest.mark.parametrize("change", ["shape", "diagonal", "asymmetry", "text", "edited"])
+@pytest.mark.parametrize("change", ["text", "edited"])
 def test_damaged_grids_are_refused(tmp_path, model, change):
     path = tk.Tracer(model, tiny.pairs(4)).interactions(layers=[1]).save(tmp_path / "grid.json")
-    document = read_document(path)
-    if change == "shape":
-        document["pairs"].pop()
-    elif change == "diagonal":
-        document["singles"][0] += 1
-    elif change == "asymmetry":
-        document["pairs"][0][1] += 1
-    elif change == "text":
-        document["singles"] = "none"
-    if change == "edited":
-        path.write_text(path.read_text().replace('"title": "', '"title": "another '))
+    if change == "text":
+        write_document(path, read_document(path) | {"singles": "none"})
     else:
-        write_document(path, document)
+        path.write_text(path.read_text().replace('"title": "', '"title": "another '))
     with pytest.raises(ResultFormatError, match="is damaged, was changed|cannot be read"):
         tk.results.InteractionGrid.load(path)

@@ -223,26 +223,10 @@ def test_grids_keep_their_statistics(tracer, tmp_path):
     torch.testing.assert_close(again.singles_interval, grid.singles_interval)
 
 
-@pytest.mark.parametrize("change", ["p", "interval", "range", "opposite", "nan"])
-def test_damaged_statistics_are_refused(tracer, tmp_path, change):
-    path = tracer.interactions(components(tracer, PAIRED), both_directions=True).save(
-        tmp_path / "grid.json"
-    )
-
-    def enter(document, _):
-        if change == "p":
-            document["p"].pop()
-        elif change == "interval":
-            document["interaction_interval"][0] = [0.0]
-        elif change == "range":
-            document["p"][0] = 1.5
-        elif change == "opposite":
-            document["opposite"]["labels"][0] = "another"
-        elif change == "nan":
-            document["singles_interval"][0][1] = float("nan")
-
-    rewrite(path, enter)
-    with pytest.raises(ResultFormatError, match="grid.json cannot be read: "):
+def test_statistics_that_are_not_finite_are_refused(tracer, tmp_path):
+    path = tracer.interactions(components(tracer, PAIRED)).save(tmp_path / "grid.json")
+    rewrite(path, lambda d, _: d["singles_interval"][0].__setitem__(1, float("nan")))
+    with pytest.raises(ResultFormatError, match="grid.json cannot be read: singles_interval"):
         tk.results.InteractionGrid.load(path)
 
 

@@ -14,7 +14,6 @@ from tracekit._util.markup import interval_text
 from tracekit.explore.exploration import Measurement
 from tracekit.results import effect_interval, intervals
 from tracekit.results.intervals import (
-    check_clusters,
     ratio_interval,
     row_intervals,
     standard_error,
@@ -320,8 +319,3 @@ class TestRepeatedExamples:
             Measurement((0,), effects.repeat(4), clusters=clusters),
         )
         assert often.spread == pytest.approx(once.spread)
-
-    @pytest.mark.parametrize("numbers", [[-1, 0], [0, 2]])
-    def test_clusters_of_a_file_are_checked(self, numbers):
-        with pytest.raises(ValueError, match="The clusters are no numbers of examples"):
-            check_clusters(torch.tensor(numbers))

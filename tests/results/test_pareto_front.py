@@ -54,14 +54,14 @@ def test_a_front_of_one_size_is_saved_and_loaded(tracer, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"ranking": [0, 0, 1]}, {"largest": 1}, {"largest": 99}, {"statistics": [{"size": 3}]}],
+    [{"ranking": [0.5]}, {"largest": "1"}, {"statistics": [{"size": 3}]}],
     ids=str,
 )
-def test_fronts_that_do_not_fit_their_runs_are_refused(front, change, tmp_path):
+def test_entries_of_no_front_are_refused(front, change, tmp_path):
     front.save(tmp_path)
     rewrite(tmp_path / "pareto.json", lambda document, _: document.update(change))
     with pytest.raises(
-        ResultFormatError, match="pareto.json (is damaged, was|cannot be read: stat)"
+        ResultFormatError, match=f"pareto.json cannot be read: {next(iter(change))}"
     ):
         tk.ParetoFront.load(tmp_path)
 

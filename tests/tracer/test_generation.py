@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tracekit as tk
-from tests.files import rewrite
-from tracekit.errors import ConfigError, ResultFormatError
+from tracekit.errors import ConfigError
 from tracekit.results import Generations
 
 PROMPTS = ["the nurse said that", "the old mechanic waited for the maid while"]
@@ -132,9 +131,6 @@ class TestGenerate:
             "Source counterfactual of demo-professions, positions prompt, strength 0.5; at most 4 "
             "tokens, sampled at temperature 1, seed 3."
         )
-        rewrite(tmp_path / "generations.json", lambda entries, _: entries.update(clean=["one"]))
-        with pytest.raises(ResultFormatError, match="not as many texts as the 2 prompts"):
-            Generations.load(tmp_path)
 
     def test_the_empty_set_is_saved_and_read_too(self, demo_model, pairs, tmp_path):
         written = traced(demo_model, pairs).generate([], PROMPTS)

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import shortened
 from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.components import ComponentSet
 from tracekit.data.pair import PromptPair
@@ -118,15 +117,6 @@ class Attention(OfMembers):
         from tracekit.anatomy.figures import attention_figure
 
         return attention_figure(self)
-
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for parts that do not belong together."""
-        super().check_consistent()
-        shape = (len(self.members), len(self.places))
-        if self.clean.shape[:2] != shape:
-            raise ValueError(f"the attention is of other heads or places than {shape}")
-        if not all(0 <= index < len(self.registry) for index in self.left_out):
-            raise ValueError(f"{shortened(self.left_out)} were left out of {len(self.registry)}")
 
     def __str__(self) -> str:
         """The findings, a line for each head."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -285,30 +284,6 @@ class Explanation(OfMembers):
     ) -> tuple[float, float]:
         bounds = bounds_of(self.metric).of_sum(n_added, n_subtracted)
         return effect_interval(values, bounds=bounds, **self.over)
-
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for an explanation whose parts do not belong together."""
-        super().check_consistent()
-        m, n_components, outsiders = len(self.members), len(self.registry), self.outsiders or ()
-        if m < 2 or len(self.alone) != m or self.pairs.pairs != tuple(combinations(range(m), 2)):
-            raise ValueError(f"the effects or the pairs are of other numbers of members than {m}")
-        if len(self.pairs.alone) != len(self.pairs.pairs):
-            raise ValueError(f"{len(self.pairs.pairs)} pairs have {len(self.pairs.alone)} effects")
-        if (self.pairs.averaged is None) != (m > MOST_EXACT) or not 0 <= self.tolerance < 1:
-            raise ValueError(f"the averages are of no {m} members, or {self.tolerance=}")
-        players = [*self.redundancy.players, *(each.player for each in outsiders)]
-        if not all(0 <= player < m for player in players):
-            raise ValueError(f"the players are {shortened(players)}, of {m}")
-        for each in outsiders:
-            if not 0 <= each.outsider < n_components or each.outsider in self.members:
-                raise ValueError(f"the outsider {each.outsider} is a member, or no component")
-            if len(each.whole) != len(self.effect):
-                raise ValueError(f"the outsider {each.outsider} is of other examples")
-        # Values of any orders sum to the effect of the set.
-        values = self.shapley.per_example
-        missing = (values.sum(0) - self.effect).abs().max().item()
-        if missing > 1e-4 * (values.abs().sum(0).max().item() + 1e-3):
-            raise ValueError(f"the values miss the effect of the set by {missing}")
 
     def waterfall(self) -> go.Figure:
         """Shapley values from the clean run to the effect of the set, one bar after the other.

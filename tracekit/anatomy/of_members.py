@@ -11,7 +11,6 @@ from torch import Tensor
 from tracekit._util.clusters import Over
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.results.intervals import check_clusters
 from tracekit.results.of_set import OfSet
 from tracekit.results.significance import said_of_examples
 
@@ -57,11 +56,6 @@ class OfMembers(OfSet):
     def over(self) -> Over:
         """Weights and clusters of the examples, as statistics take them."""
         return Over(weights=self.weights, clusters=self.clusters)
-
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for members or clusters that do not belong to the rest."""
-        super().check_consistent()
-        check_clusters(self.clusters)
 
 
 def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:

@@ -132,20 +132,6 @@ class Paths(OfMembers):
 
         return path_figure(self)
 
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for paths whose parts do not belong together."""
-        super().check_consistent()
-        _ = self.places
-        if len(self.effects) != len(self.rows):
-            raise ValueError(f"{len(self.rows)} rows have {len(self.effects)} effects")
-        paths = {(row.sender, row.receiver) for row in self.rows if row.input == "all"}
-        if not all((row.sender, row.receiver) in paths for row in self.rows):
-            raise ValueError("a path has inputs and no whole effect")
-        ends = {end for row in self.rows for end in (row.sender, row.receiver)}
-        others = ends - {None, *self.members}
-        if others:
-            raise ValueError(f"paths end at {shortened(others)}, which are no members")
-
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""
         table = self.table

@@ -40,7 +40,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, bounds_of
 from tracekit.results.display import text_html
-from tracekit.results.intervals import FEWEST, check_clusters, effect_interval, ratio_interval
+from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import said_of_examples
@@ -305,18 +305,6 @@ class SideEffects(OfSet):
             f"SideEffects({len(self.members)} components of {self.model} on "
             f"{self.target.dataset}; selectivity {others})"
         )
-
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for side effects whose parts do not belong together."""
-        super().check_consistent()
-        names = [self.target.name, *(other.name for other in self.others)]
-        if not self.others or names[0] != TARGET or len(set(names)) < len(names):
-            raise ValueError(f"the names of the data are {names}")
-        draws = {len(each.controls) for each in (self.target, *self.others)}
-        for each in (self.target, *self.others):
-            check_clusters(each.clusters)
-        if len(draws) > 1:
-            raise ValueError("the data have different numbers of random sets")
 
 
 def _indices(target: Float[Tensor, "*value"], other: Float[Tensor, "*value"]) -> Tensor:

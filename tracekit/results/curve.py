@@ -98,8 +98,7 @@ class CurveRuns:
     runs: Mapping[str, str]
     """Digest of each, by the name of its folder."""
 
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for a list that is empty or names a folder elsewhere."""
+    def __post_init__(self) -> None:
         if not self.runs or not all(map(_is_run_name, self.runs)):
             raise ValueError(f"the runs are {shortened(list(self.runs))}, and not folders of runs")
 

@@ -60,14 +60,6 @@ class Generations(OfSet):
             f"{chosen if self.temperature else 'the likeliest ones'}."
         )
 
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for members or texts that do not belong to the rest."""
-        if self.members:
-            super().check_consistent()
-        texts = [self.clean, self.intervened, self.counterfactuals or self.prompts]
-        if {len(each) for each in texts} != {len(self.prompts)}:
-            raise ValueError(f"there are not as many texts as the {len(self.prompts)} prompts")
-
     def __repr__(self) -> str:
         rows = self.table.to_dict("records")
         width = max(map(len, self.table)) + 2

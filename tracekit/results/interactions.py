@@ -232,23 +232,6 @@ class InteractionGrid:
         """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(path), inline=True)
 
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for a grid whose parts do not belong together."""
-        n, pairs = len(self.labels), len(self.index_pairs)
-        if len(self.singles) != n or len(self.components) not in (0, n):
-            raise ValueError(f"there are {len(self.singles)} effects of components of {n} labels")
-        for name in ("interaction_interval", "p"):
-            value = getattr(self, name)
-            if value is not None and len(value) != pairs:
-                raise ValueError(f"{name} has {len(value)} entries for {pairs} pairs")
-        is_symmetric = torch.equal(self.pairs, self.pairs.T)
-        if not is_symmetric or not torch.equal(self.pairs.diag(), self.singles):
-            raise ValueError("the effects of pairs are not symmetric")
-        if self.p is not None and not ((self.p > 0) & (self.p <= 1)).all():
-            raise ValueError("a p value lies outside (0, 1]")
-        if self.opposite is not None and self.opposite.labels != self.labels:
-            raise ValueError("the two directions are of different components")
-
 
 PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition"]
 """Kind of a pair, from both directions; see `kinds_of_pairs`."""

@@ -230,12 +230,6 @@ def standard_error(
     return Resamples(per_example[None], weights, clusters).errors.item()
 
 
-def check_clusters(clusters: Int[Tensor, " example"] | None) -> None:
-    """Raises a `ValueError` for numbers that are none of as many examples."""
-    if clusters is not None and not 0 <= clusters.min() <= clusters.max() < len(clusters):
-        raise ValueError("The clusters are no numbers of examples.")
-
-
 def _portions(total: int, largest: int) -> list[int]:
     """Counts of at most so many that add up."""
     return [min(largest, total - done) for done in range(0, total, largest)]

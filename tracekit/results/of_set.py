@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.results.storage import load, save
 
@@ -49,10 +48,3 @@ class OfSet:
             ResultFormatError: It is of another format, damaged, or of several saves.
         """
         return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
-
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for members that do not belong to the rest."""
-        n = len(self.registry)
-        is_set = list(self.members) == sorted(set(self.members)) and self.members
-        if not is_set or not 0 <= self.members[0] <= self.members[-1] < n:
-            raise ValueError(f"the members are {shortened(self.members)}, of {n}")

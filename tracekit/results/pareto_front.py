@@ -18,7 +18,7 @@ from tracekit.results.curve import load_runs, save_runs
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult
-from tracekit.results.storage import damaged, load, save
+from tracekit.results.storage import load, save
 from tracekit.results.tables import circuit_columns, extra_columns
 from tracekit.results.trade_offs import TradeOff
 from tracekit.search.base import as_count, not_reached
@@ -297,13 +297,6 @@ class ParetoFront(Sequence[TraceResult]):
         folder = Path(folder)
         facts = load(FrontFacts, folder / _FRONT)
         results = load_runs(folder, facts.curve_sha256)
-        n, sizes = results[0].n_components, [result.n_selected for result in results]
-        is_ranking = sorted(facts.ranking) in ([], list(range(n)))
-        is_ascending = sizes == sorted(set(sizes)) and sizes[-1] <= facts.largest <= n
-        if not is_ranking or not is_ascending:
-            raise damaged(folder / _FRONT)
-        if any(max(each.members, default=0) >= n for each in facts.trade_offs):
-            raise damaged(folder / _FRONT)
         beside = {name: value for name, value in vars(facts).items() if name != "curve_sha256"}
         return cls(results, **beside)
 

@@ -31,7 +31,7 @@ from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples
 from tracekit.results.picture import selection_svg
 from tracekit.results.significance import said_of_examples
-from tracekit.results.storage import MAY_BE_INFINITE, load, save
+from tracekit.results.storage import load, save
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
 
@@ -71,6 +71,11 @@ class RunFacts:
     versions: Mapping[str, str]
     """Versions of Python and of the packages that numbers depend on."""
 
+    def __post_init__(self) -> None:
+        # They become code in a report.
+        if not all(map(str.isidentifier, self.config)):
+            raise ValueError(f"config names {shortened(list(self.config))}, which are no options")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
@@ -107,7 +112,7 @@ class TraceResult:
     soft_mask: Mask
     """The relaxed mask it was cut from, or that refinement started from, in [0, 1]; the selection
     itself for methods without."""
-    component_scores: Mask | None = field(default=None, metadata=MAY_BE_INFINITE)
+    component_scores: Mask | None = None
     """Scores by which the components were ranked (for top-k, their single effects)."""
     own: OnExamples
     """Effects of the selection, measured with the binary mask, on the searched examples."""
@@ -517,24 +522,10 @@ class TraceResult:
         if parts["held_out"]["fingerprint"] is None:
             parts["held_out"] = None
         run = document["run"] | {"held_out_by": document.pop("held_out_by")}
+        facts = document["model_facts"] | {"explained_variance": {}}
         gone = ("dataset", "effect", "full_effect")
         kept = {name: entry for name, entry in document.items() if name not in gone}
-        return {**kept, **parts, "run": run}, tensors
-
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for a result whose parts do not belong together."""
-        n = self.n_components
-        if len(self.binary_mask) != n:
-            raise ValueError(f"the masks are of {len(self.binary_mask)} components of {n}")
-        n_extra = 0 if self.extra_per_example is None else len(self.extra_per_example)
-        if n_extra != len(self.extra_metrics):
-            raise ValueError(f"{len(self.extra_metrics)} extra metrics have {n_extra} effects")
-        if not ((self.soft_mask >= 0) & (self.soft_mask <= 1)).all():
-            raise ValueError("soft_mask is not in [0, 1]")
-        if self.budget is not None and not self.n_selected <= self.budget <= n:
-            raise ValueError(f"{self.n_selected} of {n} are selected, with {self.budget=}")
-        if not all(map(str.isidentifier, self.run.config)):
-            raise ValueError(f"run.config names {shortened(list(self.run.config))}")
+        return {**kept, **parts, "run": run, "model_facts": facts}, tensors
 
 
 def save_run(result: TraceResult, folder: Path) -> str:

@@ -2,13 +2,12 @@
 
 A document holds every field but tensors, whose file lies beside it; a grid of pairs, which people
 read, holds its tensors as lists. Nothing is pickled, so opening a run from elsewhere executes
-nothing. What is read is held against the annotations of the fields: types by a pydantic model that
-is made from them, shapes of tensors by their jaxtyping annotations, in which one name has one size
-within an object, not in its parts. `schema` is the JSON Schema of a document.
+nothing. A pydantic model that is made from the annotations of the fields holds the entries to
+their types, before they are written and after they are read.
 
 Every document carries a digest of its entries and that of its tensors; `curve.json` holds those of
 its runs, `pareto.json` that of `curve.json`. So files of two saves, or a file that was changed by
-accident, are refused when they are read.
+accident, are refused when they are read, and the parts of what is read belong together.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import hashlib
 import json
 import platform
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import AbstractArray
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from torch import Tensor
 
@@ -39,8 +38,6 @@ _EARLIER = 5
 """The one earlier version that is read: a class whose entries were others has `from_earlier`."""
 NOT_SAVED = {"saved": False}
 """Metadata of a field that stays in this process."""
-MAY_BE_INFINITE = {"finite": False}
-"""Metadata of a tensor whose entries need not be finite."""
 _DIGEST, _TENSORS_DIGEST, _LABELS = "sha256", "tensors_sha256", "selected"
 
 _T = TypeVar("_T")
@@ -65,12 +62,19 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
 
     The annotations of the class say what it holds. Its tensors go to a file beside the document or,
     `inline`, into it as lists.
+
+    Raises:
+        ResultFormatError: An entry could not be read again; nothing is written.
     """
     from safetensors.torch import save as serialised
 
-    as_path("path", path).parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    entries = _encoded(value, type(value), "", None if inline else tensors)
+    entries = _plain(_encoded(value, type(value), "", None if inline else tensors))
+    try:
+        document_model(type(value), inline).model_validate_json(json.dumps(entries))
+    except ValidationError as error:
+        raise ResultFormatError(f"{path} cannot be written: {_first(error)}.") from error
+    as_path("path", path).parent.mkdir(parents=True, exist_ok=True)
     labels = getattr(value, "labels", None)
     if labels is not None and "labels" not in entries:
         # For people who open the file; loading ignores them.
@@ -87,12 +91,10 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
 def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool = False) -> _T:
     """Reads what `save` wrote; `digest` is what it returned, where that is known.
 
-    A method `check_consistent` of the class is called: a ValueError says what is wrong.
-
     Raises:
         ResultNotFoundError: There is no such file.
         ResultFormatError: It is damaged, was changed or is of another format version; or an entry
-            or a tensor is of another type or shape than the class has.
+            or a tensor is of another type than the class has.
     """
     document, version = _read(path, digest)
     document.pop(_LABELS, None)
@@ -101,15 +103,12 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     try:
         if version == _EARLIER and hasattr(cls, "from_earlier"):
             document, tensors = cls.from_earlier(document, tensors)  # type: ignore[attr-defined]
-        entries = _model(cls, inline).model_validate_json(json.dumps(document))
+        entries = document_model(cls, inline).model_validate_json(json.dumps(document))
         value = _decoded(entries, cls, "", tensors)
         if tensors:
             raise ValueError(f"the tensors {', '.join(sorted(tensors))} are of no field")
-        getattr(value, "check_consistent", lambda: None)()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _unreadable(path, f"{where}: {first['msg']}") from error
+        raise _unreadable(path, _first(error)) from error
     except (ValueError, TypeError, TracekitError) as error:
         raise _unreadable(path, str(error)) from error
     return value
@@ -129,32 +128,22 @@ def save_numbers(value: Any, path: str | Path) -> Path:
     return path
 
 
-def schema(cls: type, *, inline: bool = False) -> dict[str, Any]:
-    """JSON Schema of the document of a class; `tensors` lists the axes of those beside it."""
-    described = _model(cls, inline).model_json_schema()
-    tensors = {} if inline else dict(_tensor_axes(cls, ""))
-    text = {"type": "string"}
-    added: dict[str, Any] = {"format_version": {"const": FORMAT_VERSION}, _DIGEST: text}
-    if tensors:
-        added[_TENSORS_DIGEST] = text
-    if hasattr(cls, "labels"):
-        added[_LABELS] = {"type": "array", "items": text}
-    # A recursive class is described by reference.
-    body = described["$defs"].get(cls.__name__, described) if "$ref" in described else described
-    body["properties"] = {**added, **body["properties"]}
-    return {**described, **({"tensors": tensors} if tensors else {})}
-
-
 # ---- documents --------------------------------------------------------------------------------
 
 
 def write_document(path: Path, entries: Mapping[str, Any]) -> str:
     """Writes a JSON file with the format version and a digest of its entries; returns that."""
-    entries = json.loads(json.dumps(entries, default=str))
+    entries = _plain(entries)
     digest = digest_of(entries)
     document = {"format_version": FORMAT_VERSION, _DIGEST: digest, **entries}
     write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
     return digest
+
+
+def _plain(entries: Any) -> Any:
+    """Entries as a reader finds them; what is no character of UTF-8 becomes a question mark."""
+    text = json.dumps(entries, default=str, ensure_ascii=False)
+    return json.loads(text.encode("utf-8", "replace"))
 
 
 def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
@@ -174,7 +163,7 @@ def _read(path: Path, digest: str | None) -> tuple[dict[str, Any], int]:
             f"The folder {path.parent} holds no {path.name}. Give a folder that a run was saved to."
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once_each)
+        document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once_each)
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path) from error
     if not isinstance(document, dict):
@@ -207,6 +196,11 @@ def _unreadable(path: Path, problem: str) -> ResultFormatError:
     )
 
 
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
 def _once_each(entries: list[tuple[str, Any]]) -> dict[str, Any]:
     named = dict(entries)
     if len(named) < len(entries):
@@ -232,26 +226,27 @@ def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
 
 
 @cache
-def _saved_fields(cls: type) -> dict[str, tuple[Any, Mapping[str, Any]]]:
-    """Annotation and metadata of each field that is saved."""
+def saved_fields(cls: type) -> dict[str, Any]:
+    """Annotation of each field that is saved."""
     hints = get_type_hints(cls)
     return {
-        each.name: (hints[each.name], each.metadata)
+        each.name: hints[each.name]
         for each in fields(cls)
         if each.init and each.metadata.get("saved", True)
     }
 
 
-def _is_tensor(annotation: Any) -> bool:
+def is_tensor(annotation: Any) -> bool:
+    """Whether a value of an annotation is a tensor."""
     return isinstance(annotation, type) and issubclass(annotation, AbstractArray)
 
 
-def _has_spec(annotation: Any) -> bool:
+def has_spec(annotation: Any) -> bool:
     """Whether a class has a description of its own: `spec`, `from_spec`, and its type `Spec`."""
     return hasattr(annotation, "Spec")
 
 
-def _without_none(annotation: Any) -> Any:
+def without_none(annotation: Any) -> Any:
     """An optional annotation without its None; others as they are."""
     if get_origin(annotation) in (Union, types.UnionType):
         rest = [each for each in get_args(annotation) if each is not types.NoneType]
@@ -259,19 +254,19 @@ def _without_none(annotation: Any) -> Any:
     return annotation
 
 
-def _item(annotation: Any) -> Any:
+def item_of(annotation: Any) -> Any:
     """Class of the parts of a tuple of dataclasses; None for other annotations."""
-    bare = _without_none(annotation)
+    bare = without_none(annotation)
     arguments = get_args(bare)
     is_tuple = get_origin(bare) is tuple and len(arguments) == 2
     return arguments[0] if is_tuple and is_dataclass(arguments[0]) else None
 
 
 @cache
-def _model(cls: type, inline: bool) -> type[BaseModel]:
+def document_model(cls: type, inline: bool) -> type[BaseModel]:
     """The pydantic model of what a document holds of a dataclass."""
     entries: dict[str, Any] = {}
-    for name, (annotation, _) in _saved_fields(cls).items():
+    for name, annotation in saved_fields(cls).items():
         entry = _json_type(annotation, inline, cls)
         if entry is not None:
             entries[name] = (entry, ...)
@@ -281,125 +276,78 @@ def _model(cls: type, inline: bool) -> type[BaseModel]:
 
 def _json_type(annotation: Any, inline: bool, within: type) -> Any:
     """Type of a field in a document; None for a tensor that lies beside it."""
-    bare = _without_none(annotation)
+    bare = without_none(annotation)
     optional = bare is not annotation
-    if _is_tensor(bare):
+    if is_tensor(bare):
         if not inline:
             return None
         entry: Any = float
         for _ in bare.dims:
             entry = list[entry]
-    elif _has_spec(bare):
+    elif has_spec(bare):
         entry = bare.Spec
     elif bare is within:
         return f"{within.__name__} | None"
     elif is_dataclass(bare):
-        entry = _model(bare, inline)  # type: ignore[arg-type]
-    elif (item := _item(bare)) is not None:
-        entry = tuple[_model(item, inline), ...]
+        entry = document_model(bare, inline)  # type: ignore[arg-type]
+    elif (item := item_of(bare)) is not None:
+        entry = tuple[document_model(item, inline), ...]
     else:
         return annotation
     return Union[entry, None] if optional else entry  # noqa: UP007
 
 
-def _tensor_axes(cls: type, prefix: str) -> list[tuple[str, str]]:
-    """Name and axes of each tensor of a class; `*` stands for the number of a part."""
-    axes: list[tuple[str, str]] = []
-    for name, (annotation, _) in _saved_fields(cls).items():
-        bare = _without_none(annotation)
-        item = _item(bare)
-        if _is_tensor(bare):
-            axes.append((f"{prefix}{name}", bare.dim_str.strip()))
-        elif item is not None:
-            axes += _tensor_axes(item, f"{prefix}{name}.*.")
-        elif is_dataclass(bare) and not _has_spec(bare):
-            axes += _tensor_axes(bare, f"{prefix}{name}.")  # type: ignore[arg-type]
-    return axes
-
-
 def _encoded(value: Any, annotation: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
     """A value in values of JSON; its tensors go to `tensors`, if that is given."""
-    bare = _without_none(annotation)
+    bare = without_none(annotation)
     if value is None:
         return None
-    if _is_tensor(bare):
+    if is_tensor(bare):
         if tensors is None:
             return value.tolist()
         tensors[name] = value
         return None
-    if _has_spec(bare):
+    if has_spec(bare):
         return value.spec()
     if is_dataclass(bare):
         prefix = f"{name}." if name else ""
         entries = {
             each: _encoded(getattr(value, each), kind, f"{prefix}{each}", tensors)
-            for each, (kind, _) in _saved_fields(bare).items()  # type: ignore[arg-type]
+            for each, kind in saved_fields(bare).items()  # type: ignore[arg-type]
         }
-        held = _model(bare, tensors is None).model_fields  # type: ignore[arg-type]
+        held = document_model(bare, tensors is None).model_fields  # type: ignore[arg-type]
         return {each: entry for each, entry in entries.items() if each in held}
-    item = _item(bare)
+    item = item_of(bare)
     if item is not None:
         return [_encoded(each, item, f"{name}.{i}", tensors) for i, each in enumerate(value)]
     return value
 
 
-def _decoded(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
-    """An object from its entries, after the shapes of all of its tensors were held together.
+def _decoded(entry: Any, annotation: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value from its entry; takes its tensors out of `tensors`.
 
-    It takes its `tensors`, whose names begin with `prefix`, out of those beside the document. A
-    ValueError says which one is missing, of another shape, or not finite.
+    A ValueError names a tensor that is missing, or is of another type.
     """
-    named_tensors = list(_tensor_fields(entries, cls, prefix, tensors))
-    with jaxtyped("context"):
-        # In one function: a call of another one would forget the sizes.
-        for name, value, kind in named_tensors:
-            is_of_type = value.dtype in (torch.float32, torch.bool, torch.int64)
-            if not is_of_type or not isinstance(value, kind):
-                raise ValueError(
-                    f"{name} is {value.dtype} of shape {tuple(value.shape)}, which does not fit "
-                    f"{kind.__name__} and the tensors before it"
-                )
-    return _built(entries, cls, prefix, tensors)
-
-
-def _tensor_fields(
-    entries: BaseModel, cls: type, prefix: str, tensors: dict[str, Tensor]
-) -> Iterator[tuple[str, Tensor, Any]]:
-    """Name, value and annotation of an object's tensors; those in its entries join the others."""
-    for field, (annotation, metadata) in _saved_fields(cls).items():
-        name, bare = f"{prefix}{field}", _without_none(annotation)
-        entry = getattr(entries, field, None)
-        if _is_tensor(bare):
-            if entry is not None:
-                tensors[name] = torch.tensor(entry)
-            value = tensors.get(name)
-            if value is None and bare is annotation:
-                raise ValueError(f"the tensor {name} is missing")
-            if value is None:
-                continue
-            if metadata.get("finite", True) and not value.isfinite().all():
-                raise ValueError(f"{name} is not finite")
-            yield name, value, bare
-
-
-def _built(entries: BaseModel, cls: type[_T], prefix: str, tensors: dict[str, Tensor]) -> _T:
-    values: dict[str, Any] = {}
-    for field, (annotation, _) in _saved_fields(cls).items():
-        name, bare, item = f"{prefix}{field}", _without_none(annotation), _item(annotation)
-        entry = getattr(entries, field, None)
-        if _is_tensor(bare):
-            values[field] = tensors.pop(name, None)
-        elif entry is None:
-            values[field] = None
-        elif _has_spec(bare):
-            values[field] = bare.from_spec(entry)
-        elif item is not None:
-            values[field] = tuple(
-                _decoded(part, item, f"{name}.{number}.", tensors)
-                for number, part in enumerate(entry)
-            )
-        elif is_dataclass(bare):
-            values[field] = _decoded(entry, bare, f"{name}.", tensors)  # type: ignore[arg-type]
-        else:
-            values[field] = entry
-    return cls(**values)
+    bare = without_none(annotation)
+    if is_tensor(bare):
+        value = tensors.pop(name, None) if entry is None else torch.tensor(entry)
+        if value is None and bare is annotation:
+            raise ValueError(f"the tensor {name} is missing")
+        if value is not None and not isinstance(value, bare):
+            raise ValueError(f"{name} is {value.dtype} of shape {tuple(value.shape)}, not {bare}")
+        return value
+    if entry is None:
+        return None
+    if has_spec(bare):
+        return bare.from_spec(entry)
+    if is_dataclass(bare):
+        prefix = f"{name}." if name else ""
+        values = {
+            each: _decoded(getattr(entry, each, None), kind, f"{prefix}{each}", tensors)
+            for each, kind in saved_fields(bare).items()  # type: ignore[arg-type]
+        }
+        return bare(**values)  # type: ignore[operator]
+    item = item_of(bare)
+    if item is not None:
+        return tuple(_decoded(each, item, f"{name}.{i}", tensors) for i, each in enumerate(entry))
+    return entry

@@ -119,14 +119,6 @@ class StrongestPairs:
         """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(path), inline=True)
 
-    def check_consistent(self) -> None:
-        """Raises a `ValueError` for pairs whose parts do not belong together."""
-        n = len(self.effects)
-        if len(self.first) != n or len(self.second) != n or not n <= self.n_measured:
-            raise ValueError("the parts are of different numbers of pairs")
-        if (self.intervals is None) != (self.p is None):
-            raise ValueError("there are intervals or p values, and not both")
-
 
 class _Proposal(NamedTuple):
     """A pair to measure."""
