@@ -59,7 +59,8 @@ def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]
 def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component example"]) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    The slopes are of the quantity of the metric's linearization (see `engine.gradients.expand`).
+    The slopes are of the quantity of the metric's linearization; see
+    `tracekit.engine.gradients.expand`.
     """
     data = engine.data
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)

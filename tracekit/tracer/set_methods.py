@@ -394,8 +394,10 @@ class SetMethods:
     def as_game(self, members: Any) -> SetGame:
         """The effect of every subset of a set, as libraries for cooperative games take it.
 
-        ```python game = tracer.as_game(result) shapiq.KernelSHAPIQ(n=game.n_players,
-        max_order=2).approximate(budget=200, game=game) ```
+        ```python
+        game = tracer.as_game(result)
+        shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
+        ```
         """
         return SetGame(self.engine, members_of(members, self.registry))
 
