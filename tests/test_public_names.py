@@ -13,7 +13,9 @@ from typing import get_args
 import pytest
 
 import tracekit as tk
-from tracekit import errors
+from tracekit import errors, metrics
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def declared() -> set[tuple[str, str]]:
@@ -57,12 +59,26 @@ def test_packages_export_what_they_list(package):
 
 def test_names_that_are_completed_are_those_that_there_are():
     from tracekit.components.kinds import KINDS, KindName
+    from tracekit.engine import sources
+    from tracekit.figures.style import STYLES
     from tracekit.metrics import METRICS, MetricName
     from tracekit.search import METHODS, MethodName
 
     assert get_args(MethodName) == tuple(METHODS)
     assert get_args(MetricName) == tuple(METRICS)
     assert get_args(KindName) == tuple(KINDS)
+    assert {*METHODS} <= {*STYLES}
+    concepts, methods = (
+        (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in ("concepts", "methods")
+    )
+    for told, names in [
+        (tk.Tracer.run.__doc__, METHODS),
+        (metrics.__doc__, METRICS),
+        (sources.__doc__, get_args(sources.SourceName)),
+        (concepts, {**METRICS, **KINDS}),
+        (methods, METHODS),
+    ]:
+        assert not [name for name in names if name not in told]
     for function, argument, names in [
         (tk.Tracer.run, "method", MethodName),
         (tk.Tracer.__init__, "metric", MetricName),

@@ -43,6 +43,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from tracekit._util import names
 from tracekit._util.markup import printable
 from tracekit._util.options import first_few
 from tracekit.errors import (
@@ -471,20 +472,7 @@ _RATIO = Linearization(
     lambda base, u: torch.expm1(-functional.softplus(u) - _per_example(base.x, u)),
 )
 
-MetricName = Literal[
-    "odds-ratio",
-    "probability-drop",
-    "probability-ratio",
-    "logit-difference",
-    "accuracy",
-    "kl",
-    "jensen-shannon",
-    "entropy-change",
-    "set-logit-difference",
-    "set-probability-difference",
-    "rank-change",
-    "first-choice-change",
-]
+MetricName = names.MetricName
 """Names of metrics, for completion; a test holds them against `METRICS`."""
 
 METRICS: Mapping[str, Metric] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from itertools import combinations
-from typing import get_args
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tracekit.metrics import METRICS
 from tracekit.results.curve_figures import effect_curve
 from tracekit.search.objectives import (
     LowerBound,
-    ObjectiveName,
     Quantile,
     TrimmedMean,
     describe,
@@ -223,12 +221,6 @@ def test_what_is_refused(tracer, unchecked):
     for value in (0, -1.0, float("nan"), "1"):
         with pytest.raises(ConfigError, match="It must be positive"):
             LowerBound(errors=value)
-
-
-def test_the_command_line_offers_every_objective():
-    from tracekit.cli.options import _Objective
-
-    assert get_args(_Objective) == get_args(ObjectiveName)
 
 
 def test_a_set_that_does_much_for_one_example_only_is_a_warning(tracer):

@@ -16,10 +16,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tracekit._util.names import KindName, MetricName, ObjectiveName, SourceName, listed
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, load, progress_is_shown
 from tracekit.cli.parsing import (
@@ -143,10 +144,6 @@ def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
         write_options(path, {n: v for n, v in options.items() if n not in _OF_THE_FILE})
 
 
-# Named here too: PyTorch is not imported for a page of help.
-_Objective = Literal[
-    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
-]
 TEXTS, TEXT, COUNT = list[str] | None, str | None, int | None
 SEVERAL = "; may be given several times."
 
@@ -199,15 +196,11 @@ OPTIONS: Mapping[str, Option] = {
     # ---- the fields of a Setup
     "components": option(
         *(None, TEXT, WHAT, "NAME"),
-        "attention-patterns, head-outputs, mlp-outputs, mlp-neurons, mlp-blocks, "
-        "attention-blocks, queries, keys, values, residual, residual-before, residual-between, "
-        "or several joined by +. Default: what the data set is usually traced with.",
+        f"{listed(KindName)}, or several joined by +. Default: what the data set is usually traced "
+        "with.",
     ),
     "metric": option(
-        *(None, TEXT, WHAT, "NAME"),
-        "odds-ratio, probability-drop, probability-ratio, logit-difference, accuracy, kl, "
-        "jensen-shannon, entropy-change, set-logit-difference, set-probability-difference, "
-        "rank-change, first-choice-change. Default: by the data set.",
+        *(None, TEXT, WHAT, "NAME"), f"{listed(MetricName)}. Default: by the data set."
     ),
     "layers": option(None, TEXT, WHAT, "TEXT", "Layers to study, e.g. 0-5,8. Default: all."),
     "positions": option(
@@ -222,8 +215,8 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "source": option(
         *("counterfactual", str, WHAT, "NAME"),
-        "Where the values come from that are patched in: counterfactual, noise, zero, mean, "
-        "mean-positional, resample, or noise on spans, e.g. 'noise on subject'.",
+        f"Where the values come from that are patched in: {listed(SourceName)}, or noise on spans, "
+        "e.g. 'noise on subject'.",
     ),
     "direction": option(
         *("noising", str, WHAT, "NAME"),
@@ -237,7 +230,7 @@ OPTIONS: Mapping[str, Option] = {
     ),
     # ---- how it is searched
     "objective": option(
-        *("mean", _Objective | None, HOW, "NAME"),
+        *("mean", ObjectiveName | None, HOW, "NAME"),
         "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
         "faithful (the set does what all components do, and the others do nothing) or auto (the "
         "mean, by the search or by single effects, whichever holds on the other half). Mean "

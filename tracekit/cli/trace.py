@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracekit._util.names import MethodName, listed
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
@@ -38,8 +39,7 @@ from tracekit.cli.parsing import goal, parse_options
     ),
     method=option(
         *(None, TEXTS, HOW, "NAME"),
-        "pgb-ct+local, pgb-ct, local-search, dcm, top-k, shrunken-top-k, greedy, random, "
-        "exhaustive, mask-ig, attribution; may be given several times. Default: pgb-ct+local.",
+        f"{listed(MethodName)}{SEVERAL} Default: pgb-ct+local.",
     ),
     option=option(
         *(None, TEXTS, HOW, "NAME=VALUE"),

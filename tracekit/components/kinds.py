@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import TypedDict
 
+from tracekit._util import names
 from tracekit._util.files import tensors_digest
 from tracekit._util.options import is_whole, shortened
 from tracekit.errors import ComponentError, UnknownNameError
@@ -269,20 +270,7 @@ class Kind:
         return tuple(sizes[axis] for axis in self.axes)
 
 
-KindName = Literal[
-    "attention-patterns",
-    "head-outputs",
-    "mlp-outputs",
-    "mlp-neurons",
-    "mlp-blocks",
-    "attention-blocks",
-    "queries",
-    "keys",
-    "values",
-    "residual",
-    "residual-before",
-    "residual-between",
-]
+KindName = names.KindName
 """Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
 
 _whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)

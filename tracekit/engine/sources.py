@@ -20,12 +20,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
+from tracekit._util import names
 from tracekit._util.options import check_seed, first_few, shortened
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
@@ -57,7 +58,7 @@ from tracekit.models.hooked import (
     weights_digest,
 )
 
-SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
+SourceName = names.SourceName
 _OWN_TENSORS = "own tensors"
 ToPairs = Callable[[PromptPairs], PromptPairs]
 

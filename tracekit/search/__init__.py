@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, cast, get_type_hints
 
+from tracekit._util import names
 from tracekit._util.options import check_numbers, convert
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
@@ -27,19 +28,7 @@ from tracekit.search.learned.pgbct_local import PGBCTLocal
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.targets import Constraint, Target
 
-MethodName = Literal[
-    "pgb-ct+local",
-    "pgb-ct",
-    "local-search",
-    "dcm",
-    "top-k",
-    "shrunken-top-k",
-    "greedy",
-    "random",
-    "exhaustive",
-    "mask-ig",
-    "attribution",
-]
+MethodName = names.MethodName
 """Names of search methods, for completion; a test holds them against `METHODS`."""
 
 DEFAULT_METHOD: MethodName = "pgb-ct+local"

@@ -21,19 +21,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util import names
 from tracekit._util.options import shortened
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
-ObjectiveName = Literal[
-    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
-]
+ObjectiveName = names.ObjectiveName
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -1,0 +1,59 @@
+"""Names that users write, as types and for pages of help; no library is loaded for them.
+
+Tests hold them against the tables of what they name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+KindName = Literal[
+    "attention-patterns",
+    "head-outputs",
+    "mlp-outputs",
+    "mlp-neurons",
+    "mlp-blocks",
+    "attention-blocks",
+    "queries",
+    "keys",
+    "values",
+    "residual",
+    "residual-before",
+    "residual-between",
+]
+MetricName = Literal[
+    "odds-ratio",
+    "probability-drop",
+    "probability-ratio",
+    "logit-difference",
+    "accuracy",
+    "kl",
+    "jensen-shannon",
+    "entropy-change",
+    "set-logit-difference",
+    "set-probability-difference",
+    "rank-change",
+    "first-choice-change",
+]
+MethodName = Literal[
+    "pgb-ct+local",
+    "pgb-ct",
+    "local-search",
+    "dcm",
+    "top-k",
+    "shrunken-top-k",
+    "greedy",
+    "random",
+    "exhaustive",
+    "mask-ig",
+    "attribution",
+]
+ObjectiveName = Literal[
+    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
+]
+SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
+
+
+def listed(choices: Any) -> str:
+    """Names of a type, as a page of help lists them."""
+    return ", ".join(get_args(choices))
