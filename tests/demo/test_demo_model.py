@@ -1,6 +1,5 @@
 """Tests of the demonstration model, its grammar, its rows and its training."""
 
-from collections.abc import Callable
 from itertools import islice, pairwise
 from typing import Any
 
@@ -8,18 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from tools.demo_model import evaluate
+from tools.demo_model import evaluate, examples, grammar
 from tools.demo_model.config import DemoConfig
 from tools.demo_model.sentences import sentences
 from tools.demo_model.train import IGNORED, batches, build_tokenizer, train
-from tracekit.demo import MODEL_DIR, examples, grammar
+from tracekit.demo import MODEL_DIR, rows
 
-ROW_MAKERS = [
-    examples.bias_rows,
-    examples.profession_rows,
-    examples.fact_rows,
-    examples.binding_rows,
-]
+ROWS = ["bias", "professions", "facts", "binding"]
+"""Of prompts that favour x."""
 TINY = DemoConfig(steps=12, batch_size=16, warmup=3, layers=1, heads=2, width=32)
 
 
@@ -171,10 +166,14 @@ def test_held_out_share() -> None:
         assert held_out < set(everything)
 
 
-@pytest.mark.parametrize("make", ROW_MAKERS)
-def test_rows_are_well_formed(make: Callable[[], list[dict[str, Any]]], tokenizer: Any) -> None:
-    made = make()
-    assert made == make()
+@pytest.mark.parametrize("name", examples.MAKERS)
+def test_rows_are_those_of_the_grammar(name: str) -> None:
+    assert rows(name) == examples.MAKERS[name](), "Run python -m tools.demo_model.examples."
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_well_formed(name: str, tokenizer: Any) -> None:
+    made = rows(name)
     assert len({row["prompt"] for row in made}) == len(made)
     for row in made:
         texts = {key: text for key, text in row.items() if key != "spans"}
@@ -190,20 +189,18 @@ def test_rows_are_well_formed(make: Callable[[], list[dict[str, Any]]], tokenize
 
 
 def test_numbers_of_rows() -> None:
-    assert [len(make()) for make in ROW_MAKERS] == [64, 216, 60, 64]
+    assert [len(rows(name)) for name in ROWS] == [64, 216, 60, 64]
 
 
 def test_bias_rows_vary() -> None:
-    lengths = [(len(row["x"].split()), len(row["y"].split())) for row in examples.bias_rows()]
+    lengths = [(len(row["x"].split()), len(row["y"].split())) for row in rows("bias")]
     assert sum(x != y for x, y in lengths) > 32
-    assert {len(row["prompt"].split()) for row in examples.bias_rows()} == {7, 8}
+    assert {len(row["prompt"].split()) for row in rows("bias")} == {7, 8}
 
 
-@pytest.mark.parametrize("make", ROW_MAKERS)
-def test_clean_prompts_favour_x(
-    make: Callable[[], list[dict[str, str]]], model: Any, tokenizer: Any
-) -> None:
-    made = make()
+@pytest.mark.parametrize("name", ROWS)
+def test_clean_prompts_favour_x(name: str, model: Any, tokenizer: Any) -> None:
+    made = rows(name)
     means = [
         evaluate.mean_log_probs(
             model, tokenizer, [(row["prompt"], row[key].strip()) for row in made]
@@ -214,7 +211,7 @@ def test_clean_prompts_favour_x(
 
 
 def test_binding_rows_change_one_value() -> None:
-    for row in examples.binding_rows():
+    for row in rows("binding"):
         pairs = zip(row["prompt"].split(), row["counterfactual"].split(), strict=True)
         assert sum(before != after for before, after in pairs) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracekit.demo.grammar import (
+from tools.demo_model.grammar import (
     HE,
     OCCUPATION_TEMPLATES,
     SHE,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tools.demo_model.config import DemoConfig
 from tools.demo_model.evaluate import BehaviourScores
-from tracekit.demo.grammar import HELD_OUT_SHARE
+from tools.demo_model.grammar import HELD_OUT_SHARE
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from tracekit.demo.grammar import (
+from tools.demo_model.grammar import (
     HE,
     OCCUPATION_TEMPLATES,
     REFERENCE_TEMPLATES,

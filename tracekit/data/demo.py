@@ -1,8 +1,7 @@
 """The four data sets that come with the embedded model.
 
-`tracekit.demo.examples` makes their sentences from the grammar that also made the model's training
-text. Every fact that the model was taught is therefore known. Each example has a target
-continuation x and a foil y.
+Their sentences are of the grammar that also made the model's training text. Every fact that the
+model was taught is therefore known. Each example has a target continuation x and a foil y.
 """
 
 from __future__ import annotations
@@ -12,22 +11,20 @@ from typing import Any
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.variable_binding import Desideratum, weighted
-from tracekit.demo import examples
+from tracekit.demo import rows
 from tracekit.errors import ConfigError
 from tracekit.models.hooked import embedding_std
 
 
 def load_bias(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
     """Two occupations and a pronoun, as in WinoBias: the pronoun's gender is changed."""
-    return PromptPairs.from_text(
-        examples.bias_rows(), model, name="demo-bias", on_mismatch=on_mismatch
-    )
+    return PromptPairs.from_text(rows("bias"), model, name="demo-bias", on_mismatch=on_mismatch)
 
 
 def load_professions(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
     """The pronoun after an occupation, as in Professions: the occupation is changed."""
     return PromptPairs.from_text(
-        examples.profession_rows(), model, name="demo-professions", on_mismatch=on_mismatch
+        rows("professions"), model, name="demo-professions", on_mismatch=on_mismatch
     )
 
 
@@ -41,7 +38,7 @@ def load_facts(
     """
     noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed)
     return PromptPairs.from_text(
-        examples.fact_rows(), model, noise=noise, name="demo-facts", on_mismatch=on_mismatch
+        rows("facts"), model, noise=noise, name="demo-facts", on_mismatch=on_mismatch
     )
 
 
@@ -58,14 +55,14 @@ def load_binding(
     (the operation changes, x is the new answer, y the old one, which should stay) or `both`, their
     sum with the given `weights`.
     """
-    rows_of = {"value": examples.binding_rows, "operation": examples.operation_rows}
-    if desideratum not in (*rows_of, "both"):
+    kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
+    if desideratum not in kinds:
         raise ConfigError(
             f"Unknown desideratum {desideratum!r} of demo-binding. Use value, operation or both."
         )
-    if desideratum == "both":
-        rows = weighted([make_rows() for make_rows in rows_of.values()], weights)
-    else:
-        rows = rows_of[desideratum]()
+    parts = [rows(name) for name in kinds[desideratum]]
+    examples = weighted(parts, weights) if len(parts) > 1 else parts[0]
     suffix = "" if desideratum == "value" else f"-{desideratum}"
-    return PromptPairs.from_text(rows, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch)
+    return PromptPairs.from_text(
+        examples, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch
+    )

@@ -4,13 +4,17 @@ Every row is a dictionary of texts. `prompt` is the clean prompt and `counterfac
 is one, the changed prompt of the same number of tokens. `x` is the target continuation and `y` the
 foil, both with a leading space; the clean prompt favours `x`, except in `operation_rows`. The rows
 are the same on every call.
+
+`python -m tools.demo_model.examples` writes them to `tracekit/demo/rows`.
 """
 
+import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tracekit.demo.grammar import (
+from tools.demo_model.grammar import (
     DIGITS,
     HE,
     OCCUPATION_TEMPLATES,
@@ -23,6 +27,7 @@ from tracekit.demo.grammar import (
     occupations,
     questions,
 )
+from tracekit.demo import MODEL_DIR
 
 _SEED = 7
 _UNDECIDED = (0.45, 0.55)
@@ -158,3 +163,19 @@ def operation_rows() -> list[dict[str, str]]:
             )
     rng.shuffle(rows)
     return rows
+
+
+MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "bias": bias_rows,
+    "professions": profession_rows,
+    "facts": fact_rows,
+    "binding": binding_rows,
+    "operations": operation_rows,
+}
+"""What makes the rows, by the name of their file."""
+
+
+if __name__ == "__main__":
+    for name, make in MAKERS.items():
+        text = "".join(json.dumps(row) + "\n" for row in make())
+        (MODEL_DIR.parent / "rows" / f"{name}.jsonl").write_text(text, encoding="utf-8")
