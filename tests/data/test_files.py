@@ -8,7 +8,14 @@ import pandas as pd
 import pytest
 
 import tracekit as tk
-from tracekit.errors import ConfigError, DataFormatError, DataWarning, UnknownNameError
+from tracekit.data.from_file import read_rows
+from tracekit.errors import (
+    ConfigError,
+    DataFormatError,
+    DataWarning,
+    PairsError,
+    UnknownNameError,
+)
 
 ROWS = [
     {"prompt": "the maid", "counterfactual": "the nurse", "x": " slept", "y": " ran"},
@@ -60,7 +67,10 @@ class TestTables:
 
     def test_columns_that_are_left_out(self, demo_model, expected):
         rows = [{**row, "notes": "!"} for row in ROWS]
-        with pytest.raises(DataFormatError, match="unknown column 'notes'.* or left out by None"):
+        with pytest.raises(
+            DataFormatError,
+            match="unknown column 'notes'.* or left out by None: columns={'notes': N",
+        ):
             tk.load_pairs(rows, demo_model)
         assert tk.load_pairs(rows, demo_model, columns={"notes": None}).fingerprint == expected
         rows[0] |= {"topic": "?", "author": "?"}
@@ -190,3 +200,62 @@ class TestPublishedFormats:
         pairs = tk.load_pairs(records, gpt2_tokenizer, format="crows-pairs")
         assert (len(pairs), len(pairs.skipped)) == (1, 1)
         assert pairs.skipped[0].startswith("example 1: its two sentences share no")
+
+
+WORDS = ("NA", "None", "null", "nan", "NaN", "N/A")
+
+
+class TestWordsThatPandasTakesForNothing:
+    @pytest.mark.parametrize("word", WORDS)
+    def test_they_are_words_in_files(self, gpt2_tokenizer, tmp_path, word):
+        rows = [{key: word for key in (*ROWS[0], "group")}, {**ROWS[0], "group": "a"}]
+        pd.DataFrame(rows).to_csv(tmp_path / "mine.csv", index=False)
+        lines = "\n".join(map(json.dumps, rows))
+        (tmp_path / "mine.jsonl").write_text(lines)
+        for path in tmp_path.iterdir():
+            pairs = tk.load_pairs(path, gpt2_tokenizer, on_mismatch="skip")
+            assert set(pairs[0].texts.values()) == {word}
+            assert pairs[0].group == word
+
+    @pytest.mark.parametrize("key", ["prompt", "x", "counterfactual", "y", "group"])
+    @pytest.mark.parametrize("dtype", [None, "string", "object"])
+    def test_read_by_pandas_they_are_named(self, gpt2_tokenizer, tmp_path, key, dtype):
+        rows = [{**row, "group": name} for row, name in zip(ROWS, "ab", strict=True)]
+        rows[1][key] = "NA"
+        pd.DataFrame(rows).to_csv(tmp_path / "mine.csv", index=False)
+        frame = pd.read_csv(tmp_path / "mine.csv", dtype=dtype)
+        text = f"The {key} of 1 of 2 rows of the DataFrame is empty .row 1.*keep_default_na=False"
+        if key in ("prompt", "x"):
+            with pytest.raises(DataFormatError, match=text):
+                tk.load_pairs(frame, gpt2_tokenizer)
+        else:
+            with pytest.warns(DataWarning, match=text):
+                tk.load_pairs(frame, gpt2_tokenizer, on_mismatch="skip")
+        kept = pd.read_csv(tmp_path / "mine.csv", dtype=dtype, keep_default_na=False)
+        assert read_rows(kept)[0] == rows
+
+    @pytest.mark.parametrize("key", ["group", "x", "prompt"])
+    def test_a_missing_whole_number(self, gpt2_tokenizer, key):
+        frame = pd.DataFrame([{**row, "group": "a"} for row in ROWS])
+        frame[key] = [1.0, 2.0]
+        with pytest.raises(PairsError, match=rf"The {key} of example 0 .*1\.0.* dtype=str"):
+            tk.load_pairs(frame, gpt2_tokenizer)
+        frame[key] = pd.array([1, None], dtype="Int64")
+        if key == "group":
+            with pytest.warns(DataWarning, match="The group of 1 of 2 rows"):
+                assert tk.load_pairs(frame, gpt2_tokenizer)[0].group == "1"
+
+    def test_a_byte_order_mark_is_no_part_of_a_name(self, gpt2_tokenizer, tmp_path):
+        path = tmp_path / "mine.json"
+        for text in (json.dumps(ROWS), "\n".join(map(json.dumps, ROWS))):
+            path.write_text(text, encoding="utf-8-sig")
+            assert len(tk.load_pairs(path, gpt2_tokenizer)) == 2
+
+
+def test_columns_are_guessed_by_their_usual_names(gpt2_tokenizer):
+    rows = [{**RENAMED[0], "notes": "!"}]
+    text = "--data-option columns=answer:x,clean:prompt,corrupted:counterfactual,notes:,wrong:y"
+    with pytest.raises(DataFormatError, match=text):
+        tk.load_pairs(rows, gpt2_tokenizer)
+    columns = text.partition("columns=")[2]
+    assert tk.load_pairs(rows, gpt2_tokenizer, columns=columns)[0].texts == ROWS[0]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from copy import deepcopy
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tests.cli.conftest import run
 from tracekit.data import pairs_check
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import ConfigError, DataWarning, PairsError
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +144,145 @@ def test_on_the_command_line(monkeypatch, capsys, tmp_path, demo_model):
     assert code == (check.color == "red")
     assert all(line.topic in out for line in check.lines)
     assert table.read_text().startswith("prompt,x,y,p_x,p_y,prefers_x")
+
+
+class TestForms:
+    """Probabilities are planted, by the text of the prompt and of x; others are near 0."""
+
+    THINKS = (
+        "{% for m in messages %}Q: {{ m.content }}\nA:\n{% endfor %}"
+        "{% if think %}</think>{% endif %}"
+    )
+    BLOCK = "<think>\n\n</think>\n\n"
+
+    def line(self, monkeypatch, tokenizer, rows, planted, **options):
+        pairs = tk.PromptPairs.from_text(rows, tokenizer, warn=False, **options)
+        decode = tokenizer.decode
+
+        def of(sequences, *_):
+            values = [(planted.get((decode(a), decode(b)), 1e-6), len(b)) for a, b in sequences]
+            return np.array([whole ** (1 / n) for whole, n in values])
+
+        monkeypatch.setattr(pairs_check, "_mean_probabilities", of)
+        model = SimpleNamespace(tokenizer=tokenizer)
+        return lines(pairs.check(model))
+
+    @pytest.mark.parametrize(
+        ("prompt", "x", "planted", "color", "text"),
+        [
+            (
+                "It is",
+                "Paris",
+                {("It is", " Paris"): 0.6},
+                "red",
+                "with a leading space, on 1 of 1: 0.6",
+            ),
+            (
+                "It is",
+                " Paris",
+                {("It is", " Paris"): 0.6},
+                "green",
+                "0.6, and 1e-06 without its lea",
+            ),
+            ("It: ", " Paris", {("It: ", "Paris"): 0.6}, "red", "without its leading space, on 1"),
+            (
+                "It is ",
+                "Paris",
+                {("It is", " Paris"): 0.6},
+                "red",
+                "and none at the end of the prompt",
+            ),
+            (
+                "It is ",
+                " Paris",
+                {("It is", " Paris"): 0.6},
+                "red",
+                "and none at the end of the prom",
+            ),
+            (
+                "It is",
+                " a b",
+                {("It is", " a b"): 0.5},
+                "green",
+                "0.5, and 1e-06 without its leading",
+            ),
+            ("It is", "Paris", {}, "green", "x has probability 1e-06, and 1e-06 with a leading"),
+        ],
+    )
+    def test_a_leading_space(self, monkeypatch, gpt2_tokenizer, prompt, x, planted, color, text):
+        rows = [{"prompt": prompt, "x": x}]
+        form = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["form"]
+        assert (form.color, text in form.text) == (color, True), form
+
+    @pytest.mark.parametrize(("count", "color"), [(1, "green"), (3, "yellow"), (8, "red")])
+    def test_some_of_many(self, monkeypatch, gpt2_tokenizer, count, color):
+        rows = [{"prompt": f"It {n} is", "x": "Paris"} for n in range(16)]
+        planted = {(f"It {n} is", " Paris"): 0.5 for n in range(count)}
+        assert self.line(monkeypatch, gpt2_tokenizer, rows, planted)["form"].color == color
+
+    @pytest.mark.parametrize(
+        ("template", "by"),
+        [
+            (THINKS, "last message of the ass"),
+            (THINKS + "{{ enable_thinking }}", "chat={'enable_th"),
+        ],
+    )
+    def test_an_empty_think_block(self, monkeypatch, gpt2_tokenizer, template, by):
+        tokenizer = deepcopy(gpt2_tokenizer)
+        tokenizer.chat_template = template
+        rows, asked = [{"prompt": "hi", "x": "Paris"}], "Q: hi\nA:\n"
+        planted = {(asked + self.BLOCK, "Paris"): 0.5, (asked, "Paris"): 0.01}
+        form = self.line(monkeypatch, tokenizer, rows, planted, chat=True)["form"]
+        assert (form.color, by in form.text) == ("red", True)
+        assert "after an empty think block, on 1 of 1: 0.5, and 0.01 as it is" in form.text
+        plain = self.line(monkeypatch, tokenizer, [{**rows[0], "prompt": asked}], planted)["form"]
+        assert "think" not in plain.text
+
+    def test_a_think_block_that_is_there_or_begun(self, monkeypatch, gpt2_tokenizer):
+        tokenizer = deepcopy(gpt2_tokenizer)
+        rows = [{"prompt": "hi", "x": "Paris"}]
+        for begun, ends in (("<think>\n", "\n</think>\n\n"), (self.BLOCK, None)):
+            tokenizer.chat_template = self.THINKS + begun
+            asked = f"Q: hi\nA:\n{begun.rstrip() if ends is None else begun}"
+            planted = {(f"{asked}{ends}", "Paris"): 0.5}
+            form = self.line(monkeypatch, tokenizer, rows, planted, chat=True)["form"]
+            assert ("think" in form.text) == (ends is not None)
+
+    def test_a_low_probability(self, monkeypatch, gpt2_tokenizer):
+        rows = [{"prompt": "It is", "x": " Paris", "y": " Rome"}]
+        for p, color in ((0.005, "yellow"), (0.5, "green")):
+            planted = {("It is", " Paris"): p}
+            task = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["task"]
+            assert (task.color, "That is low" in task.text) == (color, color == "yellow")
+
+    def test_one_answer_whatever_the_prompt(self, monkeypatch, gpt2_tokenizer):
+        sides = (("dog", " Yes", " No"), ("trout", " No", " Yes"))
+        rows = [{"prompt": f"Is a {a} a mammal?", "x": x, "y": y} for a, x, y in sides]
+        planted = {(row["prompt"], " No"): 0.5 for row in rows}
+        task = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["task"]
+        assert (task.color, "known" in task.text) == ("yellow", False)
+        assert "It prefers ' No' whatever the prompt: a bias, no knowledge. Keep all" in task.text
+
+
+@pytest.mark.real
+def test_a_missing_space_in_a_file(real_model, tmp_path):
+    sides = (("France", "Paris", "Rome"), ("Italy", "Rome", "Paris"))
+    for space, color in (("", "red"), (" ", "green")):
+        rows = [f"The capital of {a} is,{space}{x},{space}{y}" for a, x, y in sides]
+        path = tmp_path / "capitals.csv"
+        path.write_text("\n".join(["prompt,x,y", *rows]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)
+            check = tk.load_pairs(path, real_model).check(real_model)
+        assert check.color == lines(check)["form"].color == color
+        assert "0.576" in lines(check)["form"].text
+
+
+@pytest.mark.parametrize(("labels", "color"), [("aabb", "yellow"), ("aabc", "green")])
+def test_groups_are_counted(demo_model, bias, labels, color):
+    line = lines(bias[:4].grouped(labels).check(demo_model))["groups"]
+    assert (line.color, f"4 pairs in groups are {len(set(labels))} independent" in line.text) == (
+        color,
+        True,
+    )
+    assert "groups" not in lines(bias[:4].check(demo_model))

@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ from tracekit.errors import (
 )
 
 SUFFIXES = (".csv", ".jsonl", ".json")
+_WORDS = (
+    "pandas reads the words NA, None, null and nan as empty cells: where one was meant, read the "
+    "file with dtype=str, keep_default_na=False, or give tracekit its path."
+)
+_MEANINGS = {
+    **dict.fromkeys(("clean", "question", "text", "sentence", "clean_prompt"), "prompt"),
+    **dict.fromkeys(("corrupted", "corrupt", "corrupted_prompt", "cf"), "counterfactual"),
+    **dict.fromkeys(("answer", "target", "correct", "right", "label", "completion"), "x"),
+    **dict.fromkeys(("wrong", "wrong_answer", "incorrect", "distractor"), "y"),
+    **dict.fromkeys(("template", "template_id", "cluster"), "group"),
+}
+"""What columns that others have mostly are here."""
 _INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
 """What pandas and spreadsheets call the numbers of rows."""
 
@@ -128,9 +141,12 @@ def read_rows(
         if isinstance(data, (str, Path))
         else _from_table(data)
     )
+    if format is None:
+        rows = _renamed(rows, columns, path)
+        _check_lost(rows, path)
+    rows = [{k: v for k, v in row.items() if not _is_missing(v)} for row in rows]
     if format is not None:
         return rows, False
-    rows = _renamed(rows, columns, path)
     has_ids = any("prompt_ids" in row for row in rows)
     allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
     for number, row in enumerate(rows):
@@ -138,11 +154,13 @@ def read_rows(
         if unknown:
             first, *others = sorted(map(str, unknown))
             also = f" (also {', '.join(map(repr, others))})" if others else ""
+            meant = {name: _MEANINGS.get(name.lower()) for name in (first, *others)}
+            typed = ",".join(f"{name}:{to or ''}" for name, to in meant.items())
             raise DataFormatError(
                 f"Example {number} of {path} has an unknown column {first!r}{also}. "
                 + f"{near_miss(first, allowed)} ".lstrip()
-                + f"Known: {', '.join(sorted(allowed))}. Others are mapped by columns={{{first!r}: "
-                "'prompt'}, or left out by None."
+                + f"Known: {', '.join(sorted(allowed))}. Others are mapped, or left out by None: "
+                f"columns={meant}, or on the command line --data-option columns={typed}"
             )
     return rows, has_ids
 
@@ -171,14 +189,16 @@ def _from_table(data: Any) -> list[dict[str, Any]]:
     if hasattr(data, "to_dicts"):
         data = data.to_dicts()
     elif hasattr(data, "columns") and hasattr(data, "to_dict"):
-        data = data.to_dict("records")
+        # Of some columns it gives None for what pandas takes for empty.
+        records = data.to_dict("records")
+        data = [{k: nan if v is None else v for k, v in row.items()} for row in records]
     if hasattr(data, "keys"):
         raise DataFormatError(
             f"Pairs cannot be read from a {type(data).__name__} with the parts "
             f"{', '.join(map(str, data.keys()))}. Give one of them."
         )
     try:
-        return [{k: v for k, v in each.items() if not _is_missing(v)} for each in data]
+        return [dict(each.items()) for each in data]
     except (TypeError, AttributeError) as error:
         raise DataFormatError(
             f"Pairs cannot be read from a {type(data).__name__}. Give a file, a DataFrame, a "
@@ -187,12 +207,27 @@ def _from_table(data: Any) -> list[dict[str, Any]]:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether it is an empty cell: None, NaN (which is not equal to itself), or no text."""
-    return (
-        value is None
-        or (isinstance(value, str) and not value)
-        or (isinstance(value, float) and value != value)
-    )
+    """Whether it is an empty cell: None, what pandas takes for one, or no text."""
+    return value is None or (isinstance(value, str) and not value) or _is_nan(value)
+
+
+def _is_nan(value: Any) -> bool:
+    """Whether it is what pandas takes for an empty cell; NaN is not equal to itself."""
+    is_nan = isinstance(value, float) and value != value
+    return is_nan or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Refuses and warns of cells that may have been words before pandas read them."""
+    for key in ("prompt", "x", "counterfactual", "y", "group"):
+        lost = [number for number, row in enumerate(rows) if _is_nan(row.get(key))]
+        if lost:
+            found = (
+                f"The {key} of {len(lost)} of {len(rows)} rows of {path} is empty (row {lost[0]})"
+            )
+            if key in ("prompt", "x"):
+                raise DataFormatError(f"{found}. {_WORDS}")
+            warn(f"{found} and left out. {_WORDS}", DataWarning)
 
 
 def _renamed(
@@ -274,7 +309,7 @@ def _from_csv(path: Path) -> list[dict[str, Any]]:
                 f"Example {number} of {path} does not have as many cells as the header. "
                 "Quote cells that hold commas."
             )
-    return [{key: value for key, value in row.items() if value != ""} for row in rows]
+    return rows
 
 
 def _from_json(path: Path) -> list[dict[str, Any]]:
@@ -306,5 +341,5 @@ def _from_json_lines(path: Path) -> list[dict[str, Any]]:
             raise DataFormatError(
                 f"Line {number} of {path} is not a JSON object. Write one object per line."
             )
-        rows.append({key: value for key, value in row.items() if value not in (None, "")})
+        rows.append(row)
     return rows

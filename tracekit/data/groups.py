@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tracekit._util.options import first_few, shortened
+from tracekit._util.options import first_few, is_whole, shortened
 from tracekit.errors import PairsError
 
 
 def group_from_row(group: object, number: int) -> str | None:
     """The group of an example, as text; a number is as good as its text."""
-    if group is None or (isinstance(group, (str, int)) and not isinstance(group, bool)):
+    if group is None or isinstance(group, str) or is_whole(group):
         return None if group in (None, "") else str(group)
+    hint = (
+        " pandas makes 1.0 of every 1 in a column with an empty cell: read it with dtype=str, "
+        "keep_default_na=False."
+    )
     raise PairsError(
         f"The group of example {number} is {shortened(group)}. Give a text or a whole number, "
-        "the same for examples that share a template, say."
+        f"the same for examples that share a template, say.{hint * isinstance(group, float)}"
     )
 
 

@@ -1,9 +1,14 @@
-"""Checks of pairs on a model, before they are traced: does it do the task, do the pairs show it?"""
+"""Checks of pairs on a model, before they are traced: does it do the task, do the pairs show it?
+
+A low probability of x is mostly one of its form: a leading space that is missing or one too many,
+or an answer that a chat model begins otherwise. The likelier form is looked for on a few examples.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +19,11 @@ from jaxtyping import Float
 from tracekit._util import progress
 from tracekit._util.markup import printable
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
+from tracekit.data.groups import independent
 from tracekit.data.pair import PromptPair
 from tracekit.data.pairs_report import report_on
+from tracekit.data.tokenization import encoder
+from tracekit.errors import PairsError
 from tracekit.models import HookedModel
 from tracekit.models.hooked import device_of, frozen
 
@@ -31,6 +39,17 @@ _MOST = 0.6
 """Share of the examples that one x may have."""
 _CHANCE = 0.01
 """Chance, over all tokens, beyond which a token that stands with one x only is no accident."""
+_LOW = 0.01
+"""Median probability of x below which effects are of little."""
+_FEWEST = 3
+"""Independent examples that an interval needs."""
+_TRIED = 16
+"""Examples on which other forms of x are tried."""
+_SURE, _LIKELIER = 10, 2
+"""How often as probable another form is, at any probability and at one that is not low."""
+_OF_SOME = 0.1
+"""Share of the examples tried on which another form may be likelier."""
+_THOUGHT = "after an empty think block"
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,8 @@ class CheckLine:
     color: Color
     """`green`: as it should be; `yellow`: look at it; `red`: effects will say little."""
     topic: str
-    """`task`, `tokens`, `balance`, `leak`, or the kind of a finding of the report."""
+    """`task`, `form`, `tokens`, `balance`, `leak`, `groups`, or the kind of a finding of the
+    report."""
     text: str
     """What was found, and what to do."""
 
@@ -69,16 +89,25 @@ class PairsCheck:
 
 
 def check_pairs(
-    pairs: Sequence[PromptPair], texts: Any, model: HookedModel, shown: bool | None = None
+    pairs: Sequence[PromptPair],
+    texts: Any,
+    model: HookedModel,
+    shown: bool | None = None,
+    *,
+    in_chat: bool = False,
 ) -> PairsCheck:
-    """The checks of pairs, with a bar if `shown`; `texts` are those of tokens, by id."""
+    """The checks of pairs, with a bar if `shown`; `texts` are those of tokens, by id.
+
+    `in_chat` says that a chat template wrote the prompts.
+    """
     table = probabilities(pairs, model, shown)
     tokenizer = getattr(model, "tokenizer", None)
     findings = [
         CheckLine("red" if each.kind in _RED else "yellow", each.kind, str(each))
         for each in report_on(pairs, texts, tokenizer).findings
     ]
-    lines = [_task(table), _tokens(table), _balance(pairs, texts), _leak(pairs, texts), *findings]
+    lines = [_task(table), *_form(pairs, table, model, in_chat), _tokens(table)]
+    lines += [_balance(pairs, texts), _leak(pairs, texts), *_groups(pairs), *findings]
     if not findings:
         lines.append(CheckLine("green", "report", "No repetitions, shifts or stray tokens."))
     return PairsCheck(tuple(lines), table)
@@ -155,10 +184,96 @@ def _task(table: pd.DataFrame) -> CheckLine:
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
     color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
     advice = "" if color == "green" else " pairs.known(model) keeps those that it knows."
+    said = {
+        x if prefers else y
+        for x, y, prefers in zip(table["x"], table["y"], table["prefers_x"], strict=True)
+    }
+    if color != "green" and len(said) == 1 and of == n:
+        color, advice = (
+            "yellow",
+            (
+                f" It prefers {said.pop()!r} whatever the prompt: a bias, no knowledge. "
+                "Keep all pairs: differences of log-odds cancel it."
+            ),
+        )
+    elif color == "green" and table["p_x"].median() < _LOW:
+        color, advice = "yellow", " That is low: the model hardly says x at all."
     without = "" if of == n else f" ({n - of} have no y)"
     return CheckLine(
         color, "task", f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
     )
+
+
+def _form(
+    pairs: Sequence[PromptPair], table: pd.DataFrame, model: HookedModel, in_chat: bool
+) -> Iterator[CheckLine]:
+    """Whether x is likelier with or without its leading space, or after an empty think block.
+
+    Compared is the probability of the whole text, as forms are of several numbers of tokens.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    if not callable(getattr(tokenizer, "decode", None)):
+        return
+    tried = range(0, len(pairs), -(-len(pairs) // _TRIED))
+    forms = [(n, *each) for n in tried for each in _other_forms(pairs[n], tokenizer, in_chat)]
+    if not forms:
+        return
+    means = _mean_probabilities([(prompt, ids) for *_, prompt, ids in forms], model, False)
+    by_form: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (n, form, _, ids), mean in zip(forms, means, strict=True):
+        whole = table["p_x"].iloc[n] ** len(pairs[n].x_ids)
+        by_form[form].append((whole, mean ** len(ids)))
+    likelier = {
+        form: [(a, b) for a, b in each if b > _SURE * a or b > max(_LIKELIER * a, _LOW)]
+        for form, each in by_form.items()
+    }
+    form = max(likelier, key=lambda form: (len(likelier[form]), np.sum(likelier[form])))
+    own, other = np.median(likelier[form] or by_form[form], axis=0)
+    count, of = len(likelier[form]), len(by_form[form])
+    if count <= _OF_SOME * of:
+        yield CheckLine("green", "form", f"x has probability {own:.3g}, and {other:.3g} {form}.")
+        return
+    advice = "Give it so."
+    if form == _THOUGHT:
+        is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
+        by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
+        advice = f"Give the block by {by}."
+    yield CheckLine(
+        "red" if 2 * count >= of else "yellow",
+        "form",
+        f"x is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is. {advice}",
+    )
+
+
+def _other_forms(pair: PromptPair, tokenizer: Any, in_chat: bool) -> Iterator[tuple[str, Ids, Ids]]:
+    """Forms that x may be meant in: what each is, the prompt, and x."""
+    prompt, x = (tokenizer.decode(list(ids)) for ids in (pair.prompt_ids, pair.x_ids))
+    ids, encode = pair.prompt_ids, encoder(tokenizer)
+    with suppress(PairsError):  # The tokenizer joins a form to the prompt.
+        if (
+            in_chat
+            and "</think>" in str(tokenizer.chat_template)
+            and "</think>" not in prompt[-20:]
+        ):
+            opening = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
+            yield _THOUGHT, (*ids, *encode(prompt, f"{opening}\n</think>\n\n")), pair.x_ids
+        is_spaced = x.startswith(" ")
+        other = tuple(encode(prompt, x[1:] if is_spaced else f" {x}"))
+        if not x.strip() or tuple(encode(prompt, x)) != pair.x_ids or other in ((), pair.x_ids):
+            return
+        yield f"with{'out its' if is_spaced else ' a'} leading space", ids, other
+        if len(ids) > 1 and not tokenizer.decode([ids[-1]]).strip(" "):
+            label = "with a leading space, and none at the end of the prompt"
+            yield label, ids[:-1], pair.x_ids if is_spaced else other
+
+
+def _groups(pairs: Sequence[PromptPair]) -> Iterator[CheckLine]:
+    """How many independent examples groups leave."""
+    if any(pair.group is not None for pair in pairs):
+        n = len(set(independent(pairs)))
+        shown = f"{len(pairs)} pairs in groups are {n} independent examples"
+        few = f": an interval needs {_FEWEST}. Give pairs of more groups." if n < _FEWEST else "."
+        yield CheckLine("yellow" if n < _FEWEST else "green", "groups", f"{shown}{few}")
 
 
 def _tokens(table: pd.DataFrame) -> CheckLine:

@@ -329,15 +329,17 @@ class PromptPairs(Sequence[PromptPair]):
     def check(self, model: HookedModel, *, progress: bool | None = None) -> PairsCheck:
         """Does the model do the task, and do the pairs show it? A line with a colour for each.
 
-        The model is run on every prompt with x and with y. The lines say whether it prefers x, how
-        many tokens x and y are, whether one x is commonest, whether a length or a word gives x
-        away, and what `report` remarks on.
+        The model is run on every prompt with x and with y. The lines say whether it prefers x;
+        whether x is likelier with or without its leading space; how many tokens x and y are;
+        whether one x is commonest; whether a length or a word gives x away; what `report` remarks
+        on.
 
         Args:
             model: The model to be traced.
             progress: Whether to show a progress bar. None: in notebooks and terminals.
         """
-        return check_pairs(self.pairs, self.token_texts, model, progress)
+        in_chat = self.chat is not None
+        return check_pairs(self.pairs, self.token_texts, model, progress, in_chat=in_chat)
 
     def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
         """The pairs that the model knows: x has at least this probability, and a larger one than y.
@@ -654,9 +656,10 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
             is_readable = False
         if not is_readable:
             problem = "holds half a character" if is_text else "is no text"
+            hint = " Read columns of numbers with dtype=str." * isinstance(text, (int, float))
             raise PairsError(
                 f"The {key} of example {number} {problem}: {shortened(text)}. "
-                "Give a text, or token ids (prompt_ids, x_ids, ...)."
+                f"Give a text, or token ids (prompt_ids, x_ids, ...).{hint}"
             )
 
 
