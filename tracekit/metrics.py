@@ -475,105 +475,69 @@ _RATIO = Linearization(
 MetricName = names.MetricName
 """Names of metrics, for completion; a test holds them against `METRICS`."""
 
+_drop = partial(Metric, needs_y=False, lower_bound=-1.0)
+"""Of the probability of x."""
+_of_distribution = partial(Metric, needs_y=False, reads=("distribution",))
+_of_sets = partial(Metric, needs_y=False, reads=("token-sets",))
+_of_rank = partial(Metric, needs_y=False, differentiable=False, reads=("rank",), counts=True)
+
 METRICS: Mapping[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            "odds-ratio",
-            odds_ratio,
-            lower_bound=-1.0,
-            axis_label="effect (odds ratio \u2212 1)",
-            linearization=_ODDS,
+    metric.name: replace(metric, axis_label=f"effect ({label})")
+    for metric, label in (
+        (
+            Metric("odds-ratio", odds_ratio, lower_bound=-1.0, linearization=_ODDS),
+            "odds ratio \u2212 1",
         ),
-        Metric(
-            "probability-drop",
-            probability_drop,
-            needs_y=False,
-            lower_bound=-1.0,
-            upper_bound=1.0,
-            axis_label="effect (drop of P(x))",
-            linearization=_DROP,
+        (
+            _drop("probability-drop", probability_drop, upper_bound=1.0, linearization=_DROP),
+            "drop of P(x)",
         ),
-        Metric(
-            "probability-ratio",
-            probability_ratio,
-            needs_y=False,
-            lower_bound=-1.0,
-            axis_label="effect (probability ratio \u2212 1)",
-            linearization=_RATIO,
+        (
+            _drop("probability-ratio", probability_ratio, linearization=_RATIO),
+            "probability ratio \u2212 1",
         ),
-        Metric("logit-difference", logit_difference, axis_label="effect (logit difference, nats)"),
-        Metric(
-            "accuracy",
-            accuracy,
-            differentiable=False,
-            reads=("argmax",),
-            lower_bound=-1.0,
-            upper_bound=1.0,
-            counts=True,
-            axis_label="effect (change of accuracy)",
+        (Metric("logit-difference", logit_difference), "logit difference, nats"),
+        (
+            Metric(
+                *("accuracy", accuracy),
+                differentiable=False,
+                reads=("argmax",),
+                lower_bound=-1.0,
+                upper_bound=1.0,
+                counts=True,
+            ),
+            "change of accuracy",
         ),
-        Metric(
-            "kl",
-            kl,
-            needs_y=False,
-            reads=("distribution",),
-            is_flat_at_clean=True,
-            lower_bound=0.0,
-            axis_label="effect (KL divergence, nats)",
+        (
+            _of_distribution("kl", kl, is_flat_at_clean=True, lower_bound=0.0),
+            "KL divergence, nats",
         ),
-        Metric(
-            "jensen-shannon",
-            jensen_shannon,
-            needs_y=False,
-            reads=("distribution",),
-            is_flat_at_clean=True,
-            lower_bound=0.0,
-            upper_bound=log(2),
-            axis_label="effect (Jensen-Shannon divergence, nats)",
+        (
+            _of_distribution(
+                *("jensen-shannon", jensen_shannon),
+                is_flat_at_clean=True,
+                lower_bound=0.0,
+                upper_bound=log(2),
+            ),
+            "Jensen-Shannon divergence, nats",
         ),
-        Metric(
-            "entropy-change",
-            entropy_change,
-            needs_y=False,
-            reads=("distribution",),
-            axis_label="effect (change of entropy, nats)",
+        (_of_distribution("entropy-change", entropy_change), "change of entropy, nats"),
+        (
+            _of_sets("set-logit-difference", set_logit_difference),
+            "logit difference of token sets, nats",
         ),
-        Metric(
-            "set-logit-difference",
-            set_logit_difference,
-            needs_y=False,
-            reads=("token-sets",),
-            axis_label="effect (logit difference of token sets, nats)",
+        (
+            _of_sets(
+                *("set-probability-difference", set_probability_difference),
+                lower_bound=-2.0,
+                upper_bound=2.0,
+            ),
+            "probability difference of token sets",
         ),
-        Metric(
-            "set-probability-difference",
-            set_probability_difference,
-            needs_y=False,
-            reads=("token-sets",),
-            lower_bound=-2.0,
-            upper_bound=2.0,
-            axis_label="effect (probability difference of token sets)",
-        ),
-        Metric(
-            "rank-change",
-            rank_change,
-            needs_y=False,
-            differentiable=False,
-            reads=("rank",),
-            counts=True,
-            axis_label="effect (ranks that x falls)",
-        ),
-        Metric(
-            "first-choice-change",
-            first_choice_change,
-            needs_y=False,
-            differentiable=False,
-            reads=("rank",),
-            lower_bound=0.0,
-            upper_bound=1.0,
-            counts=True,
-            axis_label="effect (share of changed first choices)",
+        (_of_rank("rank-change", rank_change), "ranks that x falls"),
+        (
+            _of_rank("first-choice-change", first_choice_change, lower_bound=0.0, upper_bound=1.0),
+            "share of changed first choices",
         ),
     )
 }

@@ -275,6 +275,10 @@ KindName = names.KindName
 
 _whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)
 """A kind with one component a layer: the whole activation."""
+_head = partial(
+    Kind, axes=("batch", "pos", "component", "d_head"), width="n_heads", instead="head-outputs"
+)
+_unit = partial(Kind, axes=("batch", "pos", "component"), learning_rate=0.5)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -289,37 +293,31 @@ KINDS: dict[str, Kind] = {
             meaning="a head's attention weights over the prompt",
             instead="head-outputs",
         ),
-        Kind(
+        _head(
             name="head-outputs",
             hook="attn.hook_z",
-            axes=("batch", "pos", "component", "d_head"),
-            width="n_heads",
             label="L{layer}H{index}",
             noun="head",
             meaning="a head's output before the output projection",
             instead="mlp-blocks",
         ),
-        Kind(
+        _unit(
             name="mlp-outputs",
             hook="hook_mlp_out",
-            axes=("batch", "pos", "component"),
             width="d_model",
             label="L{layer}O{index}",
             noun="coordinate of the MLP output",
             meaning="one coordinate of what the MLP adds to the residual stream",
-            learning_rate=0.5,
             instead="mlp-neurons",
             is_added=True,
         ),
-        Kind(
+        _unit(
             name="mlp-neurons",
             hook="mlp.hook_post",
-            axes=("batch", "pos", "component"),
             width="d_mlp",
             label="L{layer}N{index}",
             noun="neuron",
             meaning="one hidden unit of the MLP, after the activation function",
-            learning_rate=0.5,
             instead="mlp-outputs or mlp-blocks",
         ),
         _whole(
@@ -340,35 +338,28 @@ KINDS: dict[str, Kind] = {
             instead="head-outputs",
             is_added=True,
         ),
-        Kind(
+        _head(
             name="queries",
             hook="attn.hook_q",
-            axes=("batch", "pos", "component", "d_head"),
-            width="n_heads",
             label="L{layer}Q{index}",
             noun="head",
             meaning="a head's queries",
-            instead="head-outputs",
         ),
-        Kind(
+        _head(
             name="keys",
             hook="attn.hook_k",
-            axes=("batch", "pos", "component", "d_head"),
             width="n_key_value_heads",
             label="L{layer}K{index}",
             noun="key/value head",
             meaning="the keys of a key/value head, which several heads may share",
-            instead="head-outputs",
         ),
-        Kind(
+        _head(
             name="values",
             hook="attn.hook_v",
-            axes=("batch", "pos", "component", "d_head"),
             width="n_key_value_heads",
             label="L{layer}V{index}",
             noun="key/value head",
             meaning="the values of a key/value head, which several heads may share",
-            instead="head-outputs",
         ),
         _whole(
             name="residual",

@@ -136,11 +136,8 @@ def read_rows(
     if format is not None and columns is not None:
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
     path = _named(data)
-    rows = (
-        _from_file(as_path("The file", data))
-        if isinstance(data, (str, Path))
-        else _from_table(data)
-    )
+    is_file = isinstance(data, (str, Path))
+    rows = _from_file(as_path("The file", data)) if is_file else _from_table(data)
     if format is None:
         rows = _renamed(rows, columns, path)
         _check_lost(rows, path)

@@ -82,10 +82,9 @@ def write(
         figure, width=width, height=height, font_size=font_size, font=font, title=title
     )
     is_screen = width is None and height is None
-    _write(
-        {as_path("path", path): resized}, scale=_PIXELS_PER_POINT if is_screen else _DPI / _PER_INCH
-    )
-    return Path(path)
+    path = as_path("path", path)
+    _write({path: resized}, scale=_PIXELS_PER_POINT if is_screen else _DPI / _PER_INCH)
+    return path
 
 
 def for_print(
@@ -174,9 +173,8 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
         FigureExportError: Kaleido or a browser is missing, or the browser hangs; `.html` files are
             written all the same.
     """
-    return _write(
-        {as_path("path", name): figure for name, figure in figures.items()}, _PIXELS_PER_POINT
-    )
+    named = {as_path("path", name): figure for name, figure in figures.items()}
+    return _write(named, _PIXELS_PER_POINT)
 
 
 def _write(figures: Mapping[Path, go.Figure], scale: float) -> list[Path]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from math import isfinite
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -172,9 +171,8 @@ class Search(Protocol):
 
 
 def _is_finite(value: object) -> bool:
-    with suppress(OverflowError):  # Whole numbers beyond the largest float are not finite either.
-        return (is_whole(value) or isinstance(value, float)) and isfinite(value)
-    return False
+    # Whole numbers beyond the largest float are not finite either.
+    return (is_whole(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
 def require_gradient(metric: Metric, method: str) -> None:
