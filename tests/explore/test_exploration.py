@@ -504,7 +504,7 @@ def test_where_no_widget_can_run_there_is_a_picture(demo):
     data, _ = view._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     picture = data["image/svg+xml"]
-    assert picture.count('fill="#d55e00"') == 1
+    assert picture.count('fill="#D55E00"') == 1
     assert picture.count("<rect") == 16 + 1
     assert repr(view) in picture
     assert data["text/plain"] == repr(view)

@@ -19,7 +19,7 @@ class TestComparison:
         first, _, second, _ = cells_of(figure)
         assert [list(row) for row in first.z] == top_k.binary_mask[:12].reshape(3, 4).tolist()
         assert [list(row) for row in second.z] == greedy.binary_mask[:12].reshape(3, 4).tolist()
-        assert first.colorscale[1][1] != second.colorscale[1][1]
+        assert first.colorscale == second.colorscale
         assert [note.text for note in figure.layout.annotations] == ["one", "two"]
         figure = tk.compare(tracer.results[:3]).heatmap()
         assert figure.layout.title.subtitle.text == "1, 4 and 3 of 15 selected"

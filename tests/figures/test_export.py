@@ -95,9 +95,7 @@ def map_of(n_layers: int, kinds: str, n_heads: int, **options: Any) -> go.Figure
     registry = ComponentRegistry.build(shape, kinds, **options)
     n = len(registry)
     return figures.draw_panels(
-        panels_of(
-            registry, torch.zeros(n).bool(), values=[0.0] * n, texts=[""] * n, color="#0072B2"
-        ),
+        panels_of(registry, torch.zeros(n).bool(), values=[0.0] * n, texts=[""] * n),
         scale=scale_of("score", n, 1.0),
         width=figures.WIDTH,
         outlines=True,

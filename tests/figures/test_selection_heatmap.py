@@ -38,8 +38,8 @@ def test_heatmaps_show_what_is_selected(tracer):
     heads, blocks = cells_of(figure)
     assert [list(row) for row in heads.z] == result.binary_mask[:12].float().reshape(3, 4).tolist()
     assert [row[0] for row in blocks.z] == result.binary_mask[12:].float().tolist()
-    # White, and the colour of the method in all other figures.
-    assert heads.colorscale == ((0, "white"), (1, figures.style.STYLES["top-k"][0]))
+    # White, and the one colour of what is selected.
+    assert heads.colorscale == ((0, "white"), (1, figures.style.SELECTED))
     assert not heads.showscale
     assert not [trace for trace in figure.data if trace.type == "scatter"]
     assert f"{result.n_selected} of 15 selected" in figure.layout.title.subtitle.text

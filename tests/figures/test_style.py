@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 import tracekit as tk
 from tests.files import renamed
+from tracekit.figures import style
 from tracekit.results.curve_figures import effect_curve
 
 
@@ -37,3 +41,12 @@ def test_names_are_no_html(tracer):
         texts += [cell for cell in cells if isinstance(cell, str)]
         assert not any("<b>" in text or "<a " in text for text in texts)
         assert sum(text.count(shown) for text in texts) == count
+
+
+@pytest.mark.parametrize("color", [style.SELECTED, style.BELOW, style.UNSTUDIED])
+def test_colours_stand_in_one_file(color):
+    """Selected cells have one colour in figures, pictures of sets, and the explorer."""
+    root = Path(tk.__file__).parent
+    files = [*root.rglob("*.py"), *root.rglob("*.js")]
+    named = [file for file in files if color.lower() in file.read_text(encoding="utf-8").lower()]
+    assert named == [root / "figures/style.py"]

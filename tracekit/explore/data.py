@@ -30,6 +30,8 @@ def setup_of(
     exploration: Exploration, source: str, front_name: str, arrows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """All that does not change: components, examples, arrows, and the front, with its name."""
+    from tracekit.figures.style import EXPLORER_COLORS
+
     engine = exploration.engine
     registry, pairs, n = engine.registry, engine.pairs, engine.n_components
     if n > MOST_COMPONENTS:
@@ -47,6 +49,7 @@ def setup_of(
     return {
         "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
         "subtitle": printable(subtitle),
+        "colors": EXPLORER_COLORS,
         "needs_other": source == "counterfactual",
         "paths": list(arrows),
         "noun": printable(kinds[0]) if len(kinds) == 1 else "components",

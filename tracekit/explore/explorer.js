@@ -5,13 +5,8 @@
 // Whatever is shown of a set is looked up by the key of that set.
 
 const CSS = `
-.tk-explore { --fg: #1a1a1a; --muted: #5c5c5c; --line: #b9b9b9; --faint: #e6e6e6; --zero: #ffffff;
-  --plus: #d55e00; --minus: #0072b2; --mark: #ffe08a; --problem: #a40000; --panel: #f6f6f4;
-  color: var(--fg); font: 14px/1.45 system-ui, "Segoe UI", Arial, sans-serif; max-width: 1100px;
+.tk-explore { color: var(--fg); font: 14px/1.45 system-ui, "Segoe UI", Arial, sans-serif; max-width: 1100px;
   text-align: left; }
-.tk-explore.tk-dark { --fg: #ececec; --muted: #ababab; --line: #6d6d6d; --faint: #3d3d3d;
-  --zero: #1f1f1f; --plus: #ff8c3b; --minus: #4fb3f2; --mark: #7a5c00; --problem: #ff9c9c;
-  --panel: #2b2b2b; }
 .tk-explore * { box-sizing: border-box; }
 .tk-explore .tk-title { font-weight: 600; font-size: 15px; }
 .tk-explore .tk-muted { color: var(--muted); }
@@ -334,7 +329,9 @@ class View {
       "aria-label": `Explorer: ${setup.title}`,
       on: { keydown: (event) => this.shortcut(event) },
     });
-    this.root.append(element("style", { text: CSS }));
+    const [light, dark] = setup.colors;
+    const colors = `.tk-explore { ${light} }\n.tk-explore.tk-dark { ${dark} }`;
+    this.root.append(element("style", { text: colors + CSS }));
     this.root.append(
       element("div", { class: "tk-title", text: setup.title }),
       element("div", { class: "tk-muted", text: setup.subtitle }),
@@ -981,7 +978,7 @@ class View {
       if (Number.isFinite(value) && value !== null && largest > 0) {
         const share = Math.round(100 * Math.abs(value / largest));
         cell.style.background = `color-mix(in oklab, var(--${value > 0 ? "plus" : "minus"}) ${share}%, var(--zero))`;
-      } else cell.style.background = "";
+      } else cell.style.background = on && this.color === "none" ? "var(--plus)" : "";
       const letters = pins.filter(([, members]) => members.has(index)).map(([name]) => name);
       const shown = cell.querySelector(".tk-letter");
       if (letters.length) {

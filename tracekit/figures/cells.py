@@ -16,8 +16,10 @@ from plotly.colors import sample_colorscale
 
 from tracekit.figures.style import (
     BOX,
+    SELECTED,
     SUBTITLE_SIZE,
     TICK_SIZE,
+    UNSTUDIED,
     add_margins,
     color_bar,
     fit_bar,
@@ -42,8 +44,6 @@ _NEGATIVE = "\u2212: below 0"
 """Below the title of a colour bar of values with signs, which colours lose in grey."""
 _FAINT = 0.1
 """Share of the largest value below which the sign of a value is not written."""
-_UNSTUDIED = "#d0d0d0"
-"""Colour of cell borders, and of cells that are not studied."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,8 +74,6 @@ class SelectionPanel:
     """The same over all layers."""
     hover: tuple[tuple[str, ...], ...]
     """Text at the pointer, by cell; one per row where a row is a share."""
-    color: str
-    """Colour of what is selected."""
 
     @property
     def is_share(self) -> bool:
@@ -108,8 +106,8 @@ def draw_panels(
 ) -> go.Figure:
     """Panels side by side, with square cells of one size and rows that line up.
 
-    `scale` gives the colours of all values; without one, cells are white or of the panel's own
-    colour. `width` is the largest, in pixels. `outlines` frames selected cells.
+    `scale` gives the colours of all values; without one, cells are white, and coloured where they
+    are selected. `width` is the largest, in pixels. `outlines` frames selected cells.
     """
     layers = sorted({layer for panel in panels for layer in panel.layers})
     has_titles = any(panel.title for panel in panels)
@@ -178,7 +176,7 @@ def draw_panels(
         if panel.title and (number == 1 or panels[number - 2].title != panel.title):
             _add_panel_title(figure, panel, number)
     _mark_skipped_layers(figure, layers, len(panels))
-    figure.update_layout(plot_bgcolor=_UNSTUDIED, showlegend=False)
+    figure.update_layout(plot_bgcolor=UNSTUDIED, showlegend=False)
     add_margins(figure, margins, plot_width, plot_height)
     fit_bar(figure, plot_height)
     if is_single[-1]:
@@ -220,7 +218,7 @@ def _add_cells(
         y=list(rows),
         text=panel.hover,
         hovertemplate="%{text}<extra></extra>",
-        colorscale=[[0, "white"], [1, panel.color]] if scale is None else scale.colors,
+        colorscale=[[0, "white"], [1, SELECTED]] if scale is None else scale.colors,
         zmin=0 if scale is None else scale.low,
         zmax=1 if scale is None else scale.high,
         xgap=gap,
@@ -303,7 +301,7 @@ def _add_bars(
         y=list(rows),
         orientation="h",
         width=0.8,
-        marker={"color": panel.color, "line": {"color": "black", "width": 0.5}},
+        marker={"color": SELECTED, "line": {"color": "black", "width": 0.5}},
         text=[row[0] for row in panel.hover],
         textposition="none",
         hovertemplate="%{text}<extra></extra>",

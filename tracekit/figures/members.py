@@ -10,7 +10,10 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tracekit.figures.style import (
+    ABOVE,
+    BELOW,
     BOX,
+    CONTROL,
     FONT,
     GRID,
     TICK_SIZE,
@@ -21,9 +24,6 @@ from tracekit.figures.style import (
     set_titles,
 )
 
-_MORE, _LESS = "#D55E00", "#0072B2"
-"""Colours of values above and below 0."""
-_TOTAL = "#7F7F7F"
 _BAR = 26.0
 """Height of a bar, in pixels."""
 _PLOT = 340.0
@@ -87,7 +87,7 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
         base=[0, *ends[:-1], 0],
         orientation="h",
         marker={
-            "color": [*(_MORE if value >= 0 else _LESS for value in values), _TOTAL],
+            "color": [*(ABOVE if value >= 0 else BELOW for value in values), CONTROL[0]],
             "line": {"color": "black", "width": 1},
         },
         customdata=[*_texts(members), f"all members: {total:.4g}"],
@@ -173,7 +173,7 @@ def network(
         text=list(map(plain, members.names)),
         marker={
             "size": sizes,
-            "color": [_MORE if value >= 0 else _LESS for value in members.values],
+            "color": [ABOVE if value >= 0 else BELOW for value in members.values],
             "line": {"color": "black", "width": 1},
             "opacity": 1,
         },
@@ -221,7 +221,7 @@ def _curve(
     y = [(1 - t) ** 2 * y0 + 2 * t * (1 - t) * middle[1] + t**2 * y1 for t in steps]
     width = _WIDEST_EDGE * abs(edge.value) / strongest
     line = {
-        "color": _MORE if edge.value > 0 else _LESS,
+        "color": ABOVE if edge.value > 0 else BELOW,
         "width": max(1.0, width if edge.is_sure else width / 2),
         "dash": "dash" if not edge.is_sure else "solid" if edge.value > 0 else "dot",
     }

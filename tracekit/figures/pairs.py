@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from tracekit.figures.style import (
     BOX,
     TICK_SIZE,
+    UNSTUDIED,
     add_margins,
     color_bar,
     plain,
@@ -82,7 +83,7 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     figure.update_yaxes(
         **BOX, range=[n - 0.5, -0.5], scaleanchor="x", constrain="domain", showgrid=False
     )
-    figure.update_layout(plot_bgcolor="#d0d0d0")
+    figure.update_layout(plot_bgcolor=UNSTUDIED)
     add_margins(
         figure,
         {"l": left, "r": 110.0 if largest > bound * (1 + 1e-6) else 92.0, "t": 70.0, "b": below},

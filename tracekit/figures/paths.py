@@ -9,9 +9,16 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import TICK_SIZE, add_legend, add_margins, plain, set_titles
+from tracekit.figures.style import (
+    ABOVE,
+    BELOW,
+    TICK_SIZE,
+    add_legend,
+    add_margins,
+    plain,
+    set_titles,
+)
 
-_ABOVE, _BELOW = "#D55E00", "#0072B2"
 _PLOT = 400.0
 """Width of the plot, in pixels."""
 _LAYER, _LEAST, _MOST = 60.0, 200.0, 520.0
@@ -145,7 +152,7 @@ def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> lis
 
 def _traces(arrow: Arrow, points: _Line, strongest: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """An arrow as plotly draws it: its line, and its head."""
-    color = _ABOVE if arrow.value > 0 else _BELOW
+    color = ABOVE if arrow.value > 0 else BELOW
     width = _WIDEST * abs(arrow.value) / strongest * (1 if arrow.is_sure else 0.5)
     line = {"color": color, "width": max(1.2, width)}
     line["dash"] = "solid" if arrow.value > 0 else "dash"

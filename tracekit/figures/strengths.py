@@ -11,6 +11,7 @@ from tracekit.figures.style import (
     BOX,
     CONTROL,
     GRID,
+    SELECTED,
     TICK_SIZE,
     add_margins,
     error_bars,
@@ -18,7 +19,6 @@ from tracekit.figures.style import (
     set_titles,
 )
 
-_SET = "#D55E00"
 _ROW = 62.0
 """Height of a row, in pixels."""
 _PLOT = 250.0
@@ -66,7 +66,7 @@ def strengths(
         y=[number - _APART for number in range(n)],
         mode="markers",
         name="the set",
-        marker={"symbol": "circle", "size": 8, "color": _SET, "line": {"width": 1}},
+        marker={"symbol": "circle", "size": 8, "color": SELECTED, "line": {"width": 1}},
         error_x=error_bars(*ends, color="black", thickness=1.4, width=4),
         customdata=[
             f"{plain(row.name)}: {row.value:.4g} ({row.low:.4g} to {row.high:.4g})<br>{row.hover}"

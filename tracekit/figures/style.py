@@ -39,6 +39,18 @@ _TITLE_SIZE = 17
 SUBTITLE_SIZE = 14
 """Size of subtitles and of the titles of panels, in pixels."""
 # Okabe and Ito's palette, in an order that also differs in lightness; two more of Tol's.
+SELECTED = ABOVE = "#D55E00"
+"""Colour of what is selected, and of values above 0 where there is no scale."""
+BELOW = "#0072B2"
+UNSTUDIED = "#D0D0D0"
+"""Colour of cell borders, and of cells that are not studied."""
+EXPLORER_COLORS = (
+    "--fg: #1a1a1a; --muted: #5c5c5c; --line: #b9b9b9; --faint: #e6e6e6; --zero: #ffffff; "
+    f"--plus: {ABOVE}; --minus: {BELOW}; --mark: #ffe08a; --problem: #a40000; --panel: #f6f6f4;",
+    "--fg: #ececec; --muted: #ababab; --line: #6d6d6d; --faint: #3d3d3d; --zero: #1f1f1f; "
+    "--plus: #ff8c3b; --minus: #4fb3f2; --mark: #7a5c00; --problem: #ff9c9c; --panel: #2b2b2b;",
+)
+"""Those of the explorer in light and in dark surroundings, as CSS."""
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
 OTHER_SETS = ("#000000", "triangle-down-open")

@@ -30,20 +30,19 @@ def panels_of(
     *,
     values: Sequence[float | None],
     texts: Sequence[str],
-    color: str,
     title: str = "",
 ) -> list[SelectionPanel]:
     """A panel per kind; of spans of several components a layer, a panel per span.
 
     `values` say the colour of each component, None for white; `texts` stand at the pointer below
-    its name; `color` is that of what is selected.
+    its name.
     """
     panels = []
     hover = [f"{plain(registry.label(i))}: {text}" for i, text in enumerate(texts)]
     for grid in registry.grids:
         of_span = f"{title}, {plain(grid.span)}" if title else plain(grid.span)
         name = of_span if grid.span else title
-        panels.append(_panel(grid, selected, values, hover, color, name))
+        panels.append(_panel(grid, selected, values, hover, name))
     return panels
 
 
@@ -52,7 +51,6 @@ def _panel(
     selected: BinaryMask,
     values: Sequence[float | None],
     hover: Sequence[str],
-    color: str,
     title: str,
 ) -> SelectionPanel:
     """A panel of a grid; a row is a share where there are too many columns."""
@@ -86,7 +84,6 @@ def _panel(
         shares=tuple(shares),
         overall_share=selected[[flat for row in studied for flat in row]].float().mean().item(),
         hover=tuple(map(tuple, texts)),
-        color=color,
     )
 
 

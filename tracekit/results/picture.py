@@ -16,7 +16,6 @@ _GAP = 22
 _BARS = 110
 """Width of a grid that has too many columns to be drawn, whose layers are bars."""
 _MOST_COLUMNS = 64
-_ON = "#d55e00"
 
 
 def selection_svg(registry: ComponentRegistry, members: Iterable[int], caption: str = "") -> str:
@@ -55,6 +54,8 @@ def _name(grid: ComponentGrid) -> str:
 
 
 def _grid(grid: ComponentGrid, inside: set[int], left: int) -> str:
+    from tracekit.figures.style import SELECTED, UNSTUDIED
+
     parts = [_text(left + 4, 12, _name(grid), size=12)]
     is_share = len(grid.indices) > _MOST_COLUMNS
     if not is_share:
@@ -70,10 +71,10 @@ def _grid(grid: ComponentGrid, inside: set[int], left: int) -> str:
         if is_share:
             share = sum(flat in inside for flat in studied) / len(studied)
             parts.append(_rect(left + _TICKS, y + 2, _BARS, _CELL - 4, "white"))
-            parts.append(_rect(left + _TICKS, y + 2, share * _BARS, _CELL - 4, _ON))
+            parts.append(_rect(left + _TICKS, y + 2, share * _BARS, _CELL - 4, SELECTED))
             continue
         for column, flat in enumerate(cells):
-            color = "#e0e0e0" if flat is None else _ON if flat in inside else "white"
+            color = UNSTUDIED if flat is None else SELECTED if flat in inside else "white"
             parts.append(_rect(left + _TICKS + column * _CELL, y, _CELL, _CELL, color))
     return "".join(parts)
 

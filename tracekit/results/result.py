@@ -400,8 +400,8 @@ class TraceResult:
         """Which components are selected, layer by layer.
 
         Args:
-            color: What the colour of a cell says: `selected` (in the colour of the method), `soft`
-                (entry of the soft mask), `score` (what the method ranked by; for top-k the effect
+            color: What the colour of a cell says: `selected`, `soft` (entry of the soft
+                mask), `score` (what the method ranked by; for top-k the effect
                 of the component alone), `rank` (by that), or `none`. Where colour says something
                 else, selected components have a dark frame. None: `score` where there are any and
                 single components are drawn, else `selected`.
@@ -436,7 +436,6 @@ class TraceResult:
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
         """
-        from tracekit.figures.style import styles
         from tracekit.results.panels import panels_of
 
         return panels_of(
@@ -444,7 +443,6 @@ class TraceResult:
             self.binary_mask,
             values=self._color_values(color),
             texts=list(map(self._selection_text, range(self.n_components))),
-            color=styles([self.method])[self.method][0] if color == "selected" else "#0072B2",
             title=title,
         )
 

@@ -59,9 +59,7 @@ def front_heatmap(results: Sequence[TraceResult], largest_budget: int) -> go.Fig
         BLUES, first, first + max(span, 1), "enters<br>at size", ticks=tuple(sorted(ticks))
     )
     return draw_panels(
-        panels_of(
-            largest.registry, largest.binary_mask, values=values, texts=texts, color="#0072B2"
-        ),
+        panels_of(largest.registry, largest.binary_mask, values=values, texts=texts),
         scale=scale,
         width=WIDTH,
         outlines=False,
