@@ -517,3 +517,36 @@ def test_tracers_of_one_model_take_turns_between_threads(directory):
         assert result.labels == expected.labels
         assert torch.equal(result.component_scores, expected.component_scores)
     assert all(module.training for module in model.modules())
+
+
+NAMES_IN_CONFIGS = """
+import json, sys, pathlib
+import tracekit as tk
+for folder in sys.argv[1:]:
+    print(tk.load_model(pathlib.Path(folder)).cfg.n_layers)
+"""
+
+
+def test_names_beyond_ascii_are_read_in_any_locale(tmp_path):
+    import peft
+
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    hf = tiny.hf_model("llama")
+    hf.save_pretrained(base)
+    config = json.loads((base / "config.json").read_text())
+    text = json.dumps({**config, "_name_or_path": "模型→"}, ensure_ascii=False)
+    (base / "config.json").write_text(text, encoding="utf-8")
+    peft.get_peft_model(hf, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    entries = json.loads((folder / "adapter_config.json").read_text())
+    entries |= {"base_model_name_or_path": str(base), "revision": "模型→"}
+    text = json.dumps(entries, ensure_ascii=False)
+    (folder / "adapter_config.json").write_text(text, encoding="utf-8-sig")
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NAMES_IN_CONFIGS, base, folder],
+        env={**os.environ, **ascii_locale},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split() == ["3", "3"], done.stderr[-2000:]

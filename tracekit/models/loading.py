@@ -194,12 +194,16 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 def _chosen_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
     """float32 where it fits, since results in a lower precision depend on the batch size."""
     named = checkpoint_dtype(directory)
-    is_quantized = "quantization_config" in json.loads((directory / "config.json").read_text())
+    is_quantized = "quantization_config" in _entries(directory / "config.json")
     if named not in (torch.bfloat16, torch.float16) or is_quantized or device is None:
         return named
     # Twice the weights of the checkpoint, and as much again to load and to run it.
     needed = 4 * _size_of(directory, named)
     return torch.float32 if needed <= _free_bytes(device) else named
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8-sig"))
 
 
 def _size_of(directory: Path, dtype: torch.dtype) -> int:
@@ -265,7 +269,8 @@ def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[
             f"{directory} holds an adapter, which the package peft reads. Install peft, or give a "
             "directory into which the adapter was merged."
         ) from error
-    named = json.loads((directory / ADAPTER).read_text()).get("base_model_name_or_path")
+    entries = _entries(directory / ADAPTER)
+    named = entries.get("base_model_name_or_path")
     if not isinstance(named, str):
         raise UnknownModelError(
             f"The adapter {directory} names no base model. Give the PeftModel in memory, or write "
@@ -274,7 +279,9 @@ def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[
     base = locate(named).folder
     loader = Loader(named, device, AutoModelForCausalLM)
     bare = loader.from_pretrained(base, dtype=dtype or _chosen_dtype(base, device))
-    return peft.PeftModel.from_pretrained(bare, directory).merge_and_unload(), base
+    # peft reads the file in the encoding of the locale.
+    config = peft.PeftConfig.from_peft_type(**entries)
+    return peft.PeftModel.from_pretrained(bare, directory, config=config).merge_and_unload(), base
 
 
 def _wrap(
