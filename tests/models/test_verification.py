@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import tracekit as tk
@@ -108,3 +110,87 @@ def test_a_model_that_cannot_be_run_by_itself_warns(monkeypatch):
     monkeypatch.setattr(hf, "forward", lambda *args, **kwargs: 1 / 0)
     with pytest.warns(ModelWarning, match="cannot be run before it is wrapped"):
         assert reference_of(hf, "broken") is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "said"),
+    [
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, "split_with_sizes"),
+        ("gpt2", {"add_cross_attention": True}, "TransformerLens says: "),
+        ("gpt_neox", {"attention_bias": False}, "AssertionError"),
+        ("opt", {"do_layer_norm_before": False}, "final_layer_norm"),
+        ("phi", {"qk_layernorm": True}, "q_layernorm"),
+    ],
+)
+@pytest.mark.parametrize("saved", [False, True], ids=["in memory", "from a directory"])
+def test_a_setting_that_the_bridge_does_not_know_is_the_reason(
+    architecture, options, said, saved, tmp_path
+):
+    """The checkpoint is all right, and transformers runs it."""
+    source = tiny.hf_model(architecture, **options)
+    if saved:
+        source.save_pretrained(tmp_path)
+        source = tmp_path
+    setting = next(f"{name} = {value}" for name, value in options.items())
+    with pytest.raises(UnsupportedModelError) as caught:
+        tk.load_model(source)
+    text = str(caught.value)
+    assert "TransformerLens cannot run" in text
+    assert setting in text
+    assert "The checkpoint itself is all right" in text
+    assert said in text
+    assert "config.json" not in text
+
+
+def with_vocabulary_of(tokenizer):
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=128
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def model_warnings(*given, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tk.load_model(*given, **options)
+    return [str(each.message) for each in caught if each.category is ModelWarning]
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["in memory", "from a directory"])
+def test_a_model_that_predicts_no_english_is_warned_of(saved, gpt2_tokenizer, tmp_path):
+    hf = with_vocabulary_of(gpt2_tokenizer)
+    if saved:
+        hf.save_pretrained(tmp_path)
+        gpt2_tokenizer.save_pretrained(tmp_path)
+        found = model_warnings(tmp_path)
+    else:
+        found = model_warnings(hf, tokenizer=gpt2_tokenizer)
+    assert len(found) == 1
+    assert "hardly predicts plain English: 10.8 nats a token" in found[0]
+    assert "among its 50,257 tokens gives 10.8. Unless it is untrained" in found[0]
+
+
+def test_where_plain_english_says_nothing_there_is_no_warning(gpt2_tokenizer, demo_model):
+    # No tokenizer; one whose tokens the model lacks; one that lacks the words.
+    assert model_warnings(with_vocabulary_of(gpt2_tokenizer)) == []
+    assert model_warnings(tiny.hf_model("gpt2"), tokenizer=gpt2_tokenizer) == []
+    assert model_warnings("demo") == []
+    hf = with_vocabulary_of(gpt2_tokenizer)
+    assert model_warnings(hf, tokenizer=demo_model.tokenizer) == []
+
+
+@pytest.mark.real
+def test_a_real_model_predicts_english_until_its_weights_are_others(real_model):
+    from tracekit.models.verification import warn_of_poor_text
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_poor_text(real_model, real_model.tokenizer, "it")
+    weight = real_model.original_model.model.norm.weight
+    before = weight.data
+    weight.data = before.flip(0) * torch.linspace(-1, 1, len(before))
+    try:
+        with pytest.warns(ModelWarning, match="it hardly predicts plain English"):
+            warn_of_poor_text(real_model, real_model.tokenizer, "it")
+    finally:
+        weight.data = before

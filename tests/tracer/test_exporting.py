@@ -8,15 +8,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tracekit as tk
 from tests import tiny
+from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
     MaskError,
+    ModelWarning,
     OutputError,
     UnsupportedModelError,
 )
+from tracekit.models.tokenizers import differences
 from tracekit.tracer import exporting
 
 KINDS = ("head-outputs", "mlp-outputs", "mlp-neurons", "mlp-blocks", "attention-blocks")
+
+
+TOKENIZER_CHANGES = {
+    "added token": lambda tokenizer: tokenizer.add_tokens(["<x>"]),
+    "template": lambda tokenizer: setattr(tokenizer, "chat_template", "{{ messages }}"),
+}
 
 
 def traced(model, kind="head-outputs", source="zero", **options):
@@ -91,6 +100,49 @@ class TestTheSameEffect:
         ):
             assert text in card
         assert tk.TraceResult.load(folder / "trace").labels == result.labels
+
+    @pytest.mark.parametrize("way", ["given to load_model", "set on the model", "changed in place"])
+    @pytest.mark.parametrize("change", TOKENIZER_CHANGES)
+    def test_the_tokenizer_is_that_of_the_model(self, tmp_path, way, change):
+        changed = AutoTokenizer.from_pretrained(MODEL_DIR)
+        if way == "given to load_model":
+            TOKENIZER_CHANGES[change](changed)
+            model = tk.load_model("demo", tokenizer=changed)
+        elif way == "set on the model":
+            TOKENIZER_CHANGES[change](changed)
+            model = tk.load_model("demo")
+            model.tokenizer = changed
+        else:
+            model = tk.load_model("demo")
+            TOKENIZER_CHANGES[change](model.tokenizer)
+        tracer = tk.Tracer(
+            model, tk.load_dataset("demo-professions", model)[:4], "head-outputs", source="zero"
+        )
+        export = tracer.export(["L0H0"], tmp_path / "edited")
+        written = AutoTokenizer.from_pretrained(tmp_path / "edited")
+        text = "the nurse <x> said"
+        ids = model.tokenizer.encode(text, add_special_tokens=False)
+        assert written.encode(text) == ids
+        assert written.chat_template == model.tokenizer.chat_template
+        assert f"{len(written):,} tokens" in export.tokenizer
+        assert export.tokenizer in (tmp_path / "edited" / "README.md").read_text()
+        plain = AutoTokenizer.from_pretrained(MODEL_DIR)
+        assert differences(plain, written) != []
+
+    def test_a_tokenizer_that_is_read_otherwise_is_warned_of(
+        self, demo_model, tmp_path, monkeypatch
+    ):
+        tracer = tk.Tracer(
+            demo_model,
+            tk.load_dataset("demo-professions", demo_model)[:4],
+            "head-outputs",
+            source="zero",
+        )
+        given = exporting.as_given(demo_model.tokenizer)
+        monkeypatch.setattr(exporting, "as_given", lambda tokenizer: given)
+        monkeypatch.setattr(given, "encode", lambda text: [1])
+        with pytest.warns(ModelWarning, match="is read with ids of a text other than those of the"):
+            tracer.export(["L0H0"], tmp_path / "edited")
 
     def test_side_effects_stand_in_the_card(self, demo_model, tmp_path):
         pairs = tk.load_dataset("demo-professions", demo_model)[:6]

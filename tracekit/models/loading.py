@@ -34,7 +34,14 @@ from tracekit.models.gguf import GGUFModel
 from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights
 from tracekit.models.tokenizers import give_tokenizer
 from tracekit.models.untrusted import refusal, refuse_installation
-from tracekit.models.verification import Loader, check_same_numbers, reference_of
+from tracekit.models.verification import (
+    Loader,
+    cannot_wrap,
+    check_same_numbers,
+    first_line,
+    reference_of,
+    warn_of_poor_text,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,10 +157,15 @@ def _loading_errors(name: object) -> Iterator[None]:
         refused = refusal(name, error)
         if refused is not None:
             raise refused from error
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "determine supported architecture" in str(error):
+            raise UnsupportedModelError(
+                f"TransformerLens does not support the architecture of the model {name} "
+                f"({str(error).rpartition('Config architectures: ')[2]}). Give a model of one that "
+                "`tracekit models` lists."
+            ) from error
         raise UnsupportedModelError(
-            f"The model {name} could not be loaded: {lines[0]} Check its config.json and "
-            "weights, and that TransformerLens supports the architecture."
+            f"The model {name} could not be loaded: {first_line(error)} Check its config.json and "
+            "weights, and that transformers supports the architecture."
         ) from error
 
 
@@ -294,6 +306,7 @@ def _wrap(
     given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
     if loader is None:
         loader = Loader(name)
+        loader.model = model
         loader.reference = reference_of(model, name)
     # The bridge looks for a processor in a path even when it is handed the model.
     with tempfile.TemporaryDirectory() as empty:
@@ -306,13 +319,22 @@ def _bridged(
 ) -> HookedModel:
     """A bridge with the given tokenizer or none, whose numbers are those of what it wraps."""
     placeholder = _placeholder_tokenizer()
-    bridge = _bridge().boot_transformers(path, tokenizer=placeholder, model_class=loader, **options)
+    try:
+        bridge = _bridge().boot_transformers(
+            path, tokenizer=placeholder, model_class=loader, **options
+        )
+    except Exception as error:
+        if loader.model is None or isinstance(error, TracekitError):
+            raise
+        raise cannot_wrap(loader.model, name, error) from error
     give_tokenizer(bridge, tokenizer)
     bridge.cfg.model_name = name
     for parameter in bridge.parameters():
         parameter.requires_grad_(False)
     bridge.train(False)
     check_same_numbers(bridge, loader.reference, name)
+    if loader.reference is not None:
+        warn_of_poor_text(bridge, tokenizer, name)
     return bridge
 
 

@@ -6,6 +6,7 @@ those of models that never saw one. A model of `load_model` has its tokenizer as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -68,6 +69,23 @@ def adds_bos(tokenizer: Any) -> bool:
         return True
     published = _published(str(getattr(tokenizer, "name_or_path", "")))
     return True if published is None else published
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """In what two tokenizers differ: vocabulary, added tokens, chat template, ids of a text."""
+    parts: dict[str, Callable[[Any], Any]] = {
+        "a vocabulary": lambda tokenizer: tokenizer.get_vocab(),
+        "added tokens": lambda tokenizer: list(map(str, tokenizer.added_tokens_decoder.values())),
+        "a chat template": lambda tokenizer: getattr(tokenizer, "chat_template", None),
+        "ids of a text": lambda tokenizer: list(tokenizer.encode(_probe(one))),
+    }
+    return [name for name, part in parts.items() if part(one) != part(other)]
+
+
+def _probe(tokenizer: Any) -> str:
+    """A text with what tokenizers differ in, and the tokens that were added to one."""
+    added = " ".join(map(str, tokenizer.added_tokens_decoder.values()))
+    return f"The 1st café isn't  far;\n\tgo <b>there</b> at 12:30, \u6a21\u578b! {added}"
 
 
 @lru_cache

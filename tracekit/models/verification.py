@@ -11,17 +11,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, device_of, is_exact
 from tracekit.models.untrusted import refuse_installation
 
 _TOKENS = 8
+_TEXT_TOKENS = 64
 _LISTED = 5
 """Tensors that an error names at most."""
 _FORBIDDEN = 1e4
@@ -48,6 +51,8 @@ class Loader:
         """`device` is that of the model; None: where it is loaded to."""
         self.reference: Reference | None = None
         """None if no model was loaded, or it could not be run alone."""
+        self.model: Any = None
+        """The model that was loaded, or is in memory."""
         self._name, self._device, self._model_class = name, device, model_class
 
     def from_pretrained(self, path: Any, **kwargs: Any) -> Any:
@@ -56,6 +61,7 @@ class Loader:
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         model, info = self._class_for(kwargs.get("config")).from_pretrained(path, **kwargs)
         _check_complete(model, info, self._name)
+        self.model = model
         refuse_installation(model, path, self._name)
         if self._device is not None and not getattr(model, "is_quantized", False):
             # Where it will be wrapped, so that both are computed by the same kernels; but those of
@@ -130,10 +136,9 @@ def reference_of(model: Any, name: object) -> Reference | None:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(
-            f"{name} cannot be run before it is wrapped ({first}), so its logits are not "
-            "compared with those that TransformerLens computes.",
+            f"{name} cannot be run before it is wrapped ({first_line(error)}), so its logits are "
+            "not compared with those that TransformerLens computes.",
             ModelWarning,
             stacklevel=2,
         )
@@ -144,13 +149,46 @@ def reference_of(model: Any, name: object) -> Reference | None:
     return Reference(tokens, logits)
 
 
+def cannot_wrap(model: Any, name: object, error: Exception) -> UnsupportedModelError:
+    """The error for a model that transformers loads, and TransformerLens does not run."""
+    return UnsupportedModelError(
+        f"TransformerLens cannot run {name}, though transformers can: its bridge for a "
+        f"{type(model).__name__} does not know a setting of the configuration"
+        f"{_unusual(model)}. The checkpoint itself is all right; use one without that setting. "
+        f"TransformerLens says: {first_line(error)}"
+    )
+
+
+def _unusual(model: Any) -> str:
+    """Settings that are not the defaults of their class, in brackets; sizes are left out."""
+    common = ("dropout", "pdrop", "initializer", "tie_word", "use_cache", "output_")
+    usual = type(model.config)().to_dict()
+    unusual = [
+        f"{key} = {value}"
+        for key, value in model.config.to_dict().items()
+        if isinstance(value, (bool, float)) and value != usual.get(key)
+        if not any(word in key for word in common)
+    ]
+    return f" (not the default: {listed(unusual)})" if unusual else ""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def check_same_numbers(model: HookedModel, reference: Reference | None, name: object) -> None:
     """Refuses a bridge whose logits differ from those of the model that it wraps."""
     if reference is None:
         return
     with torch.no_grad():
         tokens = reference.tokens.to(device_of(model))
-        bridged = model.run_with_hooks(tokens, fwd_hooks=[])[0].float().cpu()
+        try:
+            bridged = model.run_with_hooks(tokens, fwd_hooks=[])[0].float().cpu()
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise cannot_wrap(getattr(model, "original_model", model), name, error) from error
     expected = reference.logits[..., : bridged.shape[-1]]
     bridged = bridged[..., : expected.shape[-1]]
     is_read = expected.abs() < _FORBIDDEN
@@ -161,6 +199,50 @@ def check_same_numbers(model: HookedModel, reference: Reference | None, name: ob
     if not difference <= tolerance * expected[is_read].abs().max():
         raise UnsupportedModelError(
             f"TransformerLens computes other logits than {name} itself: they differ by up to "
-            f"{difference:.3g}. Its configuration has a setting that TransformerLens ignores; use "
-            "a checkpoint without it."
+            f"{difference:.3g}. Its configuration has a setting that TransformerLens ignores"
+            f"{_unusual(getattr(model, 'original_model', model))}; use a checkpoint without it."
         )
+
+
+_TEXT = (
+    "Once there was an old man who lived with his dog in a small house by the sea. Every morning "
+    "they went down to the beach to see what the water had brought. One day they found a little "
+    "boat with no one in it, and the man said that it must have come from very far away."
+)
+_MOST = 0.6
+"""Share of the logarithm of the vocabulary that the loss on a plain text may have."""
+
+
+def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
+    """Warns of a model that predicts plain English hardly better than by chance.
+
+    Wrong weights or settings that nothing else finds do that. It says nothing about a model without
+    a tokenizer, one that does not generate, or one whose tokenizer cannot write the text.
+    """
+    original: Any = getattr(model, "original_model", model)
+    config = original.config.get_text_config()
+    if tokenizer is None or config.is_encoder_decoder or not original.can_generate():
+        return
+    context = getattr(config, "max_position_embeddings", None) or _TEXT_TOKENS
+    ids = list(tokenizer.encode(_TEXT))[: min(_TEXT_TOKENS, context)]
+    written = _letters(tokenizer.decode(ids, skip_special_tokens=True))
+    is_known = len(written) > _TEXT_TOKENS and _letters(_TEXT).startswith(written)
+    if not is_known or max(ids) >= config.vocab_size:
+        return
+    with torch.no_grad():
+        tokens = torch.tensor([ids], device=device_of(model))
+        logits = model.run_with_hooks(tokens, fwd_hooks=[])[0, :-1].float()
+    loss = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
+    chance = log(logits.shape[-1])
+    if not loss < _MOST * chance:
+        warn(
+            f"{name} hardly predicts plain English: {loss:.3g} nats a token, where chance among "
+            f"its {logits.shape[-1]:,} tokens gives {chance:.3g}. Unless it is untrained or made "
+            "for other texts, its weights, settings or tokenizer are not those that it was made "
+            "with.",
+            ModelWarning,
+        )
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalpha, text)).casefold()

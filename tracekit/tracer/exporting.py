@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.warn import warn
 from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask
@@ -30,11 +31,11 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.patching import shares_of
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError, OutputError, UnsupportedModelError
+from tracekit.errors import ConfigError, ModelWarning, OutputError, UnsupportedModelError
 from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.hooked import device_of, dtype_of
-from tracekit.models.tokenizers import as_given, tokenizer_in
+from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.results.result import TraceResult
 
 _PROJECTIONS = {
@@ -54,6 +55,8 @@ class Export:
     """A model that was written, and how it compares with the intervention."""
 
     folder: Path
+    tokenizer: str
+    """Which tokenizer was written with it."""
     effects: Effects
     """Effect of the intervention on each example."""
     written_effects: Effects
@@ -70,7 +73,7 @@ class Export:
         return (
             f"{self.folder}: effect {self.written_effects.mean():.6g} read again from disk, "
             f"{self.effects.mean():.6g} with hooks; largest difference on an example "
-            f"{self.largest_difference:.2g}"
+            f"{self.largest_difference:.2g}; tokenizer: {self.tokenizer}"
         )
 
 
@@ -92,12 +95,13 @@ def export_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=".export-") as made:
         written.save_pretrained(made)
-        _save_tokenizer(engine.model, Path(made))
+        tokenizer = _save_tokenizer(engine.model, Path(made))
         again = load_model(made, device=device_of(engine.model), dtype=dtype_of(engine.model))
         n, n_fresh = engine.n_examples, 0 if held_out is None else held_out.n_examples
         with progress.run("export", 2 + n_fresh / n, n, shown=engine.config.progress):
             export = Export(
                 folder=folder,
+                tokenizer=tokenizer,
                 effects=engine.effects(mask),
                 written_effects=_effects_of(again, engine),
                 held_out_effects=None if held_out is None else _effects_of(again, held_out),
@@ -274,11 +278,25 @@ def _replaced(
     return dict(sorted(chosen.items(), key=lambda item: "_out" in item[0]))
 
 
-def _save_tokenizer(model: HookedModel, folder: Path) -> None:
-    """Writes the model's tokenizer, without what TransformerLens made of it."""
-    tokenizer = tokenizer_in(model)
-    if tokenizer is not None:
-        as_given(tokenizer).save_pretrained(folder)
+def _save_tokenizer(model: HookedModel, folder: Path) -> str:
+    """Writes the model's tokenizer as it was given, reads it again, and says which it is."""
+    from transformers import AutoTokenizer
+
+    given = tokenizer_in(model)
+    if given is None:
+        return "none"
+    given = as_given(given)
+    given.save_pretrained(folder)
+    written = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    differs = differences(given, written)
+    if differs:
+        warn(
+            f"The tokenizer in {folder.name} is read with {' and '.join(differs)} other than those "
+            "of the model's. Give whoever uses the folder the tokenizer itself.",
+            ModelWarning,
+        )
+    template = "with" if getattr(given, "chat_template", None) else "without"
+    return f"{type(given).__name__} of the model, {len(given):,} tokens, {template} a chat template"
 
 
 def _effects_of(written: HookedModel, engine: Engine) -> Effects:
@@ -322,6 +340,7 @@ def _card(
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",
         *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
+        f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
         *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),
         f"- Versions: {', '.join(f'{package} {v}' for package, v in versions().items())}",
