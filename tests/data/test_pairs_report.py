@@ -295,7 +295,7 @@ class TestDeadAndShiftedExamples:
     def test_equal_continuations(self, demo_model, bias):
         rows = ids_of(bias)
         pairs = tk.PromptPairs.from_ids(with_row(rows, 3, y_ids=rows[3]["x_ids"]))
-        assert repr(pairs).endswith("; 1 with equal x and y)")
+        assert repr(pairs).endswith("; 1 equal continuations)")
         (text,) = warned(demo_model, pairs)
         assert text.startswith("1 of 8 examples have the same x and y (example 3: [")
         assert text.endswith("so they pull the mean to 0. Leave them out.")
@@ -306,7 +306,7 @@ class TestDeadAndShiftedExamples:
         pairs = tk.PromptPairs.from_text(
             with_row(texts, 3, counterfactual=texts[3]["prompt"]), demo_model
         )
-        assert repr(pairs).endswith("; 1 with equal prompts)")
+        assert repr(pairs).endswith("; 1 equal prompts)")
         (text,) = warned(demo_model, pairs)
         assert text.startswith(
             f"1 of 8 examples have a counterfactual that equals the prompt (example 3: "

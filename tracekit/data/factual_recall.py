@@ -23,6 +23,7 @@ from typing import Any
 
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
+from tracekit.data.formats import FORMATS, subject_span
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
@@ -124,27 +125,14 @@ def _read_rows(file: FactFile, data_dir: Path | None) -> list[dict[str, Any]]:
 
 
 def _counterfact_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    rewrite = record["requested_rewrite"]
-    prompt = rewrite["prompt"].format(rewrite["subject"])
-    return {
-        "prompt": prompt,
-        "x": rewrite["target_true"]["str"],
-        "y": rewrite["target_new"]["str"],
-        "group": rewrite.get("relation_id"),
-        **_subject_span(prompt, rewrite["subject"]),
-    }
-
-
-def _subject_span(prompt: str, subject: str) -> dict[str, Any]:
-    """The subject as a span, where it stands once in the prompt."""
-    return {"spans": {"subject": subject}} if prompt.count(subject) == 1 else {}
+    row = FORMATS["counterfact"](record, str) or {}
+    return {**row, "group": record["requested_rewrite"].get("relation_id")}
 
 
 def _known_fact_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    prompt = record["prompt"]
-    span = _subject_span(prompt, record.get("subject", ""))
-    group = record.get("relation_id")
-    return {"prompt": prompt, "x": record["attribute"], "group": group, **span}
+    row = {"prompt": record["prompt"], "x": record["attribute"]}
+    span = subject_span(record["prompt"], record.get("subject", ""))
+    return {**row, "group": record.get("relation_id"), **span}
 
 
 load_counterfact: partial[PromptPairs] = partial(

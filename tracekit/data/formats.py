@@ -94,8 +94,12 @@ def _counterfact(record: Mapping[str, Any], decode: Decode) -> Row:
         rewrite = json.loads(rewrite)
     prompt, subject = rewrite["prompt"].format(rewrite["subject"]), rewrite["subject"]
     sides = _sides(*(f" {rewrite[key]['str'].strip()}" for key in ("target_true", "target_new")))
-    spans = {"spans": {"subject": subject}} if prompt.count(subject) == 1 else {}
-    return {"prompt": prompt, **sides, **spans}
+    return {"prompt": prompt, **sides, **subject_span(prompt, subject)}
+
+
+def subject_span(prompt: str, subject: str) -> Row:
+    """The subject as a span, where it stands once in the prompt."""
+    return {"spans": {"subject": subject}} if prompt.count(subject) == 1 else {}
 
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any], Decode], Row | None]] = {

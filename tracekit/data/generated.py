@@ -91,12 +91,9 @@ def load_ioi(
         spans = {span: prompt.spans[field] for span, field in zip(order, "ABC", strict=True)}
         row = {"prompt": prompt.said, "counterfactual": other.said, "spans": spans}
         rows.append({**row, "x": f" {indirect}", "y": f" {subject}"})
+    name = f"ioi-{counterfactual}"
     return PromptPairs.from_text(
-        *(rows, model),
-        name=f"ioi-{counterfactual}",
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
     )
 
 
@@ -137,12 +134,9 @@ def load_greater_than(
             _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
         )
         rows.append({"prompt": prompt, "counterfactual": early, **_choices(year, by_digit)})
+    name = "greater-than"
     return PromptPairs.from_text(
-        *(rows, model),
-        name="greater-than",
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
     )
 
 
@@ -168,12 +162,9 @@ def load_gendered_pronouns(
         )
         spans = {"name": name}
         rows.append({"prompt": prompt, "counterfactual": other, "x": x, "y": y, "spans": spans})
+    name = "gendered-pronouns"
     return PromptPairs.from_text(
-        *(rows, model),
-        name="gendered-pronouns",
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
     )
 
 

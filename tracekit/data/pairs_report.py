@@ -18,75 +18,54 @@ _SHOWN = 3
 """Examples that are named."""
 
 
-@dataclass(frozen=True)
-class _Text:
-    """The words for one kind of finding."""
-
-    label: str
-    """Short, after a count."""
-    phrase: str
-    """After "... of ... examples"."""
-    advice: str
-
-
-_TEXTS: Mapping[str, _Text] = {
-    "repeated": _Text(
-        "repeated",
+_TEXTS: Mapping[str, tuple[str, str]] = {
+    "repeated": (
         "repeat an earlier one",
         "Intervals count each once, and a split keeps equal ones together. Leave repetitions out, "
         "or give a weight instead.",
     ),
-    "equal-continuations": _Text(
-        "with equal x and y",
+    "equal-continuations": (
         "have the same x and y",
         "No intervention can move one against the other, so they pull the mean to 0. Leave them "
         "out.",
     ),
-    "equal-prompts": _Text(
-        "with equal prompts",
+    "equal-prompts": (
         "have a counterfactual that equals the prompt",
         "No intervention can change anything there, so they pull the mean to 0. Leave them out.",
     ),
-    "shifted": _Text(
-        "shifted",
+    "shifted": (
         "have words at other positions in the counterfactual, which has as many tokens",
         "Activations are exchanged position by position. Choose words of as many tokens, or name "
         "spans.",
     ),
-    "two-spaces": _Text(
-        "with two spaces",
+    "two-spaces": (
         "have a space at the end of the prompt and another before the continuation",
         "The model rarely saw that. Leave the one of the prompt out.",
     ),
-    "token-counts": _Text(
-        "with x and y of other lengths",
+    "token-counts": (
         "compare an x and a y of different numbers of tokens, one of them a single token",
         "Probabilities are means over tokens, and the later tokens of a word are nearly certain. "
         "Choose words of as many tokens, or cut both to their first.",
     ),
-    "special-tokens": _Text(
-        "with special tokens in x or y",
+    "special-tokens": (
         "have a special token in x or y before its end",
         "The model never saw it there. Encode continuations with add_special_tokens=False, or "
         "prepend_bos=False in TransformerLens.",
     ),
-    "two-bos": _Text(
-        "with two BOS tokens",
+    "two-bos": (
         "begin with the beginning-of-sequence token twice",
         "Texts of a chat template have it already. Encode them with add_special_tokens=False.",
     ),
-    "no-bos": _Text(
-        "without BOS token",
+    "no-bos": (
         "do not begin with the beginning-of-sequence token, which the tokenizer puts first",
         "The model hardly saw such texts. Use prepend_bos=None or True, or put it before the ids.",
     ),
-    "padding-token": _Text(
-        "with the padding token at an end",
+    "padding-token": (
         "begin or end with the padding token",
         "If it is padding, leave it out: prompts may have any length.",
     ),
 }
-"""By kind, in the order of the report."""
+"""By kind, in the order of the report: what follows "... of ... examples", and what to do."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +84,15 @@ class Finding:
 
     def __str__(self) -> str:
         """One sentence with the count and the first three examples, and what to do."""
-        text = _TEXTS[self.kind]
+        phrase, advice = _TEXTS[self.kind]
         cases = [
             f"example {n}: {shown}" for n, shown in zip(self.examples, self.shown, strict=False)
         ]
         n_more = len(self.examples) - len(cases)
         more = f"; and {n_more} more" if n_more else ""
         return printable(
-            f"{len(self.examples)} of {self.n_pairs} examples {text.phrase} "
-            f"({'; '.join(cases)}{more}). {text.advice}"
+            f"{len(self.examples)} of {self.n_pairs} examples {phrase} "
+            f"({'; '.join(cases)}{more}). {advice}"
         )
 
 
@@ -139,7 +118,7 @@ class PairsReport:
     @property
     def summary(self) -> str:
         """The counts, as `repr` of pairs ends."""
-        parts = [f"{len(each.examples)} {_TEXTS[each.kind].label}" for each in self.findings]
+        parts = [f"{len(each.examples)} {each.kind.replace('-', ' ')}" for each in self.findings]
         return f"; {', '.join(parts)}" if parts else ""
 
 

@@ -73,11 +73,7 @@ def load(
             for occupation in occupations
         ]
     check_count("professions", len(rows), _N_PUBLISHED, _REASON)
+    name = "professions"
     return PromptPairs.from_text(
-        rows,
-        model,
-        name="professions",
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
     )

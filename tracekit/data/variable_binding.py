@@ -86,12 +86,9 @@ def load(
         parts.append(drawn[::2] if split == "train" else drawn[1::2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
     name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
+    name = f"{name}-{split}"
     pairs = PromptPairs.from_text(
-        *(rows, model),
-        name=f"{name}-{split}",
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
     )
     # Continuations are cut to their first token.
     cut = [

@@ -73,13 +73,9 @@ def load(
     pairs = zip(lines[::2], lines[1::2], strict=True)
     rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
     check_count(f"winobias {split}", len(rows), _N_PUBLISHED[split])
+    name = f"winobias-{split}"
     return PromptPairs.from_text(
-        rows,
-        model,
-        name=f"winobias-{split}",
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
     )
 
 
