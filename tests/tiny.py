@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import tracekit as tk
-from tracekit.engine.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
+from tests.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
 
 __all__ = [
     "D_MODEL",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 
 import pytest
 import torch
 
 import tracekit as tk
-from tests import tiny
+from tests import architectures, tiny
+from tests.architectures import ARCHITECTURES, random_model, try_out
+from tracekit.cli.models import REFUSED as TABLE
 from tracekit.components import KINDS
-from tracekit.engine import architectures
-from tracekit.engine.architectures import ARCHITECTURES, random_model, try_out
 from tracekit.errors import UnknownNameError
 from tracekit.paper.models import PAPER_MODELS
 
@@ -20,14 +21,8 @@ FIRST = tuple(ARCHITECTURES)[:14]
 EACH = [
     pytest.param(name, marks=() if name in FIRST else pytest.mark.soak) for name in ARCHITECTURES
 ]
-PARALLEL = ("gpt_neox", "gptj", "phi", "cohere", "cohere2", "falcon", "codegen")
-"""Attention and MLP read the same residual stream: there is none between them."""
-EXPERTS = ("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss")
-"""Several MLPs a layer, whose hidden units TransformerLens does not show."""
-REFUSED = {
-    **{(name, "residual-between"): "hook_resid_mid does not exist" for name in PARALLEL},
-    **{(name, "mlp-neurons"): "has shape" for name in EXPERTS},
-}
+REFUSED = json.loads(TABLE.read_text(encoding="utf-8"))
+REASONS = {"residual-between": "hook_resid_mid does not exist", "mlp-neurons": "has shape"}
 MODULES = {
     "mistral": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
     "gemma2": ("model.layers.{}.mlp", "model.layers.{}.self_attn.o_proj"),
@@ -44,12 +39,16 @@ MODULES = {
 def test_each_kind_works_or_is_refused(architecture):
     found = try_out(architecture)
     assert list(found) == list(KINDS)
-    for kind, reason in found.items():
-        expected = REFUSED.get((architecture, kind))
-        assert (reason is None) == (expected is None), reason
-        if expected:
-            assert f"cannot be traced by {kind}" in reason
-            assert expected in reason
+    refused = {kind: reason for kind, reason in found.items() if reason is not None}
+    assert list(refused) == REFUSED[architecture], "Run python -m tests.architectures."
+    for kind, reason in refused.items():
+        assert f"cannot be traced by {kind}" in reason
+        assert REASONS[kind] in reason
+
+
+def test_the_table_of_the_command_has_every_architecture():
+    assert list(REFUSED) == list(ARCHITECTURES)
+    assert {kind for kinds in REFUSED.values() for kind in kinds} == set(REASONS)
 
 
 @pytest.mark.cells(6)

@@ -12,9 +12,9 @@ import torch
 
 import tracekit as tk
 from tests import plain, tiny
+from tests.architectures import ARCHITECTURES, random_model, try_out
 from tests.plain import Plain
 from tracekit.components import KINDS
-from tracekit.engine.architectures import ARCHITECTURES, random_model, try_out
 from tracekit.errors import HookPointError
 
 BLOCKS = (
