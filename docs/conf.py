@@ -102,8 +102,7 @@ TYPES = {
     "tracekit.search.local.soft_topk": ["BudgetSampling"],
     "tracekit.engine.setup": ["Components"],
     "tracekit.tracer": ["By"],
-    "tracekit.tracer.set_methods": ["MetricChoice"],
-    "tracekit.tracer.tracer": ["MethodChoice"],
+    "tracekit.tracer.tracer": ["MethodChoice", "MetricChoice"],
 }
 """Types that signatures name rather than spell out, by the module that has them. The page
 `api/types` has their entries."""

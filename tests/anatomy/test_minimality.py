@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tracekit as tk
+from tests import tiny
 from tracekit.components.masks import complement_of
 from tracekit.errors import ConfigError, MetricError
 from tracekit.results.intervals import ratio_interval
@@ -37,11 +39,12 @@ def alone(engine, members):
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
     tracer = traced(demo_model, pairs, direction)
-    members, fresh = (0, 4, 7, 9), tracer._held_out
-    found = tracer.minimality([tracer.registry[i] for i in members])
+    result = tracer.run("attribution", budget=4)
+    members, fresh = tiny.members_of(result), tracer.traced.held_out
+    found = tracer.minimality(result)
     full = fresh.full_effects
     assert found.faithfulness == pytest.approx(
-        tracer.faithfulness([tracer.registry[i] for i in members]).faithfulness[0], abs=1e-5
+        tracer.faithfulness(result).faithfulness[0], abs=1e-5
     )
     for number, member in enumerate(members):
         rest = tuple(i for i in members if i != member)
@@ -51,9 +54,53 @@ def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
     frame = found.to_frame()
     assert frame["loss"].is_monotonic_decreasing
     assert frame["component"].tolist()[0] == max(zip(found.losses, found.labels, strict=True))[1]
-    assert found.examples == "on examples that the set was not selected on"
+    assert found.decided_on == f"the searched examples (n = {len(tracer.pairs)})"
+    assert found.examples == f"the held-out examples (n = {len(tracer.held_out)})"
+    said = f"Measured on {found.examples}; {found.decided_on} decided who is dropped."
+    assert repr(found).splitlines()[-1] == said
     assert f"Faithfulness {found.faithfulness:.3g} with 4 members" in repr(found)
     assert "<table" in found._repr_html_()
+
+
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_nobody_selected_a_set_of_ones_own(demo_model, pairs, direction):
+    """All examples decide, and are measured."""
+    tracer = traced(demo_model, pairs, direction)
+    both = [tracer.engine, tracer.traced.held_out]
+    members = (0, 4, 7, 9)
+    found = tracer.minimality([tracer.registry[i] for i in members])
+    assert found.decided_on == found.examples == f"all {len(pairs[0]) + len(pairs[1])} examples"
+    full = torch.cat([engine.full_effects for engine in both])
+    for number, member in enumerate(members):
+        rest = tuple(i for i in members if i != member)
+        lost = torch.cat([alone(engine, members) - alone(engine, rest) for engine in both])
+        assert found.losses[number] == pytest.approx((lost.mean() / full.mean()).item(), abs=1e-5)
+        assert found.loss_intervals[number] == pytest.approx(ratio_interval(lost, full), abs=1e-4)
+    without = traced(demo_model, pairs, direction, held_out=False)
+    assert without.minimality(["L1H4"]).decided_on == f"all {len(without.pairs)} examples"
+    # A result of it is no selection either, and neither is its loaded copy.
+    by_hand = tracer.as_result([tracer.registry[i] for i in members])
+    assert tracer.minimality(by_hand).losses == found.losses
+    # What is left of a set that was searched was chosen by the searched examples.
+    searched = tracer.minimality(tracer.run("attribution", budget=4), tolerance=0.9)
+    left = tracer.minimality(tracer.as_result(searched))
+    assert left.decided_on == f"the searched examples (n = {len(tracer.pairs)})"
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.3, 0.9])
+def test_whom_the_measured_examples_miss_is_not_dropped(demo_model, pairs, tolerance):
+    """Whatever the examples say that decide."""
+    generator = torch.Generator().manual_seed(0)
+    tracer = traced(demo_model, pairs)
+    dropped = 0
+    for _ in range(6):
+        members = sorted(torch.randperm(16, generator=generator)[:6].tolist())
+        tracer.traced.known.selected.add(tuple(members))
+        found = tracer.minimality([tracer.registry[i] for i in members], tolerance=tolerance)
+        frame = found.to_frame()
+        assert (frame["loss_low"] <= 0)[~frame["stays"]].all()
+        dropped += len(found.dropped)
+    assert dropped
 
 
 def test_members_that_add_nothing_leave(demo_model, pairs):

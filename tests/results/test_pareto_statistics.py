@@ -16,6 +16,7 @@ from tracekit.components.masks import from_indices
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
+from tracekit.results.traced import KnownSets
 from tracekit.search import Goal
 from tracekit.search.backward import backward_elimination
 from tracekit.tracer import search_run
@@ -153,7 +154,7 @@ class TestSetsFromAll:
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
         pairs = list(combinations(range(12), 2))
         best = pairs[int(tracer.engine.set_effects(pairs).mean(1).argmax())]
-        tracer._known.by_size.clear()  # It is to know of the best pair from the walk alone.
+        tracer.traced.known.by_size.clear()  # It is to know of the best pair from the walk alone.
         monkeypatch.setattr(search_run, "backward_elimination", lambda engine, sizes: {2: best})
         front = tracer.pareto(max_budget=2, objective="mean", max_passes=3)
         assert tiny.members_of(front.at(2)) == best
@@ -163,14 +164,14 @@ class TestSetsFromAll:
     def test_no_front_is_below_a_set_that_the_tracer_has_measured(self, model, monkeypatch):
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
         known: dict[int, float] = {}
-        original = search_run.BestMeasured.record
+        original = KnownSets.record
 
         def record(self, sets, effects):
             original(self, sets, effects)
             for members, row in zip(sets, effects, strict=True):
                 known[len(members)] = max(known.get(len(members), -9.0), row.mean().item())
 
-        monkeypatch.setattr(search_run.BestMeasured, "record", record)
+        monkeypatch.setattr(KnownSets, "record", record)
         tracer.run("random", budgets=[2, 3], draws=8)
         tracer.run("exhaustive", budget=2)
         tracer.run("greedy", budget=4)

@@ -19,6 +19,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 from tracekit.search.targets import ConstrainedTarget
+from tracekit.tracer.search_run import run_of
 
 METHODS = (
     *("exhaustive", "greedy", "top-k", "random", "local-search", "mask-ig", "attribution"),
@@ -37,7 +38,7 @@ def neutral():
 
 
 def keeping_engine(tracer, keep):
-    run = tracer._run_of(tk.search.TopK(), tk.search.Goal(budgets=(1,)), "mean", keep, 0)
+    run = run_of(tracer.traced, tk.search.TopK(), tk.search.Goal(budgets=(1,)), "mean", keep, 0)
     engine = run.target
     assert isinstance(engine, ConstrainedTarget)
     return engine

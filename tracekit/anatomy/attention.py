@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +15,7 @@ from torch import Tensor
 from tracekit._util.markup import interval_text, printable
 from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.components import ComponentSet
+from tracekit.components.members import members_of
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
@@ -22,6 +24,7 @@ from tracekit.engine.head_reads import contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
 from tracekit.results.display import text_html
 from tracekit.results.intervals import row_intervals
+from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,6 +159,48 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
     return f"{row['clean']:{form}}{after}"
 
 
+def attention(traced: Traced, members: Any, *, at: str = "last") -> Attention:
+    """What heads attend to from a token of each prompt, and what they write to the logits.
+
+    ```python
+    attention = tracer.attention(tracer.run(budget=6))
+    print(attention)
+    attention.table, attention.contributions, attention.figure()
+    ```
+
+    Attention is by span where all pairs have spans, else by position, in the clean and the
+    counterfactual run. The direct contribution is the logit of x less that of y that the
+    output of a head alone gives through the final norm, its scale frozen at that of the clean
+    run, and the unembedding. On the held-out examples, if the tracer has some.
+
+    Args:
+        traced: The question, laid out.
+        members: As in `explain`; members that are no heads are left out.
+        at: Span, or name of a position, whose last token attends. Contributions are of the
+            last token of the prompt in any case.
+
+    Raises:
+        ComponentError: No member is a head.
+        PairsError: The prompts differ in length and have no spans, or no such place.
+        MaskError: About the mask.
+    """
+    engines = {traced.direction: traced.fresh}
+    # Else the source is no run of the model.
+    with suppress(PairsError):
+        engines[traced.opposite.direction] = traced.opposite.fresh
+    decode = getattr(getattr(traced.model, "tokenizer", None), "decode", None)
+    return read_attention(
+        traced.fresh,
+        engines["noising"],
+        engines.get("denoising"),
+        members_of(members, traced.registry, or_none=True),
+        at=at,
+        token_text=None if decode is None else lambda token: str(decode([token])),
+        selected_on=traced.selected_on(members),
+        **traced.names,
+    )
+
+
 def read_attention(
     asked: Engine,
     clean: Engine,
@@ -166,7 +211,7 @@ def read_attention(
     token_text: Any,
     **facts: Any,
 ) -> Attention:
-    """What heads look at; see `Tracer.attention`.
+    """What heads look at; see `attention`.
 
     `clean` starts from the prompts, `counterfactual` from what takes their place, if that is a run
     of the model; `asked` is that of the tracer. `token_text` gives the text of a token.

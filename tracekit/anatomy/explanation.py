@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util import progress
 from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import shortened
+from tracekit._util.options import check_seed, shortened
 from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
 from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.anatomy.replacements import (
@@ -25,6 +26,7 @@ from tracekit.anatomy.replacements import (
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
 from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
@@ -32,7 +34,8 @@ from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import effect_interval
 from tracekit.results.significance import LEVEL, RESOLUTION, p_values, said_of_few, without_rounding
-from tracekit.search.base import Planned
+from tracekit.results.traced import Traced
+from tracekit.search.base import Planned, require_gradient
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -399,6 +402,76 @@ def _number(values: Any, name: str) -> str:
     return f"{values[name]:.3g} ({interval_text(values[f'{name}_low'], values[f'{name}_high'])})"
 
 
+def explain(
+    traced: Traced,
+    members: Any,
+    *,
+    max_sets: int = 2000,
+    tolerance: float = 0.02,
+    look_outside: bool | None = None,
+    seed: int = 0,
+) -> Explanation:
+    """Why a set acts together: what each member brings, who interacts, who can be replaced.
+
+    ```python
+    why = tracer.explain(tracer.run(budget=4))
+    print(why)
+    why.table, why.interactions, why.additivity, why.redundant, why.backups
+    ```
+
+    It is measured on the held-out examples, if the tracer has some. On the examples that the
+    set was selected on there are no p values.
+
+    Args:
+        traced: The question, laid out.
+        members: A set as in `evaluate`, or a mask of zeros and ones; for a size of a front,
+            `front.at(size)`.
+        max_sets: Of more than 12 members, the subsets to measure at most for their values.
+        tolerance: Share of the effect that may be lost without redundant members.
+        look_outside: Whether to look for outsiders that replace or back up a member. By
+            default where the metric has a gradient, which proposes them.
+        seed: Draws the orders in which more than 12 members join.
+
+    Raises:
+        ComponentError: Fewer than two members, or others than of this tracer.
+        MaskError: About the mask.
+        ConfigError: About the options.
+        NotDifferentiableError: Outsiders are asked for, and the metric has no gradient.
+        NonFiniteMetricError: The metric is not finite on a subset; names both.
+    """
+    check_seed(seed)
+    engine, chosen = traced.fresh, members_of(members, traced.registry)
+    planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
+    passes, n = planned.cost.forward_equivalents, engine.n_examples
+    with progress.run("explain", passes, n, shown=engine.config.progress):
+        return explain_set(
+            engine,
+            chosen,
+            max_sets=max_sets,
+            tolerance=tolerance,
+            look_outside=_looks_outside(engine, look_outside),
+            seed=seed,
+            selected_on=traced.selected_on(members),
+            proposing=traced.own,
+            **traced.names,
+        )
+
+
+def plan_explanation(
+    engine: Engine, members: ComponentSet, *, max_sets: int, look_outside: bool | None
+) -> Planned:
+    """The passes that an explanation will take."""
+    outside = _looks_outside(engine, look_outside)
+    return planned_explanation(engine.registry, members, max_sets=max_sets, look_outside=outside)
+
+
+def _looks_outside(engine: Engine, asked: bool | None) -> bool:
+    """Whether an explanation looks for outsiders, which takes a metric with a gradient."""
+    if asked:
+        require_gradient(engine.metric, "explain(look_outside=True)")
+    return engine.metric.differentiable if asked is None else asked
+
+
 def explain_set(
     engine: Engine,
     members: ComponentSet,
@@ -412,7 +485,7 @@ def explain_set(
     selected_on: str | None = None,
     proposing: Engine | None = None,
 ) -> Explanation:
-    """Measures the anatomy of a set of at least two components; see `Tracer.explain`.
+    """Measures the anatomy of a set of at least two components; see `explain`.
 
     The text calls the model and the source of patched values by the names given. `selected_on` is
     as in the explanation, and `proposing` has the examples whose gradients propose outsiders, if

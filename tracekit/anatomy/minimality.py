@@ -1,30 +1,36 @@
 """Minimality: what the faithfulness of a set loses without each of its members.
 
 The loss of a member is the faithfulness of the set less that of the set without it. Members that
-lose nothing may stand in for each other, so they leave one after another, the one with the least
-loss first, and each only if the set without it stays as faithful. The examples that the set was
-selected on decide; losses, and the faithfulness of what is left, are measured on the held-out ones,
-if the tracer has some.
+lose nothing may stand in for each other, so they are dropped one after another, the one with the
+least loss first, and each only if the set without it stays as faithful. The examples that the set
+was selected on decide; losses, and the faithfulness of what is left, are measured on the held-out
+ones, if the tracer has some, and a member whose loss there is clearly above 0 (its 95 % interval
+is) is not dropped. Of a set that nobody selected, all examples decide and are measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
+from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
+from tracekit.metrics import Effects
 from tracekit.results.display import frame_html
 from tracekit.results.intervals import ratio_interval
+from tracekit.results.traced import Traced
 from tracekit.search.faithful import require_full_effect
 
 if TYPE_CHECKING:
@@ -48,13 +54,15 @@ class Minimality:
     tolerance: float
     """By how much the set without idle members may be further from a faithfulness of 1."""
     dropped: tuple[str, ...]
-    """Idle members, in the order in which they left."""
+    """Idle members, in the order in which they were dropped."""
     members: ComponentSet
     """Flat indices of those that stay."""
     minimal_faithfulness: float
     """Faithfulness of these."""
+    decided_on: str
+    """Which examples decided who is dropped, in words."""
     examples: str
-    """Whether the set was selected on these examples, in words; empty where nobody says."""
+    """Which examples losses and faithfulness are of, in words."""
     cost: Cost
     """Passes over the data that this took."""
 
@@ -83,64 +91,125 @@ class Minimality:
         lines = [
             f"  {row['component']}: {row['loss']:.3g} "
             f"({interval_text(row['loss_low'], row['loss_high'])})"
-            + ("" if row["stays"] else ", left")
+            + ("" if row["stays"] else ", dropped")
             for row in rows
         ]
         title = (
             f"Faithfulness {self.faithfulness:.3g} with {len(self.labels)} members, "
             f"{self.minimal_faithfulness:.3g} with {len(self.members)}; lost without each:"
         )
-        return printable("\n".join([title, *lines, *([self.examples] if self.examples else [])]))
+        said = f"Measured on {self.examples}; {self.decided_on} decided who is dropped."
+        return printable("\n".join([title, *lines, said]))
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
         return frame_html(repr(self).splitlines()[0], self.to_frame())
 
 
-def measure_minimality(
-    deciding: Engine, fresh: Engine, members: ComponentSet, *, tolerance: float, examples: str
-) -> Minimality:
-    """Measures what each member adds, and drops the idle ones; see `Tracer.minimality`.
+def minimality(traced: Traced, members: Any, *, tolerance: float = 0.01) -> Minimality:
+    """What the faithfulness of a set loses without each member, and which members are idle.
 
-    `deciding` has the examples that the set was selected on, `fresh` those that are reported.
+    The examples that the set was selected on decide who is dropped, and the held-out ones, if the
+    tracer has some, say what each is worth: a member whose loss on these is clearly above 0 stays.
+    Of a set that no search selected, all examples decide. `tracer.as_result(minimality)` is the set
+    that is left, measured again.
+
+    Args:
+        traced: The question, laid out.
+        members: A set as in `evaluate`, or a mask of zeros and ones.
+        tolerance: By how much the set may be further from a faithfulness of 1, in [0, 1).
+
+    Raises:
+        MetricError: All components have no effect together, or one of the wrong sign.
+        ConfigError: About the tolerance.
+        MaskError, ComponentError: About the set.
     """
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < 1:
         raise ConfigError(f"The tolerance is {shortened(tolerance)}. It must lie in [0, 1).")
-    for engine in (deciding, fresh):
+    is_selected = traced.found_on(members) is not None
+    own, fresh = _Examples([traced.own], "searched"), _Examples([traced.fresh], "held-out")
+    if traced.held_out is None:
+        fresh = own = _Examples([traced.own], "searched" if is_selected else "all")
+    elif not is_selected:
+        fresh = own = _Examples([traced.own, traced.held_out], "all")
+    engines = {id(engine): engine for engine in (*own.engines, *fresh.engines)}.values()
+    for engine in engines:
         require_full_effect(engine)
-    engines = [deciding] if fresh is deciding else [deciding, fresh]
     before = [engine.cost for engine in engines]
-    without = [tuple(i for i in members if i != member) for member in members]
-    staying, dropped = _reduced(deciding, members, without, tolerance)
-    alone = _alone(fresh, [members, staying, *without])
-    full = fresh.full_effects
-    differences = alone[0] - alone[2:]
-    shares = (alone.mean(1) / full.mean()).tolist()
+    chosen, label = members_of(members, traced.registry), traced.registry.label
+    without = [tuple(i for i in chosen if i != member) for member in chosen]
+    alone = fresh.alone([chosen, *without])
+    differences = alone[0] - alone[1:]
+    intervals = [ratio_interval(row, fresh.full, clusters=fresh.clusters) for row in differences]
+    missed = {member for member, (low, _) in zip(chosen, intervals, strict=True) if low > 0}
+    staying, dropped = _reduced(own, chosen, without, missed, tolerance)
+    if is_selected:
+        traced.known.selected.add(staying)
     work = [engine.cost - earlier for engine, earlier in zip(engines, before, strict=True)]
     return Minimality(
-        registry=deciding.registry,
-        labels=tuple(deciding.registry.label(index) for index in members),
-        faithfulness=shares[0],
-        losses=tuple((differences.mean(1) / full.mean()).tolist()),
-        loss_intervals=tuple(
-            ratio_interval(row, full, clusters=fresh.pairs.clusters) for row in differences
-        ),
+        registry=traced.registry,
+        labels=tuple(map(label, chosen)),
+        faithfulness=fresh.share(alone[0]),
+        losses=tuple(map(fresh.share, differences)),
+        loss_intervals=tuple(intervals),
         tolerance=tolerance,
-        dropped=tuple(deciding.registry.label(index) for index in dropped),
+        dropped=tuple(map(label, dropped)),
         members=staying,
-        minimal_faithfulness=shares[1],
-        examples=examples,
+        minimal_faithfulness=fresh.share(fresh.alone([staying])[0]),
+        decided_on=own.described,
+        examples=fresh.described,
         cost=sum(work, Cost()),
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Examples:
+    """Examples of one engine or of several, as those of one data set."""
+
+    engines: Sequence[Engine]
+    kind: str
+
+    @property
+    def described(self) -> str:
+        """Which ones they are, and how many."""
+        n = sum(engine.n_examples for engine in self.engines)
+        return f"the {self.kind} examples (n = {n})" if self.kind != "all" else f"all {n} examples"
+
+    @cached_property
+    def full(self) -> Effects:
+        """Effects of all components."""
+        return torch.cat([engine.full_effects for engine in self.engines])
+
+    @property
+    def clusters(self) -> Int[Tensor, " example"] | None:
+        """Number of the independent example that each is part of."""
+        numbered, first = [], 0
+        for engine in self.engines:
+            clusters = engine.pairs.clusters
+            clusters = torch.arange(engine.n_examples) if clusters is None else clusters
+            numbered.append(clusters + first)
+            first += engine.n_examples
+        return torch.cat(numbered).unique(return_inverse=True)[1]
+
+    def alone(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
+        """What each set does by itself: the full effect less that of its complement (noising)."""
+        return torch.cat([_alone(engine, sets) for engine in self.engines], dim=1)
+
+    def share(self, effects: Effects) -> float:
+        """A mean effect over that of all components."""
+        return (effects.mean() / self.full.mean()).item()
+
+
 def _reduced(
-    engine: Engine, members: ComponentSet, without: Sequence[ComponentSet], tolerance: float
+    examples: _Examples,
+    members: ComponentSet,
+    without: Sequence[ComponentSet],
+    missed: set[int],
+    tolerance: float,
 ) -> tuple[ComponentSet, list[int]]:
-    """The set without idle members, and these in the order in which they left."""
-    full = engine.full_effects.mean().item()
-    whole, *shares = (_alone(engine, [members, *without]).mean(1) / full).tolist()
+    """The set without idle members, and these in the order in which they were dropped."""
+    whole, *shares = map(examples.share, examples.alone([members, *without]))
     allowed = abs(1 - whole) + tolerance
     staying, dropped = members, []
     # Those that are missed least alone are tried first.
@@ -148,9 +217,11 @@ def _reduced(
     for share, index in order:
         if abs(1 - share) > allowed or len(staying) == 1:
             break
+        if index in missed:
+            continue
         rest = tuple(i for i in staying if i != index)
         if dropped:
-            share = _alone(engine, [rest]).mean().item() / full
+            share = examples.share(examples.alone([rest])[0])
         if abs(1 - share) <= allowed:
             staying = rest
             dropped.append(index)

@@ -15,6 +15,7 @@ from tracekit._util.clusters import by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.anatomy.of_members import OfMembers, facts_of
+from tracekit.components.members import members_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
@@ -28,6 +29,7 @@ from tracekit.results.significance import (
     said_of_few,
     without_rounding,
 )
+from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,6 +173,43 @@ class Paths(OfMembers):
         )
 
 
+def paths(traced: Traced, members: Any, *, by_input: bool = True) -> Paths:
+    """How members connect: the effect of each on the metric through each other one alone.
+
+    ```python
+    paths = tracer.paths(tracer.run(budget=6))
+    print(paths)
+    paths.table, paths.network()
+    ```
+
+    This is path patching with everything else clean (`tracekit.engine.path_effects` defines
+    it), also from the embedding, where the source is a run of the model, and to the logits. It
+    is measured on the held-out examples, if the tracer has some. On the examples that the set
+    was selected on there are no p values. In low precision, effects below `noise_floor` are
+    rounding.
+
+    Args:
+        traced: The question, laid out.
+        members: As in `explain`, of parts of attention or MLP layers; one is enough.
+        by_input: Whether to tell the query, key and value of receiving heads apart, which
+            takes four times as many passes.
+
+    Raises:
+        ComponentError: Components at no place of a path, such as the residual stream, or more
+            than 64.
+        HookPointError: Paths cannot be followed in this model.
+        MaskError, ConfigError: About the mask or the option.
+        NonFiniteMetricError: The metric is not finite on a path; names the examples.
+    """
+    return measure_paths(
+        traced.fresh,
+        members_of(members, traced.registry, or_none=True),
+        by_input=by_input,
+        selected_on=traced.selected_on(members),
+        **traced.names,
+    )
+
+
 def measure_paths(
     engine: Engine,
     members: Sequence[int],
@@ -180,7 +219,7 @@ def measure_paths(
     source: str,
     selected_on: str | None = None,
 ) -> Paths:
-    """Measures all paths among some components; see `Tracer.paths`."""
+    """Measures all paths among some components; see `paths`."""
     if not 0 < len(members) <= _MOST:
         raise ComponentError(
             f"Paths among {len(members)} components were asked for. Give 1 to {_MOST}."

@@ -13,12 +13,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.members import members_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import MaskError, NonFiniteMetricError
 from tracekit.metrics import Effects
+from tracekit.results.traced import Traced
 
 Coalition = tuple[int, ...]
 """Some members, by their numbers as players, ascending."""
+
+
+def as_game(traced: Traced, members: Any) -> SetGame:
+    """The effect of every subset of a set, as libraries for cooperative games take it.
+
+    ```python
+    game = tracer.as_game(result)
+    shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
+    ```
+    """
+    return SetGame(traced.own, members_of(members, traced.registry))
 
 
 class SetGame:

@@ -30,20 +30,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util import progress
 from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import is_whole
+from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.anatomy.of_members import positions_of
 from tracekit.components import ComponentSet
+from tracekit.components.members import members_of
+from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.engine.setup import BoundSetup
 from tracekit.errors import ConfigError, PairsError
-from tracekit.metrics import Bounds, Effects, bounds_of
+from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, MetricName, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import said_of_examples
+from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -331,6 +336,77 @@ def _number(values: Mapping[Any, Any], name: str) -> str:
     return f"{values[name]:.3g} ({interval_text(values[f'{name}_low'], values[f'{name}_high'])})"
 
 
+def side_effects(
+    traced: Traced,
+    members: Any,
+    others: Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]],
+    *,
+    draws: int = 20,
+    seed: int = 0,
+) -> SideEffects:
+    """Effects of a set on other data and by other metrics, against random sets of its layers.
+
+    ```python
+    side = tracer.side_effects(result, {"neutral": (text, "kl"), "other task": pairs})
+    print(side)
+    side.to_frame(), side.figure()
+    ```
+
+    Each data set is measured with this tracer's components, source and direction; the target
+    on the held-out examples, if the tracer has some. On the examples that the set was selected
+    on there is no `p`.
+
+    Args:
+        traced: The question, laid out.
+        members: As in `explain`; one component is enough.
+        others: By name, pairs, which are measured by the tracer's metric, or pairs with a
+            metric. As the tracer was given its own: denoising reverses them.
+        draws: Different random sets with as many components of every kind in every layer, the
+            same for all data; all, if there are fewer. `p` cannot be below 1 / (draws + 1).
+        seed: Draws them.
+
+    Raises:
+        PairsError: There are no others, or something else than pairs, or all components
+            together change nothing on them.
+        ConfigError: About the number of draws, or the seed.
+        MissingContinuationError, PairsError: The others do not suit the metric, the
+            model or the components.
+        MaskError, ComponentError: About the set.
+    """
+    check_seed(seed)
+    chosen, engines = members_of(members, traced.registry), _engines_of(traced.bound, others)
+    n, shown = traced.fresh.n_examples, traced.fresh.config.progress
+    with progress.run("side effects", None, n, shown=shown):
+        return measure_side_effects(
+            traced.fresh,
+            engines,
+            chosen,
+            selected_on=traced.selected_on(members),
+            draws=draws,
+            seed=seed,
+            **traced.names,
+        )
+
+
+def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:
+    """Engines of other data, or by other metrics, by name: pairs, or pairs and a metric."""
+    if not isinstance(others, Mapping) or not others:
+        raise PairsError(
+            f"The others are {shortened(others)}. Give a mapping from names to pairs, e.g. "
+            "{'neutral': pairs} or {'neutral': (pairs, 'kl')}."
+        )
+    engines = {}
+    for name, given in others.items():
+        pairs, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if name == TARGET or not isinstance(name, str) or not isinstance(pairs, PromptPairs):
+            raise PairsError(
+                f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
+                f"metric, under a name other than {TARGET!r}."
+            )
+        engines[name] = bound.engine(pairs, metric=metric)
+    return engines
+
+
 def measure_side_effects(
     target: Engine,
     others: Mapping[str, Engine],
@@ -342,7 +418,7 @@ def measure_side_effects(
     source: str,
     selected_on: str | None = None,
 ) -> SideEffects:
-    """Measures a set, and random sets, on several data sets; see `Tracer.side_effects`.
+    """Measures a set, and random sets, on several data sets; see `side_effects`.
 
     `target` has the data and the metric that the set was chosen for, `others` further ones for the
     same components, by name. The text calls the model and the source of values by the names given.

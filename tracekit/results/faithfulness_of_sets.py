@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from tracekit.components import ComponentSet
@@ -14,10 +15,35 @@ from tracekit.errors import ConfigError
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceResult
+from tracekit.results.significance import said_of_examples
+from tracekit.results.traced import Traced
 
 
-def faithfulness_of(engine: Engine, given: Any, ranking: Ranking | None = None) -> Faithfulness:
-    """Faithfulness of sets in every form in which they are given; see `Tracer.faithfulness`."""
+def faithfulness(traced: Traced, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
+    """How much sets of components do alone, and how much is left without them.
+
+    It is measured on the held-out examples, if the tracer has some.
+
+    Args:
+        traced: The question, laid out.
+        members: A set or a mask, as in `evaluate`; a curve or a front, for all of its sets; or,
+            with `ranking`, a score for each component.
+        ranking: Take the components with the highest scores at each share of the MIB benchmark: by
+            the scores themselves (`signed`) or their absolute values (`absolute`). Of a result, by
+            what its method ranked by.
+
+    Raises:
+        ConfigError: Another ranking.
+        MaskError, ComponentError: About the set, or soft masks.
+    """
+    first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
+    found_on = first.own.fingerprint if isinstance(first, TraceResult) else None
+    examples = said_of_examples(found_on, traced.fresh.pairs.fingerprint)
+    return replace(_measured(traced.fresh, members, ranking), examples=examples)
+
+
+def _measured(engine: Engine, given: Any, ranking: Ranking | None) -> Faithfulness:
     registry, n = engine.registry, engine.n_components
     if ranking is not None:
         if ranking not in get_args(Ranking):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components.members import members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
 from tracekit.results.significance import p_values, said_of_examples, without_rounding
+from tracekit.results.traced import Traced
 
 _MOST_EFFECTS = 2**29
 """Effects of sets on examples that are held at once: 2 GiB in float32."""
@@ -60,6 +64,56 @@ def chosen_for_pairs(
             "strongest_pairs finds the pairs that interact most."
         )
     return paired
+
+
+def interactions(
+    traced: Traced,
+    components: Any = None,
+    *,
+    layers: Sequence[int] | None = None,
+    given: Any = None,
+    both_directions: bool = False,
+) -> InteractionGrid:
+    """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
+
+    Every interaction has a 95 % interval over examples and a p value that is corrected for
+    all pairs. The members of a result are paired on the held-out examples, if the tracer has
+    some, and without p values on the examples that they were selected on.
+
+    Args:
+        traced: The question, laid out.
+        components: The components, as a set of `evaluate`; all by default.
+        layers: Only those in these layers.
+        given: A set that is patched besides, in every set. Then l is what a set adds to it.
+        both_directions: Whether to measure the pairs by noising and by denoising, which tells
+            AND from OR: the column `kind` of the table. `given` takes the values of each
+            direction.
+
+    Raises:
+        ComponentError: Fewer than two components, or so many that the grid would be
+            unreadable and its passes countless; or one that is patched besides.
+        PairsError: The source is no run of the model that denoising could start from.
+    """
+    registry, context = traced.registry, members_of(given, traced.registry, or_none=True)
+    found_on = None if components is None else traced.found_on(components)
+    asked = [traced, traced.opposite] if both_directions else [traced]
+    if components is not None:
+        components = ordered_in(components, registry)
+    if layers is not None:
+        n_layers = traced.model.cfg.n_layers
+        layers = [layer + n_layers if layer < 0 else layer for layer in layers]
+    paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
+    grids = [
+        measure_pairs(
+            each.own if found_on is None else each.fresh,
+            paired,
+            title=traced.title,
+            given=context,
+            selected_on=found_on,
+        )
+        for each in asked
+    ]
+    return replace(grids[0], opposite=grids[1]) if both_directions else grids[0]
 
 
 def measure_pairs(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -30,13 +30,16 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
+from tracekit.components.members import members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, frame_html
 from tracekit.results.intervals import row_intervals
-from tracekit.results.pair_effects import added_effects, check_size
+from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
 from tracekit.results.significance import LEVEL, p_values, without_rounding
 from tracekit.results.storage import load, save_numbers
+from tracekit.results.traced import Traced
+from tracekit.search.base import require_gradient
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,6 +131,51 @@ class _Proposal(NamedTuple):
 
 
 def strongest_pairs(
+    traced: Traced,
+    count: int = 20,
+    *,
+    components: Any = None,
+    given: Any = None,
+    n_looked_at: int = 64,
+    seed: int = 0,
+) -> StrongestPairs:
+    """Finds the pairs that interact most among any number of components.
+
+    `interactions` measures every pair. Of thousands of components, this method proposes pairs
+    from gradients on one half of the examples, measures five times as many as asked for (at
+    least 100), and tests them on the other half. See `docs/interactions.md` for how many of
+    the strongest pairs it finds.
+
+    Args:
+        traced: The question, laid out.
+        count: Pairs wanted.
+        components: The components, as a set of `evaluate`; all by default.
+        given: What is patched besides, in every set, as in `interactions`.
+        n_looked_at: Components whose interactions with all others are predicted, one by one;
+            the more, the more passes, and the fewer pairs are missed.
+        seed: Draws the halves, and the random signs that choose these components.
+
+    Raises:
+        ComponentError: Fewer than two components, or one that is patched besides.
+        ConfigError: A number of pairs or components that cannot be.
+        NotDifferentiableError: The metric has no gradient.
+    """
+    require_gradient(traced.own.metric, "strongest_pairs")
+    context = members_of(given, traced.registry, or_none=True)
+    if components is not None:
+        components = ordered_in(components, traced.registry)
+    return find_strongest_pairs(
+        traced.own,
+        chosen_for_pairs(traced.registry, components, given=context),
+        count,
+        given=context,
+        n_looked_at=n_looked_at,
+        seed=seed,
+        title=traced.title,
+    )
+
+
+def find_strongest_pairs(
     engine: Engine,
     components: Sequence[int],
     count: int,
@@ -137,7 +185,7 @@ def strongest_pairs(
     seed: int = 0,
     title: str = "",
 ) -> StrongestPairs:
-    """Finds as many pairs with strong interactions; see `Tracer.strongest_pairs`.
+    """Finds as many pairs with strong interactions; see `strongest_pairs`.
 
     `components` are those in question and `given` those patched besides, as flat indices. The seed
     draws the random signs, and the half of the examples that proposes.

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from tracekit._util.markup import html_text, printable
+from tracekit.anatomy.explanation import plan_explanation
+from tracekit.components.members import members_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
+from tracekit.results.traced import Traced
+from tracekit.search import DEFAULT_METHOD, Goal, Search, make
 from tracekit.search.base import Planned
-from tracekit.tracer.search_run import SearchRun
+from tracekit.search.objectives import Objective, ObjectiveName
+from tracekit.search.targets import Constraint
+from tracekit.tracer.search_run import SearchRun, pareto_run_of, run_of
 
 _PROBED_SETS = 4
 """Sets that are measured to see what a pass takes."""
@@ -135,7 +142,70 @@ def _peak_of_process() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def estimate(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
+def estimate(
+    traced: Traced,
+    method: str | type | Search = DEFAULT_METHOD,
+    *,
+    budget: int | float | None = None,
+    budgets: Sequence[int | float] | None = None,
+    target_effect: float | None = None,
+    objective: ObjectiveName | Objective = "mean",
+    constraint: Constraint | None = None,
+    **options: Any,
+) -> Estimate:
+    """The passes, time and memory that `run` with these arguments will take.
+
+    Runs nothing but one timed probe on a few examples, of a few sets and, for methods that
+    learn, a gradient. What it takes is kept for the next estimate.
+
+    Raises:
+        ConfigError: The search does not say how many passes it takes, as one of your own.
+        UnknownNameError, BudgetError: As in `run`.
+    """
+    search = make(method, options)
+    goal = Goal.make(
+        len(traced.registry), budget=budget, budgets=budgets, target_effect=target_effect
+    )
+    if getattr(search, "lambda1", None) is None:
+        goal.require(search.name)
+    return _of_run(run_of(traced, search, goal, objective, constraint, 0))
+
+
+def estimate_pareto(
+    traced: Traced,
+    *,
+    max_budget: int | float | None = None,
+    objective: ObjectiveName | Objective | None = None,
+    constraint: Constraint | None = None,
+    statistics: bool = True,
+    **options: Any,
+) -> Estimate:
+    """As `estimate`, of `pareto` with these arguments.
+
+    `passes` are those of the front; `example_passes` and `seconds` hold the statistics too.
+
+    Raises:
+        UnknownNameError, ConfigError: About the options.
+        BudgetError: About `max_budget`.
+    """
+    run = pareto_run_of(traced, max_budget, objective, constraint, statistics, 0, options)
+    return _of_run(run, statistics=statistics)
+
+
+def estimate_explain(
+    traced: Traced, members: Any, *, max_sets: int = 2000, look_outside: bool | None = None
+) -> Estimate:
+    """As `estimate`, of `explain` with these arguments.
+
+    The time is an upper bound: subsets share what lies below the first layer in which they
+    differ, which a probe of single sets does not see.
+    """
+    chosen = members_of(members, traced.registry)
+    planned = plan_explanation(traced.fresh, chosen, max_sets=max_sets, look_outside=look_outside)
+    return _of_passes("explain", planned, traced.fresh)
+
+
+def _of_run(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
     """Estimates a run; of a front, with its statistics or not. None: this is no front.
 
     A few of its examples are probed, which is in no account of passes.
@@ -146,16 +216,16 @@ def estimate(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
             f"The search {search.name!r} does not say how many passes it takes. Give it a "
             "method planned(n_components, goal) that returns tracekit.search.Planned."
         )
-    return estimate_planned(
+    return _of_passes(
         search.name,
         planned,
-        run.traced.engine,
+        run.traced.own,
         further=run.further_passes(statistics=statistics),
         max_seconds=getattr(search, "max_seconds", None),
     )
 
 
-def estimate_planned(
+def _of_passes(
     name: str,
     planned: Planned,
     engine: Engine,

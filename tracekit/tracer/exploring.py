@@ -16,13 +16,14 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.sources import name_of
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.metrics import Effects
-from tracekit.models import model_name
+from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
 from tracekit.results.generations import Generations
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.results.traced import Traced
 from tracekit.search import Goal, Selection
-from tracekit.tracer.search_run import RunContext, Usage
+from tracekit.tracer.search_run import Found, Usage, results_of
 
 if TYPE_CHECKING:
     from tracekit.explore.explorer import Explorer
@@ -30,33 +31,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Manual:
-    """Stands for the search of a set that somebody clicked together."""
+    """Stands for the search of a set that somebody brought or clicked together."""
 
     name: ClassVar[str] = "by-hand"
     title: ClassVar[str] = "by hand"
+    selected: bool
+    """Whether it was chosen by its effects on the examples."""
 
     def search(self, engine: Any, goal: Goal, seed: int) -> list[Selection]:
         """Selects nothing."""
         raise NotImplementedError("Sets by hand are not searched for.")
 
 
-def result_by_hand(traced: RunContext, members: ComponentSet, effects: Effects) -> TraceResult:
-    """A result of a set that no search selected."""
-    mask = masks.from_indices(members, traced.engine.n_components)
-    selection = Selection(mask=mask, effects=effects)
-    (complement,) = traced.complements([selection])
-    spent = Usage(Cost(1, 0), 0.0)
-    return traced.result(Manual(), selection, Goal(), 0, spent, complement=complement)
+def as_result(traced: Traced, members: Any) -> TraceResult:
+    """A set of your own as a result, with all that a result says of it.
+
+    Raises:
+        MaskError, ComponentError: About the set.
+    """
+    is_selected = traced.found_on(members) is not None
+    return result_by_hand(traced, members_of(members, traced.registry), selected=is_selected)
 
 
-def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
+def result_by_hand(
+    traced: Traced, members: ComponentSet, effects: Effects | None = None, *, selected: bool = True
+) -> TraceResult:
+    """A result of a set that no search selected; its effects, if they were measured before."""
+    mask = masks.from_indices(members, len(traced.registry))
+    effects = traced.own.effects(mask.float()) if effects is None else effects
+    found = Found(Manual(selected), Goal(), 0, Usage(Cost(1, 0), 0.0))
+    return results_of(traced, found, [Selection(mask=mask, effects=effects)], [None])[0]
+
+
+def arrows_of(paths: Paths, traced: Traced) -> list[dict[str, Any]]:
     """Paths whose interval leaves out 0, the strongest first; ends without a flat index are None.
 
     Raises:
         ConfigError: They were measured with another question.
         ComponentError: A member that the tracer does not study.
     """
-    engine, held_out = traced.engine, traced.held_out
+    engine, held_out = traced.own, traced.held_out
     prints = [each.pairs.fingerprint for each in (engine, held_out) if each is not None]
     own = model_name(engine.model), engine.metric.name, engine.metric.direction
     own += name_of(traced.setup.source), positions_of(engine)
@@ -67,7 +81,7 @@ def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
             f"{paths.direction} from {paths.source} at {paths.positions}, and this tracer has "
             "another model, question or examples. Give what tracer.paths(...) measured."
         )
-    registry = traced.engine.registry
+    registry = traced.own.registry
     at = {
         label: registry.index(component)
         for label, component in zip(paths.labels, paths.components, strict=True)
@@ -81,15 +95,15 @@ def arrows_of(paths: Paths, traced: RunContext) -> list[dict[str, Any]]:
     ]
 
 
-def is_of(traced: RunContext, result: TraceResult) -> bool:
+def is_of(traced: Traced, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
-    own = traced.engine.pairs.fingerprint, traced.setup, traced.model_facts.weights_digest
+    own = traced.own.pairs.fingerprint, traced.setup, weights_digest(traced.model)
     given = result.own.fingerprint, result.setup, result.model_facts.weights_digest
-    return own == given and result.registry == traced.engine.registry
+    return own == given and result.registry == traced.own.registry
 
 
 def open_explorer(
-    traced: RunContext,
+    traced: Traced,
     start: Any,
     front: ParetoFront | TraceCurve | None,
     results: Sequence[TraceResult],
@@ -110,7 +124,7 @@ def open_explorer(
         ) from error
     from tracekit.explore.exploration import Exploration, Measurement
 
-    registry = traced.engine.registry
+    registry = traced.own.registry
 
     def to_members(given: Any) -> ComponentSet:
         return members_of(given, registry, or_none=True)
@@ -123,7 +137,7 @@ def open_explorer(
     earlier = [*results, *(front or ())]
     earlier += [start] if isinstance(start, TraceResult) else []
     exploration = Exploration(
-        traced.engine,
+        traced.own,
         to_members(start),
         front=[members_of(result, registry) for result in front or ()],
         measured=[
@@ -131,7 +145,7 @@ def open_explorer(
                 complement_of(members, len(registry)) if is_other else members,
                 effects,
                 **each.own.over,
-                bounds=traced.engine.metric.bounds,
+                bounds=traced.own.metric.bounds,
             )
             for each in earlier
             if is_of(traced, each)

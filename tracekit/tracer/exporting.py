@@ -22,10 +22,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
-from tracekit.components.masks import Mask
+from tracekit.components.masks import Mask, from_indices
+from tracekit.components.members import members_of
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
@@ -37,6 +39,7 @@ from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.hooked import device_of, dtype_of
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.results.result import TraceResult
+from tracekit.results.traced import Traced
 
 _PROJECTIONS = {
     # Hook point within a block -> the projection, whether the hook is at its input, and the setting
@@ -77,6 +80,40 @@ class Export:
         )
 
 
+def export(
+    traced: Traced, members: Any, folder: str | Path, *, side_effects: SideEffects | None = None
+) -> Export:
+    """Writes a plain Hugging Face model in which a set is replaced for good.
+
+    Zeros, means and tensors of one's own are folded into weights and biases, of heads, MLP
+    outputs, neurons and blocks. The model is read again from disk and measured on every
+    example, held-out ones too; nothing stays if it has another effect. A README says the
+    question, the set, both effects and the versions; of a result, the folder `trace` holds it.
+
+    Args:
+        traced: The question, laid out.
+        members: As in `explain`; one component is enough.
+        folder: A new folder.
+        side_effects: What `side_effects` measured, for the README.
+
+    Raises:
+        ConfigError: No weights do exactly the same; the message says what would be exact.
+        UnsupportedModelError: The model has no projection that the set could be folded into, or
+            the written model has another effect.
+        OutputError: The folder is not empty.
+        MaskError, ComponentError: About the set.
+    """
+    return export_model(
+        traced.own,
+        traced.bound.setup,
+        from_indices(members_of(members, traced.registry), len(traced.registry)).float(),
+        as_path("folder", folder),
+        result=members if isinstance(members, TraceResult) else None,
+        side_effects=side_effects,
+        held_out=traced.held_out,
+    )
+
+
 def export_model(
     engine: Engine,
     setup: Setup,
@@ -87,7 +124,7 @@ def export_model(
     side_effects: SideEffects | None,
     held_out: Engine | None,
 ) -> Export:
-    """Writes and measures the model; see `Tracer.export`."""
+    """Writes and measures the model; see `export`."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty. Give a new folder.")
     constants = _exact_constants(engine, setup)

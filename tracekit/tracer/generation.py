@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.options import check_seed, is_whole, shortened
-from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
+from tracekit.components.members import members_of
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.tokenization import tokenizer_of
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.patching import constant_hooks
-from tracekit.engine.setup import BoundSetup
 from tracekit.errors import ConfigError, UnsupportedModelError
 from tracekit.models import HookedModel, model_name
 from tracekit.models.hooked import Hook, frozen
 from tracekit.results.generations import Generations
+from tracekit.results.traced import Traced
 
 
 def constants_at_every_token(pairs: PromptPairs, source: object) -> Constants:
@@ -45,26 +45,64 @@ def hooked(model: HookedModel, hooks: list[Hook]) -> Iterator[HookedModel]:
         yield model
 
 
-def generate(
-    bound: BoundSetup,
-    members: ComponentSet,
-    prompts: Sequence[Any],
-    *,
-    counterfactuals: Sequence[Any] | None,
-    others: PromptPairs,
-    fingerprint: str,
-    strength: float,
-    max_new_tokens: int,
-    temperature: float,
-    chat: Chat,
-    seed: int,
-) -> Generations:
-    """Generates; see `Tracer.generate`.
+def steer(
+    traced: Traced, members: Any, strength: float = 1.0
+) -> AbstractContextManager[HookedModel]:
+    """A block in which every pass of the model has a set replaced, at every token.
 
-    `others` are the traced pairs, which `resample` draws from, as they were given; with their
-    counterfactuals they have the `fingerprint`.
+    Args:
+        traced: The question, laid out.
+        members: As in `explain`; one component is enough.
+        strength: 0 is the model as it is, 1 the values of the source; between and beyond, on
+            the line through both.
+
+    Raises:
+        ConfigError: A source other than zeros, means and tensors, or components split by span.
+        MaskError, ComponentError: About the set.
+    """
+    registry = traced.registry
+    mask = from_indices(members_of(members, registry), len(registry)).float()
+    constants = constants_at_every_token(traced.own.pairs, traced.bound.setup.source)
+    if registry.spans:
+        raise ConfigError("Spans act at some tokens only. Steer with a trace without split_by.")
+    return hooked(traced.model, constant_hooks(registry, constants, strength * mask))
+
+
+def generate(
+    traced: Traced,
+    members: Any,
+    prompts: str | Sequence[Any],
+    counterfactuals: str | Sequence[Any] | None = None,
+    *,
+    max_new_tokens: int = 20,
+    temperature: float = 0.0,
+    strength: float = 1.0,
+    chat: Chat = False,
+    seed: int = 0,
+) -> Generations:
+    """What the model writes after prompts, by itself and with a set replaced, side by side.
+
+    With `positions="all"` zeros, means and tensors act on the new tokens too. Else the set is
+    replaced in the prompt, and the new tokens read its keys and values.
+
+    Args:
+        traced: The question, laid out.
+        members: As in `explain`; one component is enough.
+        prompts: A text or several; with `chat`, what the user says, or messages.
+        counterfactuals: With `source="counterfactual"`, one for each prompt, of as many tokens.
+        max_new_tokens: Tokens to write at most.
+        temperature: 0 takes the likeliest token, more samples.
+        strength: As in `steer`.
+        chat: As in `PromptPairs.from_text`.
+        seed: Draws the sampled tokens: the same for both.
+
+    Raises:
+        ConfigError: About the options, or counterfactuals that are lacking or of no use.
+        PairsError, SourceError: The prompts do not suit the setup.
+        MaskError, ComponentError: About the set.
     """
     check_seed(seed)
+    bound, chosen = traced.bound, members_of(members, traced.registry)
     if not is_whole(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
         raise ConfigError(
             f"max_new_tokens is {shortened(max_new_tokens)} and the temperature "
@@ -91,13 +129,13 @@ def generate(
         pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
     if bound.setup.source == "resample":
-        single += others.pairs
+        single += traced.pairs.pairs
     plain = replace(bound, config=replace(bound.config, capabilities=Capabilities.none()))
     engine = plain.engine(
         replace(pairs, pairs=single), metric="probability-drop", direction="noising"
     )
     data = engine.data
-    mask = strength * from_indices(members, data.n_components).float()
+    mask = strength * from_indices(chosen, data.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     written = []
     bar = progress.steps(range(len(prompts)), "generate", shown=bound.config.progress)
@@ -118,7 +156,7 @@ def generate(
     shown = [pair.texts or {} for pair in pairs]
     return Generations(
         registry=bound.registry,
-        members=members,
+        members=chosen,
         prompts=tuple(texts["prompt"] for texts in shown),
         counterfactuals=None if changed is None else tuple(t["counterfactual"] for t in shown),
         clean=tuple(clean for clean, _ in written),
@@ -129,8 +167,8 @@ def generate(
         temperature=float(temperature),
         seed=int(seed),
         model=model_name(model),
-        dataset=others.name,
-        dataset_fingerprint=fingerprint,
+        dataset=traced.pairs.name,
+        dataset_fingerprint=traced.own.pairs.fingerprint,
     )
 
 

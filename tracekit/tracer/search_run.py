@@ -12,27 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress as _progress
+from tracekit._util.options import shortened
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import complement_of, from_indices
+from tracekit.components.masks import from_indices
+from tracekit.components.members import members_of
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
-from tracekit.engine.setup import Setup
 from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
-from tracekit.metrics import Effects, Metric
-from tracekit.models import foreign_hooks, model_name, revision_of, weights_digest
-from tracekit.results.mib import model_sizes
-from tracekit.results.on_examples import OnExamples
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import (
     MOST_CONTROLS,
@@ -40,13 +35,14 @@ from tracekit.results.pareto_statistics import (
     passes_from_all,
     sizes_of_statistics,
 )
-from tracekit.results.result import ModelFacts, RunFacts, TraceResult
+from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
+from tracekit.results.traced import KnownSets, Traced
 from tracekit.results.trade_offs import TradeOff, trade_offs
-from tracekit.search import Goal, LocalSearch, Search, Selection
+from tracekit.search import Goal, LocalSearch, Search, Selection, make
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
 from tracekit.search.backward import backward_elimination
-from tracekit.search.base import Planned, best_within, config_of, planned_for
+from tracekit.search.base import Planned, Record, best_within, config_of, planned_for
 from tracekit.search.faithful import FaithfulTarget
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.objectives import Objective, ObjectiveName, describe, resolve_objective
@@ -67,32 +63,6 @@ _CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
 _NO_ROOM = "The limits left no room for statistics: the front has none."
 
 
-class Measured(NamedTuple):
-    """A set that was measured on all examples."""
-
-    mean: float
-    members: ComponentSet
-    effects: Effects
-
-
-class BestMeasured:
-    """Of every size, the best set that a target, or a tracer, has measured so far.
-
-    That is what is left of a search that is interrupted, and what no front leaves out.
-    """
-
-    def __init__(self) -> None:
-        """Knows none yet."""
-        self.by_size: dict[int, Measured] = {}
-
-    def record(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
-        """Takes note of sets and their effects, a row for each."""
-        for members, row in zip(sets, effects, strict=True):
-            mean, size = float(row.mean()), len(members)
-            if size and (size not in self.by_size or mean > self.by_size[size].mean):
-                self.by_size[size] = Measured(mean, members, row.clone())
-
-
 class Usage(NamedTuple):
     """Cost and wall time of a search."""
 
@@ -100,152 +70,105 @@ class Usage(NamedTuple):
     seconds: float
 
 
-class ComplementEffects(NamedTuple):
-    """Effects of all components but those of a set, example by example."""
+def accounted(traced: Traced, target: Target, work: Callable[[], _T]) -> tuple[_T, Usage]:
+    """Searches a target on an unchanged model, and says what that took."""
+    _ = traced.own.full_effects  # Shared by all methods, so it counts for none.
+    checks.check_unchanged(traced.own)
+    cost, start = target.cost, time.perf_counter()
+    outcome = work()
+    return outcome, Usage(target.cost - cost, time.perf_counter() - start)
 
-    own: Effects
-    held_out: Effects | None
-    """On the held-out examples, if there are some."""
+
+class Found(NamedTuple):
+    """What a search selected, and how."""
+
+    search: Search
+    goal: Goal
+    seed: int
+    spent: Usage
+    objective: Objective | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """Data and labels that all results of a tracer share."""
+def results_of(
+    traced: Traced,
+    found: Found,
+    selections: Sequence[Selection],
+    bounds: Sequence[ConstraintEffect | None],
+) -> list[TraceResult]:
+    """A result for each set that a search selected; `bounds` are effects on its constraint.
 
-    engine: Engine
-    """The question: model, data set, components, metric."""
-    setup: Setup
-    """The setup, with metric and source by their names."""
-    noise_floor: float
-    """Effect that rounding alone can make."""
-    explained_variance: Mapping[str, float]
-    """As in `Tracer.explained_variance`."""
-    extra_metrics: tuple[Metric, ...]
-    held_out: Engine | None
-    """The same question on examples that no search sees."""
-    best_known: BestMeasured
-    """The best sets that anything of the tracer has measured."""
-
-    @cached_property
-    def model_facts(self) -> ModelFacts:
-        """Which model it is."""
-        model = self.engine.model
-        name = str(getattr(model.cfg, "model_name", ""))
-        return ModelFacts(
-            weights_digest=weights_digest(model),
-            revision=revision_of(model),
-            foreign_hooks=tuple(foreign_hooks(model)),
-            sizes=model_sizes(model.cfg),
-            path=str(Path(name).absolute()) if Path(name).exists() else name,
-            dtype=str(next(iter(model.parameters())).dtype).removeprefix("torch."),
-            explained_variance=self.explained_variance,
-        )
-
-    def accounted(self, engine: Target, work: Callable[[], _T]) -> tuple[_T, Usage]:
-        """Searches an engine on an unchanged model, and says what that took."""
-        _ = self.engine.full_effects  # Shared by all methods, so it counts for none.
-        checks.check_unchanged(self.engine)
-        cost, start = engine.cost, time.perf_counter()
-        outcome = work()
-        return outcome, Usage(engine.cost - cost, time.perf_counter() - start)
-
-    def result(
-        self,
-        search: Search,
-        selection: Selection,
-        goal: Goal,
-        seed: int,
-        spent: Usage,
-        *,
-        complement: ComplementEffects,
-        constraint: ConstraintEffect | None = None,
-        objective: Objective | None = None,
-    ) -> TraceResult:
-        """A set that a search selected, with all that a result says of it.
-
-        The selection has scores instead of effects if there is an objective; `constraint` is its
-        effect on the constrained metric.
-        """
-        engine = self.engine
+    Selections have scores instead of effects if there is an objective.
+    """
+    facts, cost = traced.model_facts, found.spent.cost
+    histories = [measured_history(selection.history) for selection in selections]
+    effects = [selection.effects for selection in selections]
+    if found.objective is not None:
+        cost += Cost(1, 0)
+        effects = [traced.own.effects(selection.mask) for selection in selections]
+        histories = [tuple(map(_of_scores, history)) for history in histories]
+    sets = [tuple(each.mask.nonzero()[:, 0].tolist()) for each in selections]
+    rows = zip(selections, traced.on_examples(sets, effects), bounds, histories, strict=True)
+    results = []
+    for selection, (own, held_out), bound, history in rows:
+        search, mask, soft_mask = selection.by or found.search, selection.mask, selection.soft_mask
         # Penalties and scores are no effects of single components, nor of sets.
-        scores = selection.component_scores if constraint is None and objective is None else None
-        cost = spent.cost + selection.saved
-        history = measured_history(selection.history)
-        if objective is not None:
-            selection = self._with_effects(replace(selection, history=history))
-            history, cost = selection.history, cost + Cost(1, 0)
-        mask, soft_mask = selection.mask, selection.soft_mask
-        return TraceResult(
-            setup=self.setup,
-            run=RunFacts(
-                method=search.name,
-                title=getattr(search, "title", search.name),
-                records_every_size=objective is None
-                and getattr(search, "records_every_size", False),
-                objective=describe(objective),
-                config=config_of(search),
-                seed=seed,
-                cost=cost,
-                seconds=spent.seconds,
-                stopped=selection.stopped,
-                held_out_by=selection.held_out_by,
-                versions=versions(),
-            ),
-            registry=engine.registry,
-            binary_mask=mask,
-            soft_mask=mask.float() if soft_mask is None else soft_mask,
-            component_scores=None if scores is None else scores.float(),
-            own=OnExamples.of(engine, selection.effects, complement.own),
-            held_out=(
-                None
-                if self.held_out is None
-                else OnExamples.of(self.held_out, self.held_out.effects(mask), complement.held_out)
-            ),
-            extra_metrics=tuple(metric.name for metric in self.extra_metrics),
-            extra_per_example=self._extra_per_example(mask),
-            constraint=constraint,
-            budget=selection.budget,
-            target_effect=goal.target,
-            history=history,
-            axis_label=engine.metric.axis_label,
-            model=model_name(engine.model),
-            model_facts=self.model_facts,
-            noise_floor=self.noise_floor,
+        is_plain = bound is None and found.objective is None
+        scores = selection.component_scores if is_plain else None
+        results.append(
+            TraceResult(
+                setup=traced.setup,
+                run=RunFacts(
+                    method=search.name,
+                    title=getattr(search, "title", search.name),
+                    records_every_size=found.objective is None
+                    and getattr(search, "records_every_size", False),
+                    objective=describe(found.objective),
+                    config=config_of(search),
+                    seed=found.seed,
+                    cost=cost + selection.saved,
+                    seconds=found.spent.seconds,
+                    stopped=selection.stopped,
+                    held_out_by=selection.held_out_by,
+                    versions=versions(),
+                ),
+                registry=traced.registry,
+                binary_mask=mask,
+                soft_mask=mask.float() if soft_mask is None else soft_mask,
+                component_scores=None if scores is None else scores.float(),
+                own=own,
+                held_out=held_out,
+                extra_metrics=tuple(metric.name for metric in traced.extra_metrics),
+                extra_per_example=_extra_effects(traced, mask),
+                constraint=bound,
+                budget=selection.budget,
+                target_effect=found.goal.target,
+                history=history,
+                axis_label=traced.own.metric.axis_label,
+                model=traced.model_name,
+                model_facts=facts,
+                noise_floor=traced.noise_floor,
+            )
         )
+    return results
 
-    def complements(self, selections: Sequence[Selection]) -> list[ComplementEffects]:
-        """Effects of all components but the selected ones, for each of several selections."""
-        sets = [
-            complement_of(each.mask.nonzero()[:, 0].tolist(), self.engine.n_components)
-            for each in selections
-        ]
-        own = self.engine.set_effects(sets, "complements")
-        if self.held_out is None:
-            return [ComplementEffects(row, None) for row in own]
-        held_out = self.held_out.set_effects(sets, "complements, held out")
-        return list(map(ComplementEffects, own, held_out))
 
-    def _with_effects(self, selection: Selection) -> Selection:
-        """A selection that was searched by scores, with effects in their place."""
-        history = [
-            {{"effect": "score"}.get(name, name): value for name, value in record.items()}
-            for record in selection.history
-        ]
-        effects = self.engine.effects(selection.mask)
-        return replace(selection, effects=effects, history=tuple(history))
+def _of_scores(record: Record) -> Record:
+    """A record of a search whose effects are scores."""
+    return {{"effect": "score"}.get(name, name): value for name, value in record.items()}
 
-    def _extra_per_example(self, mask: Tensor) -> Tensor | None:
-        if not self.extra_metrics:
-            return None
-        effects = metric_effects(self.engine.data, mask, self.extra_metrics)
-        return torch.stack(list(effects.values()))
+
+def _extra_effects(traced: Traced, mask: Tensor) -> Tensor | None:
+    if not traced.extra_metrics:
+        return None
+    effects = metric_effects(traced.own.data, mask, traced.extra_metrics)
+    return torch.stack(list(effects.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRun:
     """One search for a goal, by an objective, within the bounds of a constraint."""
 
-    traced: RunContext
+    traced: Traced
     search: Search
     goal: Goal
     objective: ObjectiveName | Objective
@@ -262,7 +185,7 @@ class SearchRun:
                 "Leave one of them out, or use another objective."
             )
         if self._auto is not None:
-            self._auto.check(self.traced.engine.pairs.n_distinct)
+            self._auto.check(self.traced.own.pairs.n_distinct)
 
     @property
     def _maximised(self) -> Objective | None:
@@ -278,8 +201,8 @@ class SearchRun:
         return [self.search] if self._auto is None else self._auto.searches
 
     @cached_property
-    def _best(self) -> BestMeasured:
-        return BestMeasured()
+    def _best(self) -> KnownSets:
+        return KnownSets()
 
     @cached_property
     def target(self) -> Target:
@@ -288,14 +211,14 @@ class SearchRun:
         def record(sets: Sequence[ComponentSet], effects: Tensor) -> None:
             self._best.record(sets, effects)
             if self._is_for_mean:
-                self.traced.best_known.record(sets, effects)
+                self.traced.known.record(sets, effects)
 
         return target_of(
-            self.traced.engine,
+            self.traced.own,
             self._maximised,
             self.constraint,
             record,
-            self.traced.best_known.record,
+            self.traced.known.record,
         )
 
     @property
@@ -316,7 +239,7 @@ class SearchRun:
 
         Of a front, with its statistics or not; None: this is no front.
         """
-        n, goal = self.traced.engine.n_components, self.goal
+        n, goal = self.traced.own.n_components, self.goal
         planned = planned_for(self.search, n, self._goal_of_search)
         cost = self._cost_of(self.search, self._goal_of_search)
         if planned is None or cost is None:
@@ -342,7 +265,7 @@ class SearchRun:
         n_results = max(1, len(budgets)) if statistics is None else budgets[-1]
         n_held_out = 0 if traced.held_out is None else traced.held_out.n_examples
         has_also = len(traced.extra_metrics) > 0
-        share = n_held_out / traced.engine.n_examples
+        share = n_held_out / traced.own.n_examples
         passes = n_results * (1 + has_also + share * (2 + has_also))
         if statistics is None:
             return passes
@@ -351,21 +274,21 @@ class SearchRun:
             halves = self._cost_of_halves(Goal(budgets=tuple(sizes)))
             passes += 0 if halves is None else halves.forward_equivalents
         if statistics:
-            downwards = passes_from_all(traced.engine.n_components, sizes) / 2
+            downwards = passes_from_all(traced.own.n_components, sizes) / 2
             passes += MOST_CONTROLS * len(sizes)
             passes += cost_of(self.target, Cost(downwards, downwards)).forward_equivalents
         return passes
 
     def _cost_of(self, search: Search, goal: Goal) -> Cost | None:
         """Passes of a search through the target; None if it does not say."""
-        planned = planned_for(search, self.traced.engine.n_components, goal)
+        planned = planned_for(search, self.traced.own.n_components, goal)
         if planned is None:
             return None
         # A limit is on all that is run.
         is_limited = getattr(search, "max_passes", None) is not None
         cost = planned.cost if is_limited else cost_of(self.target, planned.cost)
         if self.constraint is not None:
-            share = self.constraint[1].n_examples / self.traced.engine.n_examples
+            share = self.constraint[1].n_examples / self.traced.own.n_examples
             cost += Cost(2 * max(1, len(goal.budgets)) * share)
         return cost
 
@@ -379,7 +302,7 @@ class SearchRun:
     def _bar(
         self, on_note: Callable[..., None] | None, *, statistics: bool | None = None
     ) -> AbstractContextManager[Any]:
-        engine, planned = self.traced.engine, self.planned(statistics=statistics)
+        engine, planned = self.traced.own, self.planned(statistics=statistics)
         passes = None
         if planned is not None:
             further = self.further_passes(statistics=statistics)
@@ -407,8 +330,10 @@ class SearchRun:
             goal, target, search = self.goal, self.target, self._auto or self.search
             before, start = target.cost, time.perf_counter()
             try:
-                selections, spent = self.traced.accounted(
-                    target, lambda: search.search(target, self._goal_of_search, self.seed)
+                selections, spent = accounted(
+                    self.traced,
+                    target,
+                    lambda: search.search(target, self._goal_of_search, self.seed),
                 )
             except KeyboardInterrupt:
                 selections = self._best_so_far()
@@ -422,7 +347,7 @@ class SearchRun:
             return self._results_of(selections, bounds, spent)
 
     def _best_so_far(self) -> list[Selection]:
-        by_size, goal, n = self._best.by_size, self.goal, self.traced.engine.n_components
+        by_size, goal, n = self._best.by_size, self.goal, self.traced.own.n_components
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:
             reaching = [size for size in by_size if by_size[size].mean >= goal.target]
@@ -455,20 +380,10 @@ class SearchRun:
         bounds: Sequence[ConstraintEffect | None],
         spent: Usage,
     ) -> list[TraceResult]:
-        complements = self.traced.complements(selections)
-        return [
-            self.traced.result(
-                selection.by or self.search,
-                selection,
-                self.goal,
-                self.seed,
-                spent,
-                complement=complement,
-                constraint=bound,
-                objective=self._maximised,
-            )
-            for selection, complement, bound in zip(selections, complements, bounds, strict=True)
-        ]
+        found = Found(self.search, self.goal, self.seed, spent, self._maximised)
+        results = results_of(self.traced, found, selections, bounds)
+        self.traced.known.selected |= {members_of(each, each.registry) for each in results}
+        return results
 
     # ---- the front ------------------------------------------------------------------------
 
@@ -479,12 +394,12 @@ class SearchRun:
 
     def _front(self, *, statistics: bool) -> ParetoFront:
         search, target = cast(LocalSearch, self.search), self.target
-        state, spent = self.traced.accounted(
-            target, lambda: search.run(target, self.goal, self.seed)
+        state, spent = accounted(
+            self.traced, target, lambda: search.run(target, self.goal, self.seed)
         )
         best_sets, fit, note = state.best_sets, None, None
         if self._is_for_mean:
-            measured = self.traced.best_known.by_size.values()
+            measured = self.traced.known.by_size.values()
             fitting = [each for each in measured if len(each.members) <= best_sets.largest]
             best_sets.take_over({each.members: each.effects for each in fitting})
         walk, walked = {}, Usage(Cost(), 0.0)
@@ -523,10 +438,10 @@ class SearchRun:
 
     def _trade_offs(self, sizes: Sequence[int]) -> tuple[TradeOff, ...]:
         """Sets between the largest effect that the tracer knows and the most faithful one."""
-        target, engine = self.target, self.traced.engine
+        target, engine = self.target, self.traced.own
         if not isinstance(target, FaithfulTarget):
             return ()
-        by_size = self.traced.best_known.by_size
+        by_size = self.traced.known.by_size
         strongest = [by_size[size].members for size in sizes if size in by_size]
         target.set_effects([each for each in strongest if each not in target.measured])
         return trade_offs(
@@ -546,16 +461,18 @@ class SearchRun:
             best_sets.take_over(dict(zip(others.values(), effects, strict=True)))
             return others
 
-        return self.traced.accounted(target, walk)
+        return accounted(self.traced, target, walk)
 
     def _chosen(
         self, auto: Auto, sets: Mapping[int, Selection], spent: Usage
     ) -> tuple[dict[int, Selection], CrossFit, Usage]:
         """The sets of the search that holds better, by size, what chose, and what both took."""
-        engine = self.traced.engine
+        engine = self.traced.own
         sizes = sizes_of_statistics(sorted(sets))
-        (chosen, fit), more = self.traced.accounted(
-            engine, lambda: auto.front(engine, sets, sizes, self.goal.budgets[-1], self.seed)
+        (chosen, fit), more = accounted(
+            self.traced,
+            engine,
+            lambda: auto.front(engine, sets, sizes, self.goal.budgets[-1], self.seed),
         )
         cost = spent.cost + more.cost - fit.on_all_examples
         return chosen, fit, Usage(cost, spent.seconds + more.seconds)
@@ -577,7 +494,7 @@ class SearchRun:
         self, front: ParetoFront, fit: CrossFit | None, walk: Mapping[int, ComponentSet]
     ) -> ParetoFront:
         """A front with what it takes to believe it."""
-        engine, target = self.traced.engine, self.target
+        engine, target = self.traced.own, self.target
         # A constrained target counts the traced work too; a score has accounts of its own.
         accounts = [target] if self.constraint is not None else [engine, target]
         is_shared = len(accounts) == 2 and target.data.account is engine.data.account
@@ -598,3 +515,47 @@ class SearchRun:
         front = replace(front, statistics=rows, statistics_cost=cost)
         diagnostics.warn_of_front(front)
         return front
+
+
+def run_of(
+    traced: Traced,
+    search: Search,
+    goal: Goal,
+    objective: ObjectiveName | Objective,
+    constraint: Constraint | None,
+    seed: int,
+) -> SearchRun:
+    """A search on a question."""
+    bound = None if constraint is None else (constraint, _constrained(traced, constraint))
+    return SearchRun(
+        traced=traced, search=search, goal=goal, objective=objective, constraint=bound, seed=seed
+    )
+
+
+def pareto_run_of(
+    traced: Traced,
+    max_budget: int | float | None,
+    objective: ObjectiveName | Objective | None,
+    constraint: Constraint | None,
+    statistics: bool,
+    seed: int,
+    options: Mapping[str, Any],
+) -> SearchRun:
+    """The search of a front; see `Tracer.pareto`."""
+    search = make(LocalSearch, options)
+    goal = Goal.make(len(traced.registry), budget=1.0 if max_budget is None else max_budget)
+    if objective is None:
+        has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES
+        objective = "auto" if has_halves and constraint is None else "mean"
+    return run_of(traced, search, goal, objective, constraint, seed)
+
+
+def _constrained(traced: Traced, constraint: Constraint) -> Engine:
+    """The engine that measures a constraint."""
+    if not isinstance(constraint, Constraint):
+        raise ConfigError(
+            f"constraint is {shortened(constraint)}. Give a tk.Constraint, e.g. "
+            "tk.Constraint(pairs=..., at_most=0.05)."
+        )
+    pairs = traced.pairs if constraint.pairs is None else constraint.pairs
+    return traced.bound.engine(pairs, metric=constraint.metric)  # type: ignore[arg-type]

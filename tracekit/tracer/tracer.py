@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property, wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
 
-from typing_extensions import Unpack
+from jaxtyping import Float
+from torch import Tensor
+from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
 from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, shortened
+from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
-from tracekit.anatomy.paths import Paths
+from tracekit.anatomy import attention, explanation, minimality, paths, set_game, side_effects
+from tracekit.components import ComponentRegistry
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
@@ -24,36 +29,57 @@ from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
-from tracekit.metrics import Metric, MetricFunction
+from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, load_model, model_name
+from tracekit.results import evaluation, faithfulness_of_sets, pair_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.search import DEFAULT_METHOD, Goal, LocalSearch, MethodName, Search, make
-from tracekit.search.auto import FEWEST_EXAMPLES
+from tracekit.results.traced import Traced
+from tracekit.search import DEFAULT_METHOD, Goal, MethodName, Search, make
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
-from tracekit.tracer import diagnostics
-from tracekit.tracer.estimate import Estimate, estimate
-from tracekit.tracer.exploring import open_explorer
-from tracekit.tracer.model_edits import ModelEdits
-from tracekit.tracer.search_run import BestMeasured, SearchRun
-from tracekit.tracer.set_methods import MetricChoice
+from tracekit.tracer import diagnostics, exploring, exporting, generation
+from tracekit.tracer import estimate as estimating
+from tracekit.tracer.search_run import SearchRun, pareto_run_of, run_of
 from tracekit.tracer.trackers import Observed, Observer, settings_of
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
 
+    from tracekit.anatomy.paths import Paths
     from tracekit.explore.explorer import Explorer
     from tracekit.results.panels import Color
 
     MethodChoice = MethodName
+    MetricChoice = MetricName
 else:
     # At run time a wrong name has an error of its own, with suggestions.
     MethodChoice = MethodName | str
+    MetricChoice = MetricName | str
 
 
-class Tracer(ModelEdits):
+def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """A function of a question as a method of the tracer that asks it, on an unchanged model."""
+
+    @wraps(function)
+    def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        checks.check_unchanged(self.traced.own)
+        return function(self.traced, *args, **kwargs)
+
+    first, *others = signature(function).parameters.values()
+    method.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
+        parameters=[first.replace(name="self", annotation=Parameter.empty), *others]
+    )
+    method.__doc__ = re.sub(r"\n *traced: .*", "", function.__doc__ or "")
+    return method
+
+
+class Tracer:
     """Traces which components of a model jointly move a metric.
 
     ```python
@@ -113,10 +139,10 @@ class Tracer(ModelEdits):
                 the pairs, or denoising from a source that is no run.
             ConfigError: Options that contradict each other.
         """
-        self.model: HookedModel = model if isinstance(model, HookedModel) else load_model(model)
+        model = model if isinstance(model, HookedModel) else load_model(model)
         usual = None
         if isinstance(pairs, (str, Path)):
-            usual, pairs = describe(str(pairs)), load_dataset(str(pairs), self.model)
+            usual, pairs = describe(str(pairs)), load_dataset(str(pairs), model)
         if not isinstance(components, Setup):
             if usual is not None and "split_by" not in options:
                 options.setdefault("positions", usual.positions)  # type: ignore[typeddict-item]
@@ -138,17 +164,17 @@ class Tracer(ModelEdits):
         if held_out is not None:
             pairs.refuse_shared(held_out)
         further = [] if held_out is None else [held_out]
-        self._bound = components.bind(self.model, pairs, config, further=further)
-        self.setup: Setup = self._bound.named
-        self._given = pairs
-        self._known = BestMeasured()
-        self.engine: Engine = self._bound.engine(pairs).sharing(record=self._known.record)
-        self.extra_metrics: tuple[Metric, ...] = self._bound.metrics(extra_metrics)
-        for each in self.extra_metrics:
-            check_continuations(self.engine.pairs, each)
+        bound = components.bind(model, pairs, config, further=further)
+        self.traced = Traced(
+            bound=bound,
+            pairs=pairs,
+            held_out_pairs=held_out,
+            extra_metrics=bound.metrics(extra_metrics),
+        )
+        for each in self.traced.extra_metrics:
+            check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
-        self._held_out_given = held_out
-        self._held_out = None if held_out is None else self._bound.engine(held_out)
+        _ = self.traced.held_out
         diagnostics.warn_of_pairs(pairs, self.engine, self.source)
         if held_out is not None:
             title = "Held-out pairs: "
@@ -275,7 +301,7 @@ class Tracer(ModelEdits):
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        run = self._run_of(search, goal, objective, constraint, seed)
+        run = run_of(self.traced, search, goal, objective, constraint, seed)
         _ = self._warned_of_effects
         with self._observed(observe, run) as observed:
             results = run.results(observed.step)
@@ -328,7 +354,9 @@ class Tracer(ModelEdits):
             ResultFormatError: The checkpoint is damaged, or of another search, model or data set.
         """
         check_seed(seed)
-        run = self._pareto_run(max_budget, objective, constraint, statistics, seed, options)
+        run = pareto_run_of(
+            self.traced, max_budget, objective, constraint, statistics, seed, options
+        )
         _ = self._warned_of_effects
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
@@ -337,91 +365,9 @@ class Tracer(ModelEdits):
         self._last = front
         return front
 
-    def estimate(
-        self,
-        method: MethodChoice | type | Search = DEFAULT_METHOD,
-        *,
-        budget: int | float | None = None,
-        budgets: Sequence[int | float] | None = None,
-        target_effect: float | None = None,
-        objective: ObjectiveName | Objective = "mean",
-        constraint: Constraint | None = None,
-        **options: Any,
-    ) -> Estimate:
-        """The passes, time and memory that `run` with these arguments will take.
-
-        Runs nothing but one timed probe on a few examples, of a few sets and, for methods that
-        learn, a gradient. What it takes is kept for the next estimate.
-
-        Raises:
-            ConfigError: The search does not say how many passes it takes, as one of your own.
-            UnknownNameError, BudgetError: As in `run`.
-        """
-        search = make(method, options)
-        goal = Goal.make(
-            len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
-        )
-        if getattr(search, "lambda1", None) is None:
-            goal.require(search.name)
-        checks.check_unchanged(self.engine)
-        run = self._run_of(search, goal, objective, constraint, 0)
-        return estimate(run)
-
-    def estimate_pareto(
-        self,
-        *,
-        max_budget: int | float | None = None,
-        objective: ObjectiveName | Objective | None = None,
-        constraint: Constraint | None = None,
-        statistics: bool = True,
-        **options: Any,
-    ) -> Estimate:
-        """As `estimate`, of `pareto` with these arguments.
-
-        `passes` are those of the front; `example_passes` and `seconds` hold the statistics too.
-
-        Raises:
-            UnknownNameError, ConfigError: About the options.
-            BudgetError: About `max_budget`.
-        """
-        checks.check_unchanged(self.engine)
-        run = self._pareto_run(max_budget, objective, constraint, statistics, 0, options)
-        return estimate(run, statistics=statistics)
-
-    def _pareto_run(
-        self,
-        max_budget: int | float | None,
-        objective: ObjectiveName | Objective | None,
-        constraint: Constraint | None,
-        statistics: bool,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> SearchRun:
-        search = make(LocalSearch, options)
-        goal = Goal.make(len(self.registry), budget=1.0 if max_budget is None else max_budget)
-        if objective is None:
-            has_halves = statistics and self.pairs.n_distinct >= FEWEST_EXAMPLES
-            objective = "auto" if has_halves and constraint is None else "mean"
-        return self._run_of(search, goal, objective, constraint, seed)
-
-    def _run_of(
-        self,
-        search: Search,
-        goal: Goal,
-        objective: ObjectiveName | Objective,
-        constraint: Constraint | None,
-        seed: int,
-    ) -> SearchRun:
-        return SearchRun(
-            traced=self._traced(),
-            search=search,
-            goal=goal,
-            objective=objective,
-            constraint=(
-                None if constraint is None else (constraint, self._engine_of_constraint(constraint))
-            ),
-            seed=seed,
-        )
+    estimate = _asks(estimating.estimate)
+    estimate_pareto = _asks(estimating.estimate_pareto)
+    estimate_explain = _asks(estimating.estimate_explain)
 
     def _observed(self, observe: Observer | None, run: SearchRun) -> Observed:
         """Tells an observer about a run; of several processes, one does."""
@@ -445,14 +391,152 @@ class Tracer(ModelEdits):
         diagnostics.warn_of_effects(self.engine)
         return True
 
-    def _engine_of_constraint(self, constraint: Constraint) -> Engine:
-        if not isinstance(constraint, Constraint):
-            raise ConfigError(
-                f"constraint is {shortened(constraint)}. Give a tk.Constraint, e.g. "
-                "tk.Constraint(pairs=..., at_most=0.05)."
-            )
-        pairs = self._given if constraint.pairs is None else constraint.pairs
-        return self._bound.engine(pairs, metric=constraint.metric)  # type: ignore[arg-type]
+    # ---- the question ---------------------------------------------------------------------
+
+    @property
+    def model(self) -> HookedModel:
+        """The model."""
+        return self.traced.model
+
+    @property
+    def setup(self) -> Setup:
+        """The setup, with metric and source by their names."""
+        return self.traced.setup
+
+    @property
+    def engine(self) -> Engine:
+        """Masks in, effects and gradients out."""
+        return self.traced.own
+
+    @property
+    def extra_metrics(self) -> tuple[Metric, ...]:
+        """Further metrics that every result is measured by."""
+        return self.traced.extra_metrics
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components under study."""
+        return self.traced.registry
+
+    @property
+    def pairs(self) -> PromptPairs:
+        """The data set."""
+        return self.engine.pairs
+
+    @property
+    def held_out(self) -> PromptPairs | None:
+        """Examples that no search sees, if there are any."""
+        return None if self.traced.held_out is None else self.traced.held_out.pairs
+
+    @property
+    def direction(self) -> Direction:
+        """Whether counterfactual values are patched in (`noising`) or clean ones back."""
+        return self.traced.direction
+
+    @property
+    def source(self) -> str:
+        """Where the values come from that are patched in."""
+        return self.traced.source
+
+    @property
+    def full_effect(self) -> float:
+        """Mean effect of all components together."""
+        return self.engine.full_effects.mean().item()
+
+    @property
+    def noise_floor(self) -> float:
+        """Mean effect that the rounding of a model in low precision can have alone; float32: 0."""
+        return self.traced.noise_floor
+
+    @property
+    def explained_variance(self) -> Mapping[str, float]:
+        """Share of the variance of activations that features reconstruct, by kind and layer.
+
+        Over the tokens of the first prompts but the first of each; empty without features.
+        """
+        return self.traced.bound.explained_variance
+
+    @property
+    def n_prefers_x(self) -> int | None:
+        """Examples on which the run that is started from finds x more probable than y.
+
+        None if not every example has a y. Where the clean model does not prefer x, it does not
+        show the behaviour that is traced.
+        """
+        clean = self.engine.data.clean
+        return None if clean.y is None else int((clean.x > clean.y).sum())
+
+    # ---- what is said of a set, and done with it ------------------------------------------
+
+    @overload
+    def evaluate(self, mask: Any, *, held_out: bool | None = ...) -> float: ...
+
+    @overload
+    def evaluate(
+        self, mask: Any, *, per_example: Literal[True], held_out: bool | None = ...
+    ) -> Float[Tensor, " example"]: ...
+
+    @overload
+    def evaluate(
+        self,
+        mask: Any,
+        *,
+        metrics: Sequence[MetricChoice | Metric | MetricFunction],
+        per_example: bool = ...,
+        held_out: bool | None = ...,
+    ) -> pd.DataFrame: ...
+
+    def evaluate(
+        self,
+        mask: Any,
+        *,
+        metrics: Sequence[MetricChoice | Metric | MetricFunction] | None = None,
+        per_example: bool = False,
+        held_out: bool | None = None,
+    ) -> float | Float[Tensor, " example"] | pd.DataFrame:
+        """Mean effect of a mask.
+
+        Args:
+            mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
+                component, where one kind is studied whole in every layer. Or a set: a result,
+                whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
+                and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
+            metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
+                pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
+                (95 % interval), `full_effect` (all components) and `share` of it; the name of its
+                index says of which examples.
+            per_example: Give one effect per example instead of their mean; times the example's
+                weight, if examples have weights.
+            held_out: Measure on the held-out examples (True) or on the searched ones (False). None:
+                on the held-out ones, if the tracer has some, as everything that is said of a set.
+
+        Raises:
+            ConfigError: There are no metrics, or no held-out examples.
+            MaskError: About the mask.
+            ComponentError: A component that is not among those of this tracer.
+            NonFiniteMetricError: The metric is NaN or infinite on some examples.
+            UnknownNameError, MissingContinuationError: About one of the metrics.
+        """
+        checks.check_unchanged(self.engine)
+        return evaluation.evaluate(
+            self.traced, mask, metrics=metrics, per_example=per_example, held_out=held_out
+        )
+
+    noising_and_denoising = _asks(evaluation.noising_and_denoising)
+    faithfulness = _asks(faithfulness_of_sets.faithfulness)
+    minimality = _asks(minimality.minimality)
+    as_result = _asks(exploring.as_result)
+    explain = _asks(explanation.explain)
+    as_game = _asks(set_game.as_game)
+    side_effects = _asks(side_effects.side_effects)
+    paths = _asks(paths.paths)
+    attention = _asks(attention.attention)
+    interactions = _asks(pair_effects.interactions)
+    strongest_pairs = _asks(strongest_pairs.strongest_pairs)
+    export = _asks(exporting.export)
+    steer = _asks(generation.steer)
+    generate = _asks(generation.generate)
+    from_mib = _asks(evaluation.from_mib)
 
     # ---- drawing --------------------------------------------------------------------------
 
@@ -516,8 +600,8 @@ class Tracer(ModelEdits):
             MaskError, ComponentError: About the first set.
             ConfigError: Paths that were measured with another question.
         """
-        return open_explorer(
-            self._traced(),
+        return exploring.open_explorer(
+            self.traced,
             start,
             front,
             self.results,

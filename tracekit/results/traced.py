@@ -1,0 +1,207 @@
+"""The question, laid out: a setup on a model, on the searched pairs and on those held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components.masks import complement_of, from_indices
+from tracekit.components.members import members_of
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.effects import noise_floor
+from tracekit.engine.engine import Engine
+from tracekit.engine.setup import BoundSetup, Setup
+from tracekit.engine.sources import name_of
+from tracekit.metrics import Direction, Effects, Metric
+from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
+from tracekit.results.mib import model_sizes
+from tracekit.results.on_examples import OnExamples
+from tracekit.results.result import ModelFacts, TraceResult
+from tracekit.results.significance import said_of_examples
+
+
+class Measured(NamedTuple):
+    """A set that was measured on all searched examples."""
+
+    mean: float
+    members: ComponentSet
+    effects: Effects
+
+
+class KnownSets:
+    """What is known of sets: of every size the best one that was measured, and those selected.
+
+    The best ones are what is left of a search that is interrupted, and what no front leaves out.
+    """
+
+    def __init__(self) -> None:
+        """Knows none yet."""
+        self.by_size: dict[int, Measured] = {}
+        self.selected: set[ComponentSet] = set()
+        """Sets that were chosen by their effects on the searched examples."""
+
+    def record(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+        """Takes note of sets and their effects, a row for each."""
+        for members, row in zip(sets, effects, strict=True):
+            mean, size = float(row.mean()), len(members)
+            if size and (size not in self.by_size or mean > self.by_size[size].mean):
+                self.by_size[size] = Measured(mean, members, row.clone())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Traced:
+    """Components of a model, what takes their place, a metric, and the examples."""
+
+    bound: BoundSetup
+    """The setup on the model."""
+    pairs: PromptPairs
+    """The searched examples, before the setup gives them spans and counterfactuals."""
+    held_out_pairs: PromptPairs | None = None
+    """Examples that no search sees."""
+    extra_metrics: tuple[Metric, ...] = ()
+    """Further metrics that every result is measured by."""
+    known: KnownSets = field(default_factory=KnownSets)
+
+    @cached_property
+    def own(self) -> Engine:
+        """The engine of the searched examples, which notes the best sets."""
+        return self.bound.engine(self.pairs).sharing(record=self.known.record)
+
+    @cached_property
+    def held_out(self) -> Engine | None:
+        """The engine of the held-out examples, if there are some."""
+        return None if self.held_out_pairs is None else self.bound.engine(self.held_out_pairs)
+
+    @property
+    def fresh(self) -> Engine:
+        """The engine of the examples that no search saw, where there are some."""
+        return self.held_out or self.own
+
+    @cached_property
+    def opposite(self) -> Traced:
+        """The same question in the other direction.
+
+        Its engines raise a `PairsError` where the source is no run that denoising could start from.
+        """
+        direction: Direction = "denoising" if self.direction == "noising" else "noising"
+        setup = replace(self.bound.setup, direction=direction)
+        bound = replace(self.bound, setup=setup)
+        return replace(self, bound=bound, extra_metrics=(), known=KnownSets())
+
+    # ---- its facts ------------------------------------------------------------------------
+
+    @property
+    def model(self) -> HookedModel:
+        """The model."""
+        return self.bound.model
+
+    @property
+    def model_name(self) -> str:
+        """Its name."""
+        return model_name(self.model)
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components under study."""
+        return self.bound.registry
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The setup, with metric and source by their names."""
+        return self.bound.named
+
+    @property
+    def direction(self) -> Direction:
+        """Whether counterfactual values are patched in (`noising`) or clean ones back."""
+        return self.bound.setup.direction
+
+    @property
+    def source(self) -> str:
+        """Where the values come from that are patched in."""
+        return name_of(self.setup.source)
+
+    @property
+    def title(self) -> str:
+        """Data and model, for a figure."""
+        return f"{self.own.pairs.name} data, {self.model_name} model"
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Model and source, as what is said of a set has them."""
+        return {"model": self.model_name, "source": self.source}
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """Mean effect that the rounding of a model in low precision can have alone; float32: 0.
+
+        Measured on the clean run in other batch shapes (`tracekit.engine.effects.noise_floor`).
+        """
+        return noise_floor(self.own.data)
+
+    @property
+    def model_facts(self) -> ModelFacts:
+        """Which model it is."""
+        model = self.model
+        name = str(getattr(model.cfg, "model_name", ""))
+        return ModelFacts(
+            weights_digest=weights_digest(model),
+            revision=revision_of(model),
+            foreign_hooks=tuple(foreign_hooks(model)),
+            sizes=model_sizes(model.cfg),
+            path=str(Path(name).absolute()) if Path(name).exists() else name,
+            dtype=str(next(iter(model.parameters())).dtype).removeprefix("torch."),
+            explained_variance=self.bound.explained_variance,
+        )
+
+    # ---- sets -----------------------------------------------------------------------------
+
+    def on_examples(
+        self, sets: Sequence[ComponentSet], effects: Sequence[Effects]
+    ) -> list[tuple[OnExamples, OnExamples | None]]:
+        """Values of sets on the searched examples, and on those held out.
+
+        `effects` are those of the sets on the searched examples. All others together are measured
+        on both.
+        """
+        others = [complement_of(members, len(self.registry)) for members in sets]
+        without = self.own.set_effects(others, "complements")
+        own = [OnExamples.of(self.own, *both) for both in zip(effects, without, strict=True)]
+        if self.held_out is None:
+            return [(each, None) for each in own]
+        without = self.held_out.set_effects(others, "complements, held out")
+        masks = [from_indices(members, len(self.registry)).float() for members in sets]
+        held_out = [
+            OnExamples.of(self.held_out, self.held_out.effects(mask), row)
+            for mask, row in zip(masks, without, strict=True)
+        ]
+        return list(zip(own, held_out, strict=True))
+
+    def found_on(self, given: Any) -> str | None:
+        """Fingerprint of the examples that a set was selected on; None for one of somebody's own.
+
+        A set that was selected here is known as a list or a mask, too.
+        """
+        if isinstance(given, TraceResult):
+            return given.own.fingerprint if given.config.get("selected", True) else None
+        members = members_of(given, self.registry, or_none=True)
+        if len(members) == len(self.registry):
+            return None  # Nobody chose among them.
+        return self.own.pairs.fingerprint if members in self.known.selected else None
+
+    def selected_on(self, given: Any) -> str | None:
+        """The same; with held-out examples no set was selected on others than the searched ones."""
+        found_on = self.found_on(given)
+        is_fresh = found_on is None and self.held_out is not None
+        return self.own.pairs.fingerprint if is_fresh else found_on
+
+    def said_of(self, given: Any, engine: Engine | None = None) -> str:
+        """Whether a set was selected on examples, by default the `fresh` ones, in words."""
+        measured = (engine or self.fresh).pairs.fingerprint
+        return said_of_examples(self.selected_on(given), measured)
