@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html import unescape
 
@@ -74,8 +75,23 @@ def test_the_text_names_the_strongest(paths):
     assert first.startswith("Paths among 4 components of GPT2LMHeadModel on ")
     assert f"of {n} the intervals of {len(apart)} leave out 0, " in first
     assert "on examples that the set was not selected on" in first
-    row = apart.iloc[0]
-    assert second.startswith(f"{row['sender']} \u2192 {row['receiver']}")
+    assert second.startswith(f"{apart.iloc[0]['sender']} \u2192 {apart.iloc[0]['receiver']}: ")
+    # A number stands beside the name of what it is of, with its own interval.
+    lines, named = str(paths).splitlines()[1:], 0
+    for line, (_, row) in zip(lines, apart.head(5).iterrows(), strict=False):
+        whole, *alone = re.findall(r"([+-][\d.e-]+) \((.*?) to (.*?)\)", line)
+        assert [float(each) for each in whole] == pytest.approx(
+            [row[f"effect{end}"] for end in ("", "_low", "_high")], rel=6e-3, abs=1e-12
+        )
+        assert bool(alone) == bool(row["strongest"])
+        for numbers in alone:
+            name = row["strongest"]
+            assert f"by its {name} alone" in line
+            assert [float(each) for each in numbers] == pytest.approx(
+                [row[f"{name}{end}"] for end in ("", "_low", "_high")], rel=6e-3, abs=1e-12
+            )
+            named += abs(row[name] - row["effect"]) > 0.01 * abs(row["effect"])
+    assert named
     assert repr(paths).startswith(f"Paths({n} among 4 components of GPT2LMHeadModel on ")
     assert second.split(":")[0] in unescape(paths._repr_html_())
 

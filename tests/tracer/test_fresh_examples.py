@@ -55,6 +55,20 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
     test = tk.Tracer(model, PAIRS[12:], metric="probability-drop")
     torch.testing.assert_close(why.effect, test.evaluate(result, per_example=True))
     torch.testing.assert_close(why.effect, result.held_out.effects)
+    # One rule for every form of `evaluate`, and for what else is said of a set.
+    fresh, own = result.held_out.mean, result.own.mean
+    for held_out, expected in ((None, fresh), (True, fresh), (False, own)):
+        metrics = [result.setup.metric]
+        table = tracer.evaluate(result, metrics=metrics, held_out=held_out)
+        rows = tracer.evaluate(result, metrics=metrics, per_example=True, held_out=held_out)
+        assert tracer.evaluate(result, held_out=held_out) == pytest.approx(expected, abs=1e-6)
+        assert table[metrics[0]]["effect"] == pytest.approx(expected, abs=1e-6)
+        assert rows[metrics[0]].mean() == pytest.approx(expected, abs=1e-6)
+        said = "was not selected on" if expected is fresh else "the examples that the set was sel"
+        assert said in table.index.name
+    assert tracer.faithfulness(result).effects[0] == pytest.approx(fresh, abs=1e-6)
+    both = tracer.noising_and_denoising(result)
+    assert both["effect"][tracer.direction] == pytest.approx(fresh, abs=1e-6)
     assert why.interactions["p"].notna().all()
     assert f", {OTHER}." in str(why)
     # Others propose the outsiders than those that test them.

@@ -26,7 +26,7 @@ from tracekit.components.masks import complement_of
 from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError
+from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
 from tracekit.results.display import frame_html
 from tracekit.results.intervals import ratio_interval
@@ -138,6 +138,8 @@ def minimality(traced: Traced, members: Any, *, tolerance: float = 0.01) -> Mini
         require_full_effect(engine)
     before = [engine.cost for engine in engines]
     chosen, label = members_of(members, traced.registry), traced.registry.label
+    if not chosen:
+        raise ComponentError("An empty set has no idle members. Give at least one component.")
     without = [tuple(i for i in chosen if i != member) for member in chosen]
     alone = fresh.alone([chosen, *without])
     differences = alone[0] - alone[1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -145,11 +145,10 @@ class Paths(OfMembers):
             f"{f', {self.examples}' if self.examples else ''}."
         ]
         for row in apart.head(_NAMED).to_dict("records"):
-            by = f" by its {row['strongest']}" if row["strongest"] else ""
-            lines.append(
-                f"{row['sender']} \u2192 {row['receiver']}{by}: {row['effect']:+.3g} "
-                f"({interval_text(row['effect_low'], row['effect_high'])})."
-            )
+            name = row["strongest"]
+            by = f"; by its {name} alone {_with_interval(row, name)}" if name else ""
+            effect = _with_interval(row, "effect")
+            lines.append(f"{row['sender']} \u2192 {row['receiver']}: {effect}{by}.")
         if not self.has_embedding:
             lines.append(
                 f"The embedding is no sender: the source {self.source!r} is no run of the model."
@@ -171,6 +170,12 @@ class Paths(OfMembers):
             f"Paths({len(self.table)} among {len(self.members)} components of {self.model} on "
             f"{self.dataset})"
         )
+
+
+def _with_interval(row: Mapping[str, Any], column: str) -> str:
+    """A number of a row of the table, with its interval."""
+    interval = interval_text(row[f"{column}_low"], row[f"{column}_high"])
+    return f"{row[column]:+.3g} ({interval})"
 
 
 def paths(traced: Traced, members: Any, *, by_input: bool = True) -> Paths:

@@ -90,7 +90,7 @@ def _check_same(tracer: Tracer, result: TraceResult) -> None:
             f"The {len(now)} held-out examples are not those of the run. Give "
             "--dataset, --split, --limit, --held-out and --data-option as for the run."
         )
-    effect = tracer.evaluate(result)
+    effect = tracer.evaluate(result, held_out=False)
     allowed = _TOLERANCE * result.per_example.abs().mean().item() + 1e-6
     if not abs(effect - result.effect) <= allowed:
         raise ComparisonError(

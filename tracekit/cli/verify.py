@@ -36,7 +36,7 @@ def verify(given: Given, run: Run) -> None:
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
     digests = [result.model_facts.weights_digest, weights_digest(tracer.model)]
     full = (result.full_effect, tracer.full_effect)
-    now = tracer.evaluate(result, per_example=True)
+    now = tracer.evaluate(result, per_example=True, held_out=False)
     rows = [
         ("weights", *(digest[:16] or "unknown" for digest in digests), digests[0] == digests[1]),
         ("data", *(2 * [result.dataset_fingerprint[:16]]), True),

@@ -18,7 +18,12 @@ from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
 from tracekit.results.significance import LEVEL, p_values, without_rounding
-from tracekit.results.tables import check_comparable, circuit_columns, data_and_models
+from tracekit.results.tables import (
+    check_comparable,
+    circuit_columns,
+    data_and_models,
+    held_out_columns,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -79,7 +84,10 @@ class Comparison(Sequence[TraceResult]):
                 f"The {len(own)} tracers are not those of the {len(self)} results, in their order. "
                 "Give one for each, of its examples."
             )
-        rows = [[tracer.evaluate(result) for tracer in tracers] for result in self.results]
+        rows = [
+            [tracer.evaluate(result, held_out=False) for tracer in tracers]
+            for result in self.results
+        ]
         return pd.DataFrame(rows, index=list(self.labels), columns=list(self.labels))
 
     @property
@@ -102,7 +110,6 @@ class Comparison(Sequence[TraceResult]):
         """
         import pandas as pd
 
-        ends = [result.held_out_interval or (None, None) for result in self.results]
         return pd.DataFrame(
             {
                 "result": list(self.labels),
@@ -116,9 +123,7 @@ class Comparison(Sequence[TraceResult]):
                 "high": [result.spread[1] for result in self.results],
                 "share": [result.share_of_full_effect for result in self.results],
                 **circuit_columns(self.results),
-                "held_out": [result.held_out_effect for result in self.results],
-                "held_out_low": [low for low, _ in ends],
-                "held_out_high": [high for _, high in ends],
+                **held_out_columns(self.results),
                 "passes": [result.cost.forward_equivalents for result in self.results],
                 "components": [" ".join(result.labels) for result in self.results],
             }

@@ -14,7 +14,7 @@ from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.display import COLUMNS, card, table
 from tracekit.results.result import TraceResult, load_run, save_run
 from tracekit.results.storage import load, save
-from tracekit.results.tables import circuit_columns, extra_columns
+from tracekit.results.tables import circuit_columns, extra_columns, held_out_columns
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -60,7 +60,11 @@ class TraceCurve(Sequence[TraceResult]):
         raise BudgetError(f"The curve has no budget of {n_components}. It has {budgets}.")
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row per budget."""
+        """A pandas DataFrame with a row per budget.
+
+        `effect` is of the searched examples. Where examples are held out, `held_out` is of these,
+        with its 95 % interval, and so are faithfulness and completeness.
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -69,6 +73,7 @@ class TraceCurve(Sequence[TraceResult]):
                 "budget": [result.budget for result in self.results],
                 "n_selected": [result.n_selected for result in self.results],
                 "effect": [result.effect for result in self.results],
+                **held_out_columns(self.results),
                 **circuit_columns(self.results),
                 **extra_columns(self.results),
             }

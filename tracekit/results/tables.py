@@ -47,6 +47,16 @@ def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     return {name: [result.extra_effects[name] for result in results] for name in names}
 
 
+def held_out_columns(results: Sequence[TraceResult]) -> dict[str, list[float | None]]:
+    """Effects on held-out examples with their 95 % intervals; None where there are none."""
+    ends = [result.held_out_interval or (None, None) for result in results]
+    return {
+        "held_out": [result.held_out_effect for result in results],
+        "held_out_low": [low for low, _ in ends],
+        "held_out_high": [high for _, high in ends],
+    }
+
+
 def circuit_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
     """Faithfulness and completeness with intervals, held out where possible; empty if unknown."""
     if any((result.held_out or result.own).complement is None for result in results):
