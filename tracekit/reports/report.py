@@ -221,7 +221,7 @@ def _examples(comparison: Comparison, texts: Sequence[str]) -> pd.DataFrame:
     labels = comparison.labels[-_MOST_COLUMNS:]
     order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
     numbers = sorted(order)
-    columns: dict[str, list[str]] = {"example": [str(number) for number in numbers]}
+    columns: dict[str, Sequence[str]] = {"example": [str(number) for number in numbers]}
     if texts:
         columns["prompt"] = [texts[number] for number in numbers]
     for result, label in zip(results, labels, strict=True):
