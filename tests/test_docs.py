@@ -145,7 +145,8 @@ def test_every_public_name_has_an_entry_in_the_api() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in API_PAGES)
     entries = re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE)
     assert len(entries) == len(set(entries))
-    missing = [name for name in tk._HOMES if f"tracekit.{name}" not in entries]
+    names = [name for name, home in tk._HOMES.items() if home != "tracekit"]
+    missing = [name for name in names if f"tracekit.{name}" not in entries]
     assert not missing
 
 

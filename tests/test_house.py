@@ -32,7 +32,7 @@ STATEMENT = "    x = 1\n"
             "81 lines in tracekit.a.f, at most 80",
         ),
         (
-            {"__init__.py": "from tracekit.a import " + ", ".join(f"n{i}" for i in range(31))},
+            {"__init__.pyi": "from tracekit.a import " + ", ".join(f"n{i}" for i in range(31))},
             "31 names at the top, at most 30",
         ),
         (

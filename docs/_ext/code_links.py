@@ -141,7 +141,9 @@ def public_places() -> dict[str, str]:
     import tracekit
 
     places: dict[str, str] = {}
-    for name in tracekit._HOMES:
+    for name, home in tracekit._HOMES.items():
+        if home == "tracekit":
+            continue
         value = getattr(tracekit, name)
         origin = f"{value.__module__}.{value.__qualname__}"
         places[origin] = f"tracekit.{name}"
