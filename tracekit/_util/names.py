@@ -49,7 +49,7 @@ MethodName = Literal[
     "attribution",
 ]
 ObjectiveName = Literal[
-    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
+    "mean", "decrease", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
 ]
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
 

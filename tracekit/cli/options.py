@@ -231,10 +231,10 @@ OPTIONS: Mapping[str, Option] = {
     # ---- how it is searched
     "objective": option(
         *("mean", ObjectiveName | None, HOW, "NAME"),
-        "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
-        "faithful (the set does what all components do, and the others do nothing) or auto (the "
-        "mean, by the search or by single effects, whichever holds on the other half). Mean "
-        "effects are reported all the same.",
+        "What is maximised over the examples: mean, decrease (its opposite), log-odds, "
+        "trimmed-mean, lower-bound, median, faithful (the set does what all components do, and the "
+        "others do nothing) or auto (the mean, by the search or by single effects, whichever holds "
+        "on the other half). Mean effects are reported all the same.",
     ),
     "constraint_at_most": option(
         *(None, float | None, HOW, "X"),

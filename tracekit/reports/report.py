@@ -215,13 +215,13 @@ def _sets(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _examples(comparison: Comparison, texts: Sequence[str]) -> pd.DataFrame:
+def _examples(comparison: Comparison, texts: list[str]) -> pd.DataFrame:
     """Effects on single examples, those with the largest first where not all have room."""
     results = comparison.results[-_MOST_COLUMNS:]
     labels = comparison.labels[-_MOST_COLUMNS:]
     order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
     numbers = sorted(order)
-    columns: dict[str, Sequence[str]] = {"example": [str(number) for number in numbers]}
+    columns: dict[str, list[str]] = {"example": [str(number) for number in numbers]}
     if texts:
         columns["prompt"] = [texts[number] for number in numbers]
     for result, label in zip(results, labels, strict=True):
@@ -233,10 +233,12 @@ def _examples(comparison: Comparison, texts: Sequence[str]) -> pd.DataFrame:
 
 def _prompts(pairs: PromptPairs) -> list[str]:
     """Prompts of pairs, as text."""
-    return [
-        (pair.texts or {}).get("prompt") or " ".join(pair.shown(pairs.token_texts).prompt.texts)
-        for pair in pairs
-    ]
+    texts = []
+    for pair in pairs:
+        given = (pair.texts or {}).get("prompt")
+        tokens = pair.shown(pairs.token_texts).prompt.texts
+        texts.append(given if isinstance(given, str) and given else " ".join(tokens))
+    return texts
 
 
 def _note_on_examples(result: TraceResult) -> str:

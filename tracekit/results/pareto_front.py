@@ -118,10 +118,12 @@ class ParetoFront(Sequence[TraceResult]):
         if (effect is None) == (faithfulness is None):
             raise ConfigError("Give either effect or faithfulness.")
         if effect is not None:
+            sign = -1 if self.results[0].run.objective == "decrease" else 1
             for result in self.results:
-                if result.effect >= effect:
+                if sign * result.effect >= sign * effect:
                     return replace(result, budget=None, target_effect=effect)
-            raise not_reached(effect, max(result.effect for result in self.results))
+            effects = [result.effect for result in self.results]
+            raise not_reached(effect, sign * max(sign * each for each in effects))
         level = faithfulness or 0.0
         if not 0 < level < 1:
             raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")

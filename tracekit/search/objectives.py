@@ -4,6 +4,7 @@ The mean of an unbounded effect may be that of a few examples, and a set that wa
 does little on fresh ones. Hence the objectives:
 
     mean            the effects themselves (the paper)
+    decrease        the effects with the other sign: sets that move the metric towards x
     log-odds        the change of the quantity that changes about linearly with the mask, such as
                     the log-odds of y against x for `odds-ratio` (see `metrics.Linearization`)
     trimmed-mean    the mean without the least and the greatest effects
@@ -109,6 +110,13 @@ class LogOdds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decrease:
+    """The effects with the other sign: how far a set moves the metric towards x."""
+
+    title: ClassVar[str] = "decrease"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Faithful:
     """How close a set comes to doing what all components do, and its complement to doing nothing.
 
@@ -119,7 +127,7 @@ class Faithful:
 
     0 for no component and |F| for all of them. In noising, the mean of g decides the faithfulness
     of the MIB benchmark, and that of f the completeness (`results/faithfulness.py`); in denoising
-    it is the other way round.
+    it is the other way round. F has to be above 0, but where w = 0: sets that do what all do.
     """
 
     title: ClassVar[str] = "faithful"
@@ -146,9 +154,10 @@ class Faithful:
 
 ExampleScores = TrimmedMean | LowerBound | Quantile
 """Objectives that make scores of effects, example by example."""
-Objective = LogOdds | ExampleScores | Faithful
+Objective = LogOdds | Decrease | ExampleScores | Faithful
 _BY_NAME: dict[str, Objective | None] = {
     "mean": None,
+    "decrease": Decrease(),
     "log-odds": LogOdds(),
     "trimmed-mean": TrimmedMean(),
     "lower-bound": LowerBound(),
@@ -194,6 +203,12 @@ def log_odds_of(metric: Metric) -> Metric:
         return sign * (curve.to_linear(intervened) - curve.to_linear(clean))
 
     return replace(metric, function=change, linearization=None)
+
+
+def decrease_of(metric: Metric) -> Metric:
+    """A metric whose effects are those of another one with the other sign."""
+    function = metric.function
+    return replace(metric, function=lambda *runs: -function(*runs), linearization=None)
 
 
 def named_metric(metric: Metric, name: str) -> Metric:

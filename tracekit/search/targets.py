@@ -45,10 +45,12 @@ from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
 from tracekit.search.faithful import FaithfulTarget, require_full_effect
 from tracekit.search.objectives import (
+    Decrease,
     ExampleScores,
     Faithful,
     LogOdds,
     Objective,
+    decrease_of,
     describe,
     log_odds_of,
     named_metric,
@@ -407,11 +409,13 @@ def target_of(
     target: Engine | ScoredTarget | FaithfulTarget
     if objective is None:
         target = engine if own_record is None else engine.sharing(record=own_record)
-    elif isinstance(objective, LogOdds):
-        metric = named_metric(log_odds_of(engine.metric), f"{engine.metric.name}, log-odds")
+    elif isinstance(objective, (LogOdds, Decrease)):
+        made = log_odds_of if isinstance(objective, LogOdds) else decrease_of
+        metric = named_metric(made(engine.metric), f"{engine.metric.name}, {objective.title}")
         target = engine.sharing(metric=metric, record=own_record)
     elif isinstance(objective, Faithful):
-        require_full_effect(engine)
+        if objective.complement:
+            require_full_effect(engine)
         target = FaithfulTarget(engine, objective, own_record, record_effects)
     else:
         target = ScoredTarget(engine, objective, own_record)

@@ -14,6 +14,7 @@ from tracekit.errors import UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.search.objectives import Decrease, Faithful, resolve_objective
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -71,6 +72,26 @@ def warn_of_effects(engine: Engine) -> None:
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
             "one; use a metric in nats such as logit-difference, or leave the example out.",
+            UnreliableResultWarning,
+        )
+
+
+def warn_of_sign(engine: Engine, objective: object) -> None:
+    """Warns where all components together do the opposite of what a search seeks."""
+    mean = engine.full_effects.mean().item()
+    is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO
+    sought = resolve_objective(objective)
+    if is_some and mean < 0 and not isinstance(sought, (Decrease, Faithful)):
+        warn(
+            f"All components together have an effect of {mean:.3g}: they move the metric towards "
+            "x, and the search seeks sets that move it away. objective='decrease' seeks those that "
+            "move it towards x; or exchange x and y, or the prompts.",
+            UnreliableResultWarning,
+        )
+    elif isinstance(sought, Decrease) and mean > 0 and is_some:
+        warn(
+            f"All components together have an effect of {mean:.3g}, and objective='decrease' seeks "
+            "sets whose effect is below 0.",
             UnreliableResultWarning,
         )
 

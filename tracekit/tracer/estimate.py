@@ -149,7 +149,7 @@ def estimate(
     budget: int | float | None = None,
     budgets: Sequence[int | float] | None = None,
     target_effect: float | None = None,
-    objective: ObjectiveName | Objective = "mean",
+    objective: ObjectiveName | Objective | None = None,
     constraint: Constraint | None = None,
     **options: Any,
 ) -> Estimate:

@@ -27,6 +27,7 @@ from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
+from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.pareto_statistics import (
@@ -45,7 +46,14 @@ from tracekit.search.backward import backward_elimination
 from tracekit.search.base import Planned, Record, best_within, config_of, planned_for
 from tracekit.search.faithful import FaithfulTarget
 from tracekit.search.local.best_sets import BestSets
-from tracekit.search.objectives import Objective, ObjectiveName, describe, resolve_objective
+from tracekit.search.objectives import (
+    Decrease,
+    Faithful,
+    Objective,
+    ObjectiveName,
+    describe,
+    resolve_objective,
+)
 from tracekit.search.targets import (
     ConstrainedTarget,
     Constraint,
@@ -228,6 +236,8 @@ class SearchRun:
 
     @property
     def _goal_of_search(self) -> Goal:
+        if isinstance(self._maximised, Decrease) and self.goal.target is not None:
+            return replace(self.goal, target=-self.goal.target)
         if self.constraint is not None and getattr(self.search, "records_every_size", False):
             return self.goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
         return self.goal
@@ -319,35 +329,49 @@ class SearchRun:
 
     def results(self, on_note: Callable[..., None] | None = None) -> list[TraceResult]:
         """A result per budget, ascending, or one for a target; `on_note` is told of every step."""
-        if self._maximised is not None and self.goal.target is not None:
+        self._check_target()
+        if self._auto is not None:
+            self._auto.check_goal(self.goal)
+        with self._bar(on_note):
+            return self._results()
+
+    def _check_target(self) -> None:
+        """Refuses a target that the search cannot reach."""
+        target, is_decrease = self.goal.target, isinstance(self._maximised, Decrease)
+        if target is None:
+            return
+        if (target < 0 and self._maximised is None) or (target > 0 and is_decrease):
+            raise BudgetError(
+                f"The target_effect is {target:g}, and the search seeks effects "
+                f"{'below' if is_decrease else 'above'} 0. Give one of these, or "
+                f"objective={'mean' if is_decrease else 'decrease'!r}."
+            )
+        if self._maximised is not None and not is_decrease:
             raise BudgetError(
                 "A target_effect is a mean effect, and the search maximises something else. Give "
                 "a budget, or leave the objective out."
             )
-        if self._auto is not None:
-            self._auto.check_goal(self.goal)
-        with self._bar(on_note):
-            goal, target, search = self.goal, self.target, self._auto or self.search
-            before, start = target.cost, time.perf_counter()
-            try:
-                selections, spent = accounted(
-                    self.traced,
-                    target,
-                    lambda: search.search(target, self._goal_of_search, self.seed),
-                )
-            except KeyboardInterrupt:
-                selections = self._best_so_far()
-                spent = Usage(target.cost - before, time.perf_counter() - start)
-            if self.constraint is not None and goal.budgets:
-                selections = [best_within(selections, budget) for budget in goal.budgets]
-            bounds = [self._constraint_effect(selection.mask) for selection in selections]
-            for effect in bounds:
-                if self.constraint is not None and effect is not None and not effect.is_within:
-                    raise nothing_within(self.constraint[0], effect.effect)
-            return self._results_of(selections, bounds, spent)
+
+    def _results(self) -> list[TraceResult]:
+        goal, target, search = self.goal, self.target, self._auto or self.search
+        before, start = target.cost, time.perf_counter()
+        try:
+            selections, spent = accounted(
+                self.traced, target, lambda: search.search(target, self._goal_of_search, self.seed)
+            )
+        except KeyboardInterrupt:
+            selections = self._best_so_far()
+            spent = Usage(target.cost - before, time.perf_counter() - start)
+        if self.constraint is not None and goal.budgets:
+            selections = [best_within(selections, budget) for budget in goal.budgets]
+        bounds = [self._constraint_effect(selection.mask) for selection in selections]
+        for effect in bounds:
+            if self.constraint is not None and effect is not None and not effect.is_within:
+                raise nothing_within(self.constraint[0], effect.effect)
+        return self._results_of(selections, bounds, spent)
 
     def _best_so_far(self) -> list[Selection]:
-        by_size, goal, n = self._best.by_size, self.goal, self.traced.own.n_components
+        by_size, goal, n = self._best.by_size, self._goal_of_search, self.traced.own.n_components
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:
             reaching = [size for size in by_size if by_size[size].mean >= goal.target]
@@ -521,11 +545,19 @@ def run_of(
     traced: Traced,
     search: Search,
     goal: Goal,
-    objective: ObjectiveName | Objective,
+    objective: ObjectiveName | Objective | None,
     constraint: Constraint | None,
     seed: int,
 ) -> SearchRun:
-    """A search on a question."""
+    """A search on a question, by default for the mean effect.
+
+    Between two models (`OtherModel`) that has either sign, and by default those components are
+    sought that do what all do; a target says its sign.
+    """
+    if objective is None and isinstance(traced.bound.setup.source, OtherModel):
+        objective = Faithful(complement=0.0) if goal.target is None else None
+        objective = objective or ("decrease" if (goal.target or 0) < 0 else "mean")
+    objective = objective or "mean"
     bound = None if constraint is None else (constraint, _constrained(traced, constraint))
     return SearchRun(
         traced=traced, search=search, goal=goal, objective=objective, constraint=bound, seed=seed
@@ -544,7 +576,7 @@ def pareto_run_of(
     """The search of a front; see `Tracer.pareto`."""
     search = make(LocalSearch, options)
     goal = Goal.make(len(traced.registry), budget=1.0 if max_budget is None else max_budget)
-    if objective is None:
+    if objective is None and not isinstance(traced.bound.setup.source, OtherModel):
         has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES
         objective = "auto" if has_halves and constraint is None else "mean"
     return run_of(traced, search, goal, objective, constraint, seed)

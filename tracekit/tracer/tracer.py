@@ -232,7 +232,7 @@ class Tracer:
         method: MethodChoice | type | Search = ...,
         *,
         budgets: Sequence[int | float],
-        objective: ObjectiveName | Objective = ...,
+        objective: ObjectiveName | Objective | None = ...,
         constraint: Constraint | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
@@ -246,7 +246,7 @@ class Tracer:
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
-        objective: ObjectiveName | Objective = ...,
+        objective: ObjectiveName | Objective | None = ...,
         constraint: Constraint | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
@@ -260,7 +260,7 @@ class Tracer:
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
-        objective: ObjectiveName | Objective = "mean",
+        objective: ObjectiveName | Objective | None = None,
         constraint: Constraint | None = None,
         observe: Observer | None = None,
         seed: int = 0,
@@ -278,9 +278,11 @@ class Tracer:
             target_effect: Instead of a budget, the mean effect to reach with as few components
                 as possible.
             objective: What the search maximises over the examples, if not the mean effect:
-                `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a value of
-                `tracekit.search.objectives`. `auto` chooses between the search and single effects
-                by what holds on other examples. Results report mean effects all the same.
+                `decrease` (its opposite), `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a
+                value of `tracekit.search.objectives`. `auto` chooses between the search and single
+                effects by what holds on other examples. None: the mean effect; with an
+                `OtherModel` as source `Faithful(complement=0)`, sets that do what all components
+                do, whatever its sign. Results report mean effects all the same.
             constraint: A metric to leave within bounds: only sets within them are given back.
             observe: Is called with a `RunRecord` at the start, at every step, with every result and
                 at the end; one of `tracekit.tracer.trackers`, say. If it raises, that is a warning.
@@ -303,6 +305,7 @@ class Tracer:
         )
         run = run_of(self.traced, search, goal, objective, constraint, seed)
         _ = self._warned_of_effects
+        diagnostics.warn_of_sign(self.engine, run.objective)
         with self._observed(observe, run) as observed:
             results = run.results(observed.step)
             observed.results(results)
@@ -358,6 +361,7 @@ class Tracer:
             self.traced, max_budget, objective, constraint, statistics, seed, options
         )
         _ = self._warned_of_effects
+        diagnostics.warn_of_sign(self.engine, run.objective)
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
