@@ -17,7 +17,7 @@ from tracekit.search.objectives import ObjectiveName
 
 def test_every_field_of_a_setup_is_an_option_of_commands_that_trace():
     # `--seed` draws the values of sources too; single components are named in Python.
-    names = {each.name for each in fields(Setup)} - {"indices", "source_seed"}
+    names = {each.name for each in fields(Setup)} - {"indices", "source_seed", "drawn"}
     assert names <= {*TRACED}
     for each in fields(Setup):
         if each.name in ("split_by", "layer_window", "source", "direction", "continuation_mean"):

@@ -191,8 +191,8 @@ class TestAgainstHuggingFace:
 class PlainPatterns:
     """A Hugging Face model whose attention weights are read and replaced where they are made."""
 
-    def __init__(self, architecture):
-        self.model = tiny.hf_model(architecture)
+    def __init__(self, architecture, model=None):
+        self.model = tiny.hf_model(architecture) if model is None else model
         self.model.set_attn_implementation("eager")
 
     def run(self, ids, change):
@@ -525,8 +525,12 @@ def test_equal_prompts_with_other_noise_share_nothing(model, direction):
 class TestMeaning:
     def test_attention_patterns_stay_distributions_under_means(self, any_model, even_pairs):
         tracer = tk.Tracer(any_model, even_pairs, "attention-patterns", source="mean")
-        batch = tracer.engine.data.batches[0]
-        for pattern in tracer.engine.data.counterfactual_cache.activations_for(batch).values():
+        names = tracer.registry.hook_names
+        with tracer.steer("all") as steered:
+            _, cache = steered.run_with_cache(
+                torch.tensor([even_pairs[0].prompt_ids]), names_filter=list(names)
+            )
+        for pattern in (cache[name] for name in names):
             assert (pattern >= 0).all()
             torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
             assert torch.equal(pattern, pattern.tril())

@@ -16,6 +16,7 @@ in `tracekit/engine/sources.py`: a constant needs no class here.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit._util.options import check_seed, shortened, whole_numbers
@@ -32,6 +33,8 @@ from tracekit.errors import ConfigError, PairsError
 
 Ids = tuple[int, ...]
 """Token ids."""
+_ROUNDING_OF_ROWS = 5e-3
+"""By how much the sum of a mean row of attention may miss 1 in half precision."""
 
 
 def as_ids(value: object, part: str, example: int) -> Ids:
@@ -217,20 +220,37 @@ class Constants:
     def activation(self, hook_name: str, kind: Kind, first: int, stop: int) -> Float[Tensor, ...]:
         """The values at positions `first` to `stop` - 1, as an activation without its row axis.
 
-        For attention patterns every query gets the same row, cut to the keys it can see and, if
-        anything is left, divided by its sum: a distribution stays one. A row of zeros stays zero.
+        For attention patterns every query gets the same row, over all keys; `rows` cuts it.
         """
         values = self.values[hook_name]
         if kind.key_dim is not None:
             padded = torch.nn.functional.pad(values, (0, max(0, stop - values.shape[-1])))
-            rows = padded[:, None, :stop].expand(-1, stop - first, -1).tril(first)
-            total = rows.sum(-1, keepdim=True)
-            return torch.where(total != 0, rows / torch.where(total != 0, total, 1.0), rows)
+            return padded[:, None, :stop].expand(-1, stop - first, -1)
         at = kind.position_dim - 1
         if self.positional:
             return values.narrow(at, first, stop - first)
         shape = list(values.shape)
         return values.unsqueeze(at).expand(*shape[:at], stop - first, *shape[at:])
+
+    def rows(
+        self,
+        hook_name: str,
+        seen: Bool[Tensor, "row head query key"],
+        key_positions: Int[Tensor, "row key"],
+    ) -> Float[Tensor, "row head query key"]:
+        """Rows of attention over the keys that each query sees, if there are any, as distributions.
+
+        What rows lack of 1 goes to an attention sink, which every query sees: there it stays.
+        """
+        values = self.values[hook_name].to(seen.device)
+        n_known = values.shape[-1]
+        at_keys = values[:, key_positions.clamp(max=n_known - 1)].movedim(1, 0)[:, :, None]
+        is_known = (key_positions < n_known)[:, None, None]
+        rows = torch.where(seen & is_known, at_keys, 0.0)
+        sink = 1 - values.sum(-1)
+        sink = torch.where(sink > _ROUNDING_OF_ROWS, sink, 0.0)[:, None, None]
+        total = rows.sum(-1, keepdim=True) + sink
+        return torch.where(total != 0, rows / torch.where(total != 0, total, 1.0), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +361,10 @@ class GaussianNoise:
     std: float
     """Standard deviation, in the units of the embeddings."""
     seed: int = 0
-    """Seed of the generator; the same seed draws the same noise for the same prompts."""
+    """Seed of the draw; the same seed draws the same noise for the same examples."""
+    in_order: bool = False
+    """Draws one example after the other, as the published code does: the noise of each then depends
+    on those before it. By default it depends on seed and example alone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.std <= sys.float_info.max:
@@ -350,7 +373,20 @@ class GaussianNoise:
             )
         check_seed(self.seed)
 
-    def draw(self, lengths: Sequence[int], d_model: int) -> list[Float[Tensor, "pos d_model"]]:
-        """One tensor per prompt length, in order."""
+    def draw(
+        self, lengths: Sequence[int], d_model: int, examples: Sequence[object] = ()
+    ) -> list[Float[Tensor, "pos d_model"]]:
+        """One tensor per prompt length; by examples, equal ones have the same noise."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [self.std * torch.randn(length, d_model, generator=generator) for length in lengths]
+        draws = []
+        for number, length in enumerate(lengths):
+            if examples and not self.in_order:
+                generator.manual_seed(draw_key(self.seed, examples[number]))
+            draws.append(self.std * torch.randn(length, d_model, generator=generator))
+        return draws
+
+
+def draw_key(seed: int, example: object) -> int:
+    """A number that seed and example decide, by the digest of their `repr`."""
+    digest = hashlib.sha256(repr((int(seed), example)).encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

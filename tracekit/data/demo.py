@@ -36,7 +36,8 @@ def load_facts(
     `noise_factor` is the standard deviation of the noise, in units of that of the first block's
     input; `seed` draws the noise.
     """
-    noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed)
+    # In order: published numbers are of this noise.
+    noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed, in_order=True)
     return PromptPairs.from_text(
         rows("facts"), model, noise=noise, name="demo-facts", on_mismatch=on_mismatch
     )

@@ -90,7 +90,7 @@ def load(
         use = f"The noise of {dataset} is three times the size of the model's embeddings"
         _check_runs(model, use, "noise_std")
         noise_std = _FACTOR * embedding_std(model)
-    noise = GaussianNoise(std=noise_std, seed=noise_seed)
+    noise = GaussianNoise(std=noise_std, seed=noise_seed, in_order=True)
     pairs = PromptPairs.from_text(
         rows,
         model,

@@ -49,6 +49,12 @@ def id_keys() -> frozenset[str]:
     return frozenset(own | of_counterfactuals)
 
 
+def drawn_by(values: Mapping[str, Any]) -> tuple[Ids, ...]:
+    """What a draw for an example depends on: its own tokens, which have these names."""
+    names = ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
+    return tuple(tuple(values.get(name) or ()) for name in names)
+
+
 def brief(text: str) -> str:
     """A text in quotes, without its middle where it is long."""
     if len(text) > _LONGEST:

@@ -31,6 +31,7 @@ from tracekit.data.pair import (
     TEXT_KEYS,
     PromptPair,
     check_keys,
+    drawn_by,
     id_keys,
     pair_from_ids,
 )
@@ -508,7 +509,7 @@ class PromptPairs(Sequence[PromptPair]):
         encoded = [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
-            draws = noise.draw(lengths, width_of(model))
+            draws = noise.draw(lengths, width_of(model), [drawn_by(entry) for entry in encoded])
             for entry, noise_tensor in zip(encoded, draws, strict=True):
                 entry["noise"] = noise_tensor
         pairs = cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind
-from tracekit.data.counterfactuals import constants_of
+from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import StopPassError
 from tracekit.engine.forward import noise_hooks
@@ -75,7 +75,8 @@ class CounterfactualCache:
         self._slots = torch.where(is_used, torch.arange(width), width).sort(1).values
         self._slots = self._slots[:, : int(self._counts.max())]
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
-        self._constants = constants_of(layout.counterfactuals)
+        self.constants: Constants | None = constants_of(layout.counterfactuals)
+        """The values, if they are the same everywhere."""
         rest = torch.arange(len(layout.source_lengths))
         if first is not None:
             rest = rest[~torch.isin(rest, first)]
@@ -111,10 +112,10 @@ class CounterfactualCache:
         return moved
 
     def _of_sources(self, batch: Batch) -> dict[str, Tensor]:
-        if self._constants is not None:
+        if self.constants is not None:
             n_rows = len(batch.sources)
             return {
-                name: self._constants.activation(
+                name: self.constants.activation(
                     name, kind, batch.first_position, batch.n_positions
                 )[None].expand(n_rows, *[-1] * (len(kind.axes) - 1))
                 for name, kind in self._kinds.items()

@@ -9,7 +9,7 @@ so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,15 @@ from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind, Site
 from tracekit.components.kinds import FeatureMap
 from tracekit.data.counterfactuals import Constants
+from tracekit.errors import MaskError, SourceError
 from tracekit.models.hooked import Hook
+from tracekit.models.passes import running_pass
 
 _STREAM_PASSES_BY = ".hook_resid_mid"
 """Hook point of the residual stream that a `TransformerBridge` has at the entry of the second norm:
 what a hook returns there reaches the MLP only. `checks` proves that a mask reaches the stream."""
+_MASKED = -1e30
+"""Scores below this are those of keys that a query does not see."""
 
 Activations = Mapping[str, Tensor]
 """Hook point -> activation; the first axis is the row, and the position (for attention patterns
@@ -54,6 +58,9 @@ class MaskedPatch:
     """Number of the span of each position, -1 for none; needed if the registry has spans."""
     first_position: int = 0
     """Position of the run that the first one of the counterfactual activations belongs to."""
+    constants: Constants | None = None
+    """What the counterfactual activations are, if constant: rows of attention are then cut to the
+    keys that a query sees in the run."""
 
     def hooks(
         self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
@@ -69,9 +76,11 @@ class MaskedPatch:
             for name in site.hook_names:
                 if name in self.counterfactual:
                     by_name.setdefault(name, []).append(site)
-        return [(name, self._hook(name, sites, mask)) for name, sites in by_name.items()]
+        return [
+            hook for name, sites in by_name.items() for hook in self._hooks_at(name, sites, mask)
+        ]
 
-    def _hook(self, name: str, sites: list[Site], mask: Tensor) -> Callable[..., Tensor]:
+    def _hooks_at(self, name: str, sites: list[Site], mask: Tensor) -> list[Hook]:
         source, kind = self.counterfactual[name], sites[0].kind
         layer = int(name.split(".")[1])
         first = self.first_position
@@ -81,10 +90,17 @@ class MaskedPatch:
         is_patched = _along_positions(self.positions[:, covered], kind, source.ndim)
         features = [site.kind.features_in(layer) for site in sites]
         parts = list(zip(weights, features, strict=True))
+        rows = SeenRows.of(self.constants, name, kind)
         mix = partial(
-            _mix, source=source, kind=kind, first=first, is_patched=is_patched, parts=parts
+            _mix,
+            source=source,
+            kind=kind,
+            first=first,
+            is_patched=is_patched,
+            parts=parts,
+            rows=rows,
         )
-        return partial(_mix_in_place, mix=mix) if name.endswith(_STREAM_PASSES_BY) else mix
+        return _hooks_of(name, mix, rows)
 
 
 def constant_hooks(
@@ -95,25 +111,97 @@ def constant_hooks(
     Entries of the mask may lie beyond 1, which goes past the constants.
     """
 
-    def mix(activation: Tensor, hook: Any = None, *, name: str, sites: list[Site]) -> Tensor:
+    def mix(
+        activation: Tensor, hook: Any = None, *, name: str, sites: list[Site], rows: Any
+    ) -> Tensor:
         kind = sites[0].kind
         n_tokens = activation.shape[kind.position_dim]
-        first = 0 if kind.key_dim is None else activation.shape[kind.key_dim] - n_tokens
-        values = constants.activation(name, kind, first, first + n_tokens)
+        if rows is None:
+            values = constants.activation(name, kind, 0, n_tokens)[None]
+        else:
+            values = rows(n_tokens, slice(None), slice(None))
         dtype = torch.promote_types(activation.dtype, torch.float32)
         mixed, values = activation.to(dtype), values.to(activation.device, dtype)
         for site in sites:
             share = shares_of(site, mask, activation.ndim, None)[0].to(mixed)
-            mixed = torch.lerp(mixed, values[None].expand_as(mixed), share.expand_as(mixed))
+            mixed = torch.lerp(mixed, values.expand_as(mixed), share.expand_as(mixed))
         return mixed.to(activation.dtype)
 
     hooks = []
-    for name in registry.hook_names:
+    for name, kind in registry.kinds_by_hook.items():
         acting = [site for site in registry.sites if name in site.hook_names]
-        mixing = partial(mix, name=name, sites=acting)
-        in_place = name.endswith(_STREAM_PASSES_BY)
-        hooks.append((name, partial(_mix_in_place, mix=mixing) if in_place else mixing))
+        rows = SeenRows.of(constants, name, kind)
+        hooks += _hooks_of(name, partial(mix, name=name, sites=acting, rows=rows), rows)
     return hooks
+
+
+def _hooks_of(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> list[Hook]:
+    """The hook that mixes, behind the one that it needs."""
+    mixing = partial(_mix_in_place, mix=mix) if name.endswith(_STREAM_PASSES_BY) else mix
+    return [(name, mixing)] if rows is None else [rows.hook, (name, mixing)]
+
+
+@dataclass(frozen=True, eq=False)
+class SeenRows:
+    """Constant rows of attention over the keys that each query of a pass sees.
+
+    Which these are, the scores say that the softmax reads: behind it, a weight of 0 may be rounded.
+    """
+
+    constants: Constants
+    name: str
+    _seen: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, constants: Constants | None, name: str, kind: Kind) -> SeenRows | None:
+        """The rows, or None where there are none to cut."""
+        if constants is None or not kind.is_attention_pattern or not constants.values[name].any():
+            return None
+        return cls(constants, name)
+
+    @property
+    def hook(self) -> Hook:
+        """Looks at the scores."""
+
+        def look(scores: Tensor, hook: Any = None) -> Tensor:
+            # Some models scale the smallest number of their type, which masks a key.
+            masked = max(torch.finfo(scores.dtype).min / 2, _MASKED)
+            self._seen[:] = [scores.detach() > masked]
+            return scores
+
+        return scores_hook(self.name), look
+
+    def __call__(
+        self, n_queries: int, queries: slice, keys: slice, is_patched: Tensor | None = None
+    ) -> Float[Tensor, "row head query key"]:
+        """Rows of some queries of a pass of `n_queries` tokens, over some keys of the pattern."""
+        if not self._seen:
+            raise SourceError(
+                f"The scores before {self.name} were not seen, which say what a query attends to. "
+                "Use source='zero', or head-outputs."
+            )
+        seen, running = self._seen.pop(), running_pass(n_queries)
+        at = running.key_positions(n_queries, seen.shape[-1])[:, keys].to(seen.device)
+        seen = seen[:, :, queries, keys]
+        rows = self.constants.rows(self.name, seen, at)
+        n_known = self.constants.values[self.name].shape[-1]
+        last = running.n_before + (n_queries if queries.stop is None else queries.stop)
+        if last > n_known:
+            lost = seen.any(-1) & (rows == 0).all(-1)
+            if is_patched is not None:
+                lost = lost.unflatten(0, (-1, len(is_patched))) & is_patched[..., 0].to(lost.device)
+            if lost.any():
+                raise SourceError(
+                    f"The mean rows of {self.name} are over {n_known} keys, and a query of this "
+                    f"text of {last} tokens sees only later ones, which have no mean. Take a mean "
+                    "over longer prompts (tk.Mean), shorten the text, or use head-outputs."
+                )
+        return rows
+
+
+def scores_hook(pattern_hook: str) -> str:
+    """Hook point of the scores, with their mask, that an attention pattern is made of."""
+    return pattern_hook.replace("hook_pattern", "hook_attn_scores")
 
 
 def _mix(
@@ -125,22 +213,57 @@ def _mix(
     first: int,
     is_patched: Tensor,
     parts: Sequence[tuple[Tensor, FeatureMap | None]],
+    rows: SeenRows | None,
 ) -> Tensor:
     """An activation with counterfactual values mixed in, by the weights of each site in turn."""
-    if activation.shape[kind.position_dim] == 1 < first + source.shape[kind.position_dim]:
-        # A later step of a generation: the prompt is in the cache of keys and values.
+    dim, key_dim = kind.position_dim, kind.key_dim
+    length, n_sources = activation.shape[dim], source.shape[dim]
+    before = running_pass(length).n_before
+    # The part of the source that this pass reads; a generation goes on without it.
+    start, stop = max(first, before), min(first + n_sources, before + length)
+    if start >= stop:
         return activation
-    start = _covered_positions(activation, kind, first, source.shape[kind.position_dim])
+    _check_rows(activation, source, parts)
+    part = slice(start - before, stop - before)
+    covered = activation.narrow(dim, start - before, stop - start)
+    values = source.narrow(dim, start - first, stop - start)
+    keys = slice(None)
+    if key_dim is not None:
+        # A cache with a window has forgotten the first keys; the last ones no query here can see.
+        first_key = max(0, before + length - activation.shape[key_dim])
+        n_keys = min(source.shape[key_dim] - first_key, activation.shape[key_dim])
+        keys = slice(0, n_keys)
+        covered = covered.narrow(key_dim, 0, n_keys)
+        values = values.narrow(key_dim, first_key, n_keys)
+    is_patched = is_patched.narrow(dim, start - first, stop - start)
+    if rows is not None:
+        values = rows(length, part, keys, is_patched)
     # In float32, or in the activation's own type where that is wider.
     dtype = torch.promote_types(activation.dtype, torch.float32)
     # The rows once per mask, beside the one copy of their counterfactual values.
-    mixed = start.to(dtype).unflatten(0, (-1, len(source)))
+    mixed = covered.to(dtype).unflatten(0, (-1, len(source)))
     # Layers may lie on different devices.
-    values = source.to(activation.device, dtype)
+    values = values.to(activation.device, dtype)
+    if len(values) > len(source):
+        values = values.unflatten(0, (-1, len(source)))
     for weight, features in parts:
+        if weight.shape[dim + 1] > 1:
+            weight = weight.narrow(dim + 1, start - first, stop - start)
         share = (weight * is_patched).to(activation.device, dtype)
         mixed = _mixed(mixed, values, share, features)
-    return _replaced(activation, mixed.flatten(0, 1).to(activation.dtype), kind, first)
+    return _replaced(activation, mixed.flatten(0, 1).to(activation.dtype), kind, part)
+
+
+def _check_rows(
+    activation: Tensor, source: Tensor, parts: Sequence[tuple[Tensor, FeatureMap | None]]
+) -> None:
+    """Refuses rows of which nothing says whose values they take."""
+    n_rows, n_sources, n_sets = len(activation), len(source), max(len(part[0]) for part in parts)
+    if n_sources > 1 and n_rows != n_sources * n_sets:
+        raise MaskError(
+            f"The run has {n_rows} rows, and the patch {n_sources} under {n_sets} masks. Run every "
+            "row once for each mask; give beams and samples a patch of one prompt."
+        )
 
 
 def _mix_in_place(
@@ -225,24 +348,17 @@ def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:
     return positions.reshape(shape)
 
 
-def _covered_positions(activation: Tensor, kind: Kind, first: int, n_positions: int) -> Tensor:
-    """The part of an activation that belongs to some positions, one after the other."""
-    covered = activation.narrow(kind.position_dim, first, n_positions)
-    # Attention from these queries cannot reach later keys: the models are causal.
-    return covered if kind.key_dim is None else covered.narrow(kind.key_dim, 0, first + n_positions)
-
-
-def _replaced(activation: Tensor, covered: Tensor, kind: Kind, first: int) -> Tensor:
-    """The activation with `covered` in its positions from `first` on."""
-    dim = kind.position_dim
-    n_positions, length = covered.shape[dim], activation.shape[dim]
-    if n_positions == length:
+def _replaced(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
+    """The activation with `covered` in a part of its positions."""
+    dim, length = kind.position_dim, activation.shape[kind.position_dim]
+    if covered.shape == activation.shape:
         return covered
-    stop = first + n_positions
     if kind.key_dim is not None:
         # The keys after these queries, which they cannot see, keep what they have.
-        own = activation.narrow(dim, first, n_positions)
-        later = own.narrow(kind.key_dim, stop, activation.shape[kind.key_dim] - stop)
+        n_keys = covered.shape[kind.key_dim]
+        own = activation.narrow(dim, part.start, part.stop - part.start)
+        later = own.narrow(kind.key_dim, n_keys, activation.shape[kind.key_dim] - n_keys)
         covered = torch.cat([covered, later], dim=kind.key_dim)
-    before, after = activation.narrow(dim, 0, first), activation.narrow(dim, stop, length - stop)
+    before = activation.narrow(dim, 0, part.start)
+    after = activation.narrow(dim, part.stop, length - part.stop)
     return torch.cat([before, covered, after], dim=dim)

@@ -337,6 +337,7 @@ class PreparedData:
             positions=batch.positions,
             span_numbers=batch.span_numbers,
             first_position=batch.first_position,
+            constants=self.counterfactual_cache.constants,
         )
         return patch.hooks(mask)
 

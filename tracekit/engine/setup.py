@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from typing_extensions import TypedDict, assert_never
+from typing_extensions import NotRequired, TypedDict, assert_never
 
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, is_whole, shortened
@@ -25,6 +25,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.layout import Positions
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.sources import (
+    Drawn,
     Mean,
     Noise,
     Source,
@@ -73,6 +74,7 @@ class SetupSpec(TypedDict):
     positions: str | list[int]
     source: str
     source_seed: int
+    drawn: NotRequired[Drawn]
     direction: Direction
     continuation_mean: ContinuationMean
 
@@ -114,7 +116,10 @@ class Setup:
     noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise` on spans, a `Mean`
     over other pairs, an `OtherModel`, or tensors by hook point (`tracekit.engine.sources`)."""
     source_seed: int = 0
-    """Draws the noise of `noise` and the examples of `resample`; 0 where nothing is drawn."""
+    """Draws the noise of `noise` and the examples of `resample`, for each example by its tokens; 0
+    where nothing is drawn."""
+    drawn: Drawn = "by example"
+    """How the source draws, for runs that are read: `in order` cannot be measured again."""
     direction: Direction = "noising"
     """`noising` patches counterfactual values into the clean run. `denoising` starts from the
     counterfactual run and patches clean values back; the effect is then how much of the way back
@@ -143,6 +148,7 @@ class Setup:
         if not draws(self.source):
             # So that setups that give the same numbers are equal.
             object.__setattr__(self, "source_seed", 0)
+            object.__setattr__(self, "drawn", "by example")
         for name in ("layers", "indices", "positions"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         if isinstance(self.indices, Mapping):
@@ -207,7 +213,8 @@ class Setup:
     @classmethod
     def from_spec(cls, spec: SetupSpec) -> Setup:
         """The setup of a `spec`; refuses values that are those of no setup."""
-        values: dict[str, Any] = {**spec}
+        # Runs of earlier versions do not say it.
+        values: dict[str, Any] = {"drawn": "in order", **spec}
         if isinstance(values.get("components"), list):
             values["components"] = ComponentRegistry.from_spec(values["components"])
         if isinstance(values.get("indices"), dict):
@@ -286,6 +293,7 @@ class Setup:
             registry,
             positions=self.positions,
             seed=self.source_seed,
+            drawn=self.drawn,
             max_batch_size=config.max_batch_size,
         )
         return BoundSetup(
@@ -298,7 +306,7 @@ class Setup:
             metric=resolve_metric(self.metric),
             explained_variance=checks.explained_variance(model, pairs, registry),
             _split=split,
-            _with_source=with_source,
+            with_values=with_source,
         )
 
     def _splitter(
@@ -332,7 +340,8 @@ class BoundSetup:
     explained_variance: Mapping[str, float]
     """By kind of features and layer, the share of the variance of activations they rebuild."""
     _split: Callable[[PromptPairs], PromptPairs] = field(repr=False)
-    _with_source: Callable[[PromptPairs], PromptPairs] = field(repr=False)
+    with_values: Callable[[PromptPairs], PromptPairs] = field(repr=False)
+    """Pairs with the counterfactuals of the source."""
 
     @property
     def named(self) -> Setup:
@@ -354,9 +363,9 @@ class BoundSetup:
         is_on_spans = isinstance(self.setup.source, Noise) and self.setup.source.spans is not None
         # Noise is on the spans that prompts name, whatever is told apart.
         prepared = (
-            with_counterfactuals(split, self._with_source(pairs))
+            with_counterfactuals(split, self.with_values(pairs))
             if is_on_spans
-            else self._with_source(split)
+            else self.with_values(split)
         )
         resolved = self.metric if metric is None else resolve_metric(metric)
         started = direction or self.setup.direction

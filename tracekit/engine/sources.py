@@ -8,7 +8,7 @@ A source turns the pairs of a data set into pairs with the counterfactuals that 
     zero              zeros
     mean              one vector a component: the mean over every prompt position of every example
     mean-positional   the mean over examples at each prompt position
-    resample          the activations of another example with as many tokens, drawn once
+    resample          the activations of another example with as many tokens, drawn once for each
     an `OtherModel`   the activations of another model on the same tokens
     a mapping         tensors of one's own, by hook point
 """
@@ -19,10 +19,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from typing_extensions import assert_never
 
@@ -38,12 +40,14 @@ from tracekit.data.counterfactuals import (
     NoiseCounterfactual,
     OtherModelCounterfactual,
     PromptCounterfactual,
+    draw_key,
 )
-from tracekit.data.pair import PromptPair
+from tracekit.data.pair import PromptPair, drawn_by
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import with_implied
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
+from tracekit.engine.patching import SeenRows, scores_hook
 from tracekit.errors import SourceError
 from tracekit.models import load_model
 from tracekit.models.hooked import (
@@ -132,6 +136,11 @@ class OtherModel:
 Source = SourceName | Mean | Noise | OtherModel | Mapping[str, Tensor]
 
 
+Drawn = Literal["by example", "in order"]
+"""How noise and other prompts are drawn: by seed and example, as now; or, as once, one after the
+other, so that a draw depended on the examples before it."""
+
+
 def draws(source: Source | str) -> bool:
     """Whether a source draws, so that its seed matters."""
     if isinstance(source, str):
@@ -184,6 +193,7 @@ def resolve_source(
     *,
     positions: Positions = "prompt",
     seed: int = 0,
+    drawn: Drawn = "by example",
     max_batch_size: int = 64,
 ) -> ToPairs:
     """A function that gives pairs the counterfactuals of a source.
@@ -192,6 +202,12 @@ def resolve_source(
     draws noise and other examples.
     """
     check_seed(seed)
+    if drawn != "by example":
+        raise SourceError(
+            f"The source {name_of(source)!r} was drawn for one example after the other, as by "
+            "earlier versions: by the same seed examples now have other draws, each by itself, so "
+            "that effects are not the same. Run it again."
+        )
     kinds = registry.kinds_by_hook
     if isinstance(source, str):
         source = source_of_name(source)
@@ -215,6 +231,7 @@ def resolve_source(
     if named == "mean" or named == "mean-positional" or isinstance(named, Mean):
         over = named.pairs if isinstance(named, Mean) else pairs
         _check_runs(over, model)
+        _check_seen(model, kinds)
         positional = named.positional if isinstance(named, Mean) else named == "mean-positional"
         if positional:
             _check_positional(over, pairs, kinds, positions)
@@ -281,7 +298,8 @@ def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
         return draw * disturbed
 
     def apply(pairs: PromptPairs) -> PromptPairs:
-        draws = noise.draw([len(pair.prompt_ids) for pair in pairs], width)
+        lengths = [len(pair.prompt_ids) for pair in pairs]
+        draws = noise.draw(lengths, width, [drawn_by(vars(pair)) for pair in pairs])
         drawn = [in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))]
         return _with(pairs, [NoiseCounterfactual(draw) for draw in drawn])
 
@@ -289,23 +307,28 @@ def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
 
 
 def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
-    """Every prompt gets another one of as many tokens as its counterfactual, drawn once."""
+    """Every prompt gets another one of as many tokens as its counterfactual, drawn once.
+
+    Every example ranks all prompts by a draw of its own and takes the first one that there is, so
+    that a prompt more or less changes the draws of those alone who take it.
+    """
     by_length: dict[int, list[Ids]] = {}
     for prompt in dict.fromkeys(pair.prompt_ids for pair in pairs):
         by_length.setdefault(len(prompt), []).append(prompt)
-    rank = {prompt: n for group in by_length.values() for n, prompt in enumerate(group)}
-    generator = torch.Generator().manual_seed(seed)
+    keys = {
+        length: torch.tensor([draw_key(seed, prompt) for prompt in prompts])
+        for length, prompts in by_length.items()
+    }
     counterfactuals: list[Counterfactual] = []
     alone = []
     for number, pair in enumerate(pairs):
-        group = by_length[len(pair.prompt_ids)]
-        if len(group) == 1:
-            alone.append(f"example {number} ({pair.describe()}, {len(pair.prompt_ids)} tokens)")
-            continue
-        # Any of the group but itself.
-        drawn = int(torch.randint(len(group) - 1, (1,), generator=generator))
-        drawn += drawn >= rank[pair.prompt_ids]
-        counterfactuals.append(PromptCounterfactual(group[drawn]))
+        length = len(pair.prompt_ids)
+        ranks = _mixed(keys[length], draw_key(seed, drawn_by(vars(pair))))
+        # The prompt itself comes last.
+        ranks[by_length[length].index(pair.prompt_ids)] = torch.iinfo(torch.int64).max
+        if len(ranks) == 1:
+            alone.append(f"example {number} ({pair.describe()}, {length} tokens)")
+        counterfactuals.append(PromptCounterfactual(by_length[length][int(ranks.argmin())]))
     if alone:
         raise SourceError(
             f"source='resample' takes the activations of another prompt with as many tokens, and "
@@ -313,6 +336,15 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
             "source='mean'."
         )
     return _with(pairs, counterfactuals)
+
+
+def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
+    """Keys with another one mixed in, as numbers that look random (the mixer of splitmix64)."""
+    mixed = keys ^ key
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        # Arithmetic shifts of 64-bit numbers; products wrap around.
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return mixed
 
 
 def _of_other_model(other: HookedModel, model: HookedModel, kinds: Mapping[str, Kind]) -> ToPairs:
@@ -336,6 +368,28 @@ def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
                 f"At {name} every query has values for all keys, the later ones included, and a "
                 "constant would let it see these. Use source='counterfactual', 'noise' or "
                 "'resample'."
+            )
+
+
+def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
+    """Refuses mean rows of attention where the model does not say which keys a query sees."""
+    for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
+        rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
+        found: list[Tensor] = []
+
+        def cut(pattern: Tensor, hook: Any = None, *, rows: SeenRows, into: list[Tensor]) -> Tensor:
+            into.append(rows(2, slice(None), slice(None)) > 0)
+            return pattern
+
+        hooks = [rows.hook, (name, partial(cut, rows=rows, into=found))]
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
+        with frozen(model), torch.no_grad():
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+        if not torch.equal(found[0].cpu(), torch.ones_like(found[0].cpu()).tril()):
+            raise SourceError(
+                f"{scores_hook(name)} does not say which keys a query sees in "
+                f"{model_name(model)}, and a mean row is over these. Use source='zero', "
+                "'counterfactual' or 'resample', or head-outputs."
             )
 
 

@@ -3,8 +3,9 @@
 For some architectures (OPT, GPT-Neo, GPT-J) a bridge lets the Hugging Face module compute its
 attention, and fires `hook_pattern` on the weights that it gives back: an edit is thrown away.
 Within `patterns_in_place` the hook point fires where the weights are computed instead, on the
-softmax in the module's own forward, so that edited weights multiply the values. Nothing else of the
-computation changes, and the model is as it was afterwards.
+softmax in the module's own forward, so that edited weights multiply the values; `hook_attn_scores`
+fires on what the softmax reads. Nothing else of the computation changes, and the model is as it was
+afterwards.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _FORWARD = "AttentionBridge.forward"
 
 
 class _SoftmaxMode(TorchFunctionMode):
-    """Within the mode, attention weights pass through a function when they are computed."""
+    """Within the mode, attention scores and weights pass through functions around the softmax."""
 
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, before: Callable[..., Tensor], after: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._change = change
+        self._before, self._after = before, after
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function; the mode is off meanwhile."""
-        out = func(*args, **(kwargs or {}))
-        is_weights = func in _SOFTMAX and out.ndim == _WEIGHTS_NDIM
-        return self._change(out) if is_weights else out
+        if func not in _SOFTMAX or not args or args[0].ndim != _WEIGHTS_NDIM:
+            return func(*args, **(kwargs or {}))
+        return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
 
 
 @contextmanager
@@ -71,13 +72,10 @@ def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
     kind = type(attention)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _SoftmaxMode(attention.hook_pattern):
+        with _SoftmaxMode(attention.hook_attn_scores, attention.hook_pattern):
             return kind.forward(attention, *args, **kwargs)
 
     def fire(hook: Any, value: Tensor, name: str) -> Tensor:
-        # It has fired within.
-        if name == "hook_pattern":
-            return value
-        return kind._fire_post_hoc_hook(attention, hook, value, name)
+        return value  # Both have fired within.
 
     return {"forward": forward, "_fire_post_hoc_hook": fire}

@@ -23,6 +23,7 @@ from torch import Tensor
 from tracekit._util.files import digest_of
 from tracekit._util.threads import threads_for
 from tracekit.errors import ConfigError, UnsupportedModelError
+from tracekit.models import passes
 from tracekit.models.attention_patterns import patterns_in_place
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
@@ -361,16 +362,18 @@ class ModelUse:
             finally:
                 self._owner = before
 
-    def enter(self, *_: Any) -> None:
-        """Before a pass."""
+    def enter(self, _module: Any, _args: Any, arguments: Mapping[str, Any]) -> None:
+        """Before a pass with these arguments."""
         # Noted first: whoever comes to be alone meanwhile sees it.
         self._running.add(get_ident())
         if self._owner not in (0, get_ident()):
             raise ConfigError(_RUNS_ELSEWHERE)
+        passes.begin(arguments)
 
     def leave(self, *_: Any) -> None:
         """After a pass, one that failed too."""
         self._running.discard(get_ident())
+        passes.end()
 
 
 def use_of(model: HookedModel) -> ModelUse:
@@ -383,7 +386,7 @@ def use_of(model: HookedModel) -> ModelUse:
             use = vars(whole)["_tracekit_use"] = ModelUse()
             # A HookedTransformer runs its own forward without the hooks around it.
             for part in [whole] if whole is not model else whole.blocks:
-                part.register_forward_pre_hook(use.enter, prepend=True)
+                part.register_forward_pre_hook(use.enter, prepend=True, with_kwargs=True)
                 part.register_forward_hook(use.leave, always_call=True)
     return use
 

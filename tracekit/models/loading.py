@@ -31,7 +31,7 @@ from tracekit.errors import (
 )
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
 from tracekit.models.gguf import GGUFModel
-from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights
+from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights, use_of
 from tracekit.models.tokenizers import give_tokenizer
 from tracekit.models.untrusted import refusal, refuse_installation
 from tracekit.models.verification import (
@@ -108,7 +108,9 @@ def load_model(
                 f"A model in memory stays as it is, and {', '.join(given)} was given for it. "
                 "Move or convert it first, and leave them out."
             )
-        return _in_memory(model, tokenizer, options)
+        loaded = _in_memory(model, tokenizer, options)
+        use_of(loaded)
+        return loaded
     options = {"device": _device(device, options), **options}
     revision = options.pop("revision", None)
     name = str(model) if revision is None else f"{model}@{revision}"
@@ -143,6 +145,7 @@ def _from_files(
             tokenizer = tokenizer or _tokenizer(folder, options)
             model = _bridged(name, str(folder), tokenizer, options, loader)
     model.cfg.tracekit_revision = files.commit
+    use_of(model)
     return model
 
 

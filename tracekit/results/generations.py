@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit._util.markup import printable
 from tracekit.engine.setup import Setup
@@ -36,10 +36,17 @@ class Generations(OfSet):
     """0 if the likeliest tokens were taken."""
     seed: int
     """Of the sampled tokens."""
+    checkpoint_settings: bool
+    """Whether settings of the checkpoint, such as a repetition penalty, acted on both texts."""
     model: str
     dataset: str
     """Name of the traced pairs, which sources such as means are of."""
     dataset_fingerprint: str
+
+    @staticmethod
+    def from_earlier(entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
+        """Entries of format 5, when the settings of checkpoints always acted."""
+        return {**entries, "checkpoint_settings": True}, tensors
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -53,18 +60,22 @@ class Generations(OfSet):
     @property
     def how(self) -> str:
         """The source, the strength and how tokens were chosen, in words."""
-        chosen = f"sampled at temperature {self.temperature:g}, seed {self.seed}"
+        chosen = "the likeliest ones"
+        if self.temperature:
+            chosen = f"sampled at temperature {self.temperature:g}, seed {self.seed}"
+        if self.checkpoint_settings:
+            chosen += ", with the settings of the checkpoint"
         return (
             f"Source {self.setup.source} of {self.dataset}, positions {self.setup.positions}, "
             f"strength {self.strength:g}; at most {self.max_new_tokens} tokens, "
-            f"{chosen if self.temperature else 'the likeliest ones'}."
+            f"{chosen}."
         )
 
     def __repr__(self) -> str:
         rows = self.table.to_dict("records")
         width = max(map(len, self.table)) + 2
         texts = [[f"{name + ':':<{width}}{text!r}" for name, text in row.items()] for row in rows]
-        return printable("\n\n".join("\n".join(lines) for lines in texts))
+        return printable("\n\n".join(["\n".join(lines) for lines in texts] + [self.how]))
 
     def _repr_html_(self) -> str:
         return self.table.to_html(index=False)

@@ -79,6 +79,7 @@ def generate(
     strength: float = 1.0,
     chat: Chat = False,
     seed: int = 0,
+    checkpoint_settings: bool = False,
 ) -> Generations:
     """What the model writes after prompts, by itself and with a set replaced, side by side.
 
@@ -95,6 +96,8 @@ def generate(
         strength: As in `steer`.
         chat: As in `PromptPairs.from_text`.
         seed: Draws the sampled tokens: the same for both.
+        checkpoint_settings: Whether the settings that the checkpoint brings along, such as a
+            repetition penalty or beams, act on both.
 
     Raises:
         ConfigError: About the options, or counterfactuals that are lacking or of no use.
@@ -103,6 +106,11 @@ def generate(
     """
     check_seed(seed)
     bound, chosen = traced.bound, members_of(members, traced.registry)
+    if bound.setup.split_by == "span":
+        raise ConfigError(
+            "The components are split by span, and a new prompt does not say where its spans are. "
+            "Build a tracer without split_by, e.g. with positions='last', and generate with that."
+        )
     if not is_whole(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
         raise ConfigError(
             f"max_new_tokens is {shortened(max_new_tokens)} and the temperature "
@@ -129,7 +137,10 @@ def generate(
         pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
     if bound.setup.source == "resample":
-        single += traced.pairs.pairs
+        # One by one: no prompt is drawn for another.
+        pools = [replace(traced.pairs, pairs=(pair, *traced.pairs)) for pair in single]
+        single = tuple(bound.with_values(pool)[0] for pool in pools)
+        bound = replace(bound, with_values=lambda drawn: drawn)
     plain = replace(bound, config=replace(bound.config, capabilities=Capabilities.none()))
     engine = plain.engine(
         replace(pairs, pairs=single), metric="probability-drop", direction="noising"
@@ -148,11 +159,8 @@ def generate(
                 source = data.counterfactual_cache.activations_for(batch)
             hooks = data.hooks(batch, source, mask.to(data.device))
         ids = torch.tensor([single[number].prompt_ids], device=data.device)
-        texts = [
-            _continued(model, tokenizer, ids, each, max_new_tokens, temperature, seed)
-            for each in ([], hooks)
-        ]
-        written.append(texts)
+        options = (max_new_tokens, temperature, seed, checkpoint_settings)
+        written.append([_continued(model, tokenizer, ids, each, *options) for each in ([], hooks)])
     shown = [pair.texts or {} for pair in pairs]
     return Generations(
         registry=bound.registry,
@@ -166,6 +174,7 @@ def generate(
         max_new_tokens=int(max_new_tokens),
         temperature=float(temperature),
         seed=int(seed),
+        checkpoint_settings=checkpoint_settings,
         model=model_name(model),
         dataset=traced.pairs.name,
         dataset_fingerprint=traced.own.pairs.fingerprint,
@@ -180,20 +189,27 @@ def _continued(
     max_new_tokens: int,
     temperature: float,
     seed: int,
+    checkpoint_settings: bool,
 ) -> str:
     """The text that a model goes on with, from the cache of keys and values."""
     original: Any = getattr(model, "original_model", None)
     if original is None:
         raise UnsupportedModelError("Only models of Hugging Face generate. Use tk.load_model.")
-    sampled = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(temperature)}
+    options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     with hooked(model, hooks), torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        whole = original.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=bool(temperature),
-            pad_token_id=tokenizer.eos_token_id,
-            **sampled,
-        )
+        settings = original.generation_config
+        if not checkpoint_settings:
+            # Of the checkpoint's, which transformers would add, only what ends a text.
+            original.generation_config = type(settings)(eos_token_id=settings.eos_token_id)
+        try:
+            whole = original.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                pad_token_id=tokenizer.eos_token_id,
+                **options,
+            )
+        finally:
+            original.generation_config = settings
     return str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))

@@ -1,0 +1,93 @@
+"""Which tokens a pass of a model reads, for hooks, which see activations only.
+
+A pass of a generation goes on from a cache of keys and values: it may read the prompt, a part of
+it, or one new token. The model's own call says which, shapes do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tracekit.errors import UnsupportedModelError
+
+_CACHES = ("past_key_values", "past_kv_cache_entry", "cache_params")
+"""Arguments that bring a cache to a pass; a block of a HookedTransformer gets its own part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What one call of a model says of its tokens."""
+
+    n_before: int = 0
+    """Tokens that the cache holds: the first token of the pass has this position."""
+    position_ids: Int[Tensor, "row pos"] | None = None
+    """Numbers by which the model reads the tokens of the pass; None: it counts."""
+
+    def key_positions(self, n_queries: int, n_keys: int) -> Int[Tensor, "row key"]:
+        """The position in its text of every key that the pass attends to.
+
+        The last keys are those of the pass itself: a cache with a window forgets the first ones. A
+        static one has room for more. Tokens padded on the left do not count.
+        """
+        first = max(0, self.n_before + n_queries - n_keys)
+        columns = torch.arange(first, first + n_keys)[None]
+        if self.position_ids is None:
+            return columns
+        ids = self.position_ids
+        cached = columns[:, columns[0] < self.n_before].to(ids) + (ids[:, :1] - self.n_before)
+        later = columns[:, cached.shape[1] + n_queries :].expand(len(ids), -1).to(ids)
+        return torch.cat([cached.clamp(min=0), ids, later], 1)
+
+
+_RUNNING: ContextVar[Pass | None] = ContextVar("tracekit_pass", default=None)
+
+
+def begin(arguments: Mapping[str, Any]) -> None:
+    """A pass of a model begins, or of a block of one, that was called with these arguments."""
+    given = [arguments[name] for name in _CACHES if arguments.get(name) is not None]
+    ids = arguments.get("position_ids")
+    if ids is not None:
+        # Of several numbers for each token (time, height, width) the first is its place in a text.
+        ids = ids[0] if ids.ndim == 3 else ids.reshape(-1, ids.shape[-1])
+    n_before = _n_tokens(given[0], arguments) if given else 0
+    _RUNNING.set(None if n_before is None else Pass(n_before, ids))
+
+
+def end() -> None:
+    """The pass is over."""
+    _RUNNING.set(None)
+
+
+def _n_tokens(cache: Any, arguments: Mapping[str, Any]) -> int | None:
+    """Tokens that a cache has read; None if nothing says so."""
+    if (position := arguments.get("cache_position")) is not None:
+        return int(position[0])
+    try:
+        if hasattr(cache, "get_seq_length"):
+            return int(cache.get_seq_length())
+        return int(cache.past_keys.shape[1])
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def running_pass(n_tokens: int) -> Pass:
+    """The pass that runs now, whose activations have so many positions.
+
+    Raises:
+        UnsupportedModelError: Nothing says which tokens these are.
+    """
+    known = _RUNNING.get()
+    if known is None and n_tokens == 1:
+        raise UnsupportedModelError(
+            "A hook sees one token, and nothing says whether it begins a text or goes on with one: "
+            "tracekit did not load this model, or its cache does not count tokens. Pass the model "
+            "through tk.load_model, or generate with use_cache=False."
+        )
+    return known or Pass()
