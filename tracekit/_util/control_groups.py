@@ -46,7 +46,7 @@ def _numbers(group: Path, *names: str) -> list[int]:
 def _groups(controller: str, mounted: Path, own: Path) -> Iterator[Path]:
     """Each control group above this process, of version 1 or 2."""
     with suppress(OSError):
-        for line in own.read_text().splitlines():
+        for line in own.read_text(encoding="utf-8", errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue

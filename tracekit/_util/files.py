@@ -31,8 +31,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of what a spreadsheet takes as a formula."""
 
 
-def write_beside(path: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there, so that it is never half written."""
+def write_beside(path: Path, content: bytes | str) -> None:
+    """Writes a file beside its place and moves it there, so that it is never half written.
+
+    A text is written in UTF-8, a question mark for each character that has no place there.
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         # A device such as /dev/stdout is written to, not replaced.
@@ -169,7 +174,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Writes a table as CSV; a quote keeps spreadsheets from running texts as formulas."""
     texts = frame.select_dtypes(include=["object", "string", "category"]).columns
     safe = frame.assign(**{str(column): frame[column].map(_without_formula) for column in texts})
-    write_beside(path, safe.to_csv(index=False, lineterminator="\n").encode())
+    write_beside(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
 def _without_formula(cell: object) -> object:

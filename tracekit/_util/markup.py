@@ -13,12 +13,12 @@ from html import escape
 from math import isinf, isnan
 from typing import Any
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that steer a terminal, but for tabs and line breaks."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that steer a terminal, but for tabs and line breaks; and halves of characters."""
 
 
 def printable(text: str) -> str:
-    """A text with a mark in place of each control character."""
+    """A text with a mark in place of each control character, and of what UTF-8 cannot write."""
     return _CONTROL.sub("\ufffd", text)
 
 

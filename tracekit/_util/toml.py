@@ -57,7 +57,7 @@ def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
 
     plain = {name: _plain(value) for name, value in options.items()}
     content = {name: value for name, value in plain.items() if value not in (None, [])}
-    write_beside(Path(path), tomli_w.dumps(content).encode())
+    write_beside(Path(path), tomli_w.dumps(content))
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from io import TextIOWrapper
 from threading import current_thread, main_thread
 from threading import enumerate as enumerate_threads
 from typing import Annotated, Any, NoReturn
@@ -16,9 +17,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.cli.output import console, error_console, print_problem
-from tracekit.errors import TracekitError
+from tracekit.errors import ConfigError, TracekitError
 
 PANELS = (
     "Arguments",
@@ -114,7 +116,12 @@ def main() -> None:
     """
     _quieten_libraries()
     console.had_document = False
+    for stream in (sys.stdout, sys.stderr):
+        # Where a terminal or a pipe cannot show a character, a mark stands for it.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
+        _check_arguments()
         with _stopping_in_order():
             code = app(standalone_mode=False)
             sys.stdout.flush()
@@ -149,6 +156,16 @@ def main() -> None:
         _print_early(error)
         show()
         sys.exit(getattr(error, "exit_code", 2))
+
+
+def _check_arguments() -> None:
+    """Refuses names that no saved file could hold, before any work is done for them."""
+    for text in sys.argv[1:]:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(
+                f"The argument {printable(text)!r} is no text in UTF-8, so nothing that is saved "
+                "could name it. Rename the file; or set PYTHONUTF8=1, if only your locale differs."
+            )
 
 
 def _print_early(error: Exception) -> None:

@@ -144,6 +144,6 @@ def _write(why: Explanation, output: Path) -> None:
     for name, frame in _frames(why).items():
         if frame is not None:
             write_csv(frame, output / f"{'members' if name == 'table' else name}.csv")
-    write_beside(output / "findings.json", json.dumps(_document(why), indent=1).encode())
+    write_beside(output / "findings.json", json.dumps(_document(why), indent=1))
     drawn = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
     write_figures(drawn, output)

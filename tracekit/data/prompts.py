@@ -100,6 +100,8 @@ class PromptPairs(Sequence[PromptPair]):
             dropped = f" All {len(self.skipped)} were skipped." if self.skipped else ""
             raise PairsError(f"There are no prompt pairs.{dropped} Give at least one.")
         _check_pairs(self.pairs)
+        # The name of a file may be no text, and what is saved holds texts.
+        object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
         if self.weights is not None and not (self.weights > 0).all():
             raise PairsError(
                 "The weights span so many orders of magnitude that the smallest would count "

@@ -209,7 +209,7 @@ class Explorer(_Widget):
         self.faithfulness()
         self.exploration.know_circuits()
         self.exploration.predicted_now()
-        write_beside(path, page(self.exploration, self.setup).encode())
+        write_beside(path, page(self.exploration, self.setup))
         self._tell_all()
         return path
 

@@ -185,7 +185,7 @@ def _write(figures: Mapping[Path, go.Figure], scale: float) -> list[Path]:
             _write_plotly(path.parent)
             # The same figure is the same file: left to itself, plotly draws an id at random.
             text = figure.to_html(include_plotlyjs="directory", div_id="figure")
-            write_beside(path, text.encode())
+            write_beside(path, text)
         else:
             images[path] = figure
     if images:
@@ -238,6 +238,7 @@ def _draw(document: Mapping[str, Any]) -> str | None:
                 capture_output=True,
                 text=True,
                 encoding="utf-8",
+                errors="replace",
                 timeout=seconds,
             )
             if ended.returncode == 0:

@@ -219,7 +219,7 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
     lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
     lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_beside(folder / "notes.md", ("\n".join(lines) + "\n").encode())
+    write_beside(folder / "notes.md", "\n".join(lines) + "\n")
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:

@@ -88,7 +88,7 @@ class Table:
         paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
         folder.mkdir(parents=True, exist_ok=True)
         write_csv(self.frame, paths[0])
-        write_beside(paths[1], self.latex().encode())
+        write_beside(paths[1], self.latex())
         return paths
 
 

@@ -63,14 +63,14 @@ def write_mib(
         nodes[_node(component)] = {"in_graph": is_selected, "score": score}
     document = {"cfg": dict(sizes), "nodes": nodes, "edges": {}}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_beside(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | bool]) -> Mask:
     """Reads the importance of each component; `sizes` are those of the model that is traced."""
     check_registry(registry)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
         cfg, nodes = dict(document["cfg"]), dict(document["nodes"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFormatError(

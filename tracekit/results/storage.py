@@ -136,7 +136,7 @@ def write_document(path: Path, entries: Mapping[str, Any]) -> str:
     entries = _plain(entries)
     digest = digest_of(entries)
     document = {"format_version": FORMAT_VERSION, _DIGEST: digest, **entries}
-    write_beside(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_beside(path, json.dumps(document, indent=1) + "\n")
     return digest
 
 

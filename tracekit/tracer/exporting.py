@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.files import write_beside
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.anatomy import SideEffects
@@ -151,9 +152,8 @@ def export_model(
                 f"{export.largest_difference:.3g} on an example. This architecture puts something "
                 "between the component and its projection. Nothing was written."
             )
-        (Path(made) / "README.md").write_text(
-            _card(engine, setup, mask, export, result, side_effects), encoding="utf-8"
-        )
+        card = _card(engine, setup, mask, export, result, side_effects)
+        write_beside(Path(made) / "README.md", card)
         if result is not None:
             result.save(Path(made) / "trace")
         shutil.copytree(made, folder, dirs_exist_ok=True)
