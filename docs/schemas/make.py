@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
-from tracekit.cli.documents import schemas
+from command_documents import schemas
 from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tracekit import cli
-from tracekit.cli.documents import schemas
+from docs.schemas.command_documents import schemas
 from tracekit.cli.output import CommandOutput, console, error_console
 
 

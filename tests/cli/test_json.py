@@ -18,7 +18,7 @@ from jsonschema import ValidationError, validate
 import tracekit as tk
 from tests.cli.test_app import COMMANDS
 from tracekit.cli import demo
-from tracekit.cli.documents import schemas
+from docs.schemas.command_documents import schemas
 from tracekit.cli.output import CommandOutput, console
 
 

@@ -19,7 +19,6 @@ from tracekit.components.members import members_of
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
-from tracekit.engine.engine import Engine
 from tracekit.engine.head_reads import contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
 from tracekit.results.display import text_html
@@ -188,41 +187,17 @@ def attention(traced: Traced, members: Any, *, at: str = "last") -> Attention:
     # Else the source is no run of the model.
     with suppress(PairsError):
         engines[traced.opposite.direction] = traced.opposite.fresh
+    clean, counterfactual = engines["noising"], engines.get("denoising")
     decode = getattr(getattr(traced.model, "tokenizer", None), "decode", None)
-    return read_attention(
-        traced.fresh,
-        engines["noising"],
-        engines.get("denoising"),
-        members_of(members, traced.registry, or_none=True),
-        at=at,
-        token_text=None if decode is None else lambda token: str(decode([token])),
-        selected_on=traced.selected_on(members),
-        **traced.names,
-    )
-
-
-def read_attention(
-    asked: Engine,
-    clean: Engine,
-    counterfactual: Engine | None,
-    members: ComponentSet,
-    *,
-    at: str,
-    token_text: Any,
-    **facts: Any,
-) -> Attention:
-    """What heads look at; see `attention`.
-
-    `clean` starts from the prompts, `counterfactual` from what takes their place, if that is a run
-    of the model; `asked` is that of the tracer. `token_text` gives the text of a token.
-    """
+    token_text = None if decode is None else lambda token: str(decode([token]))
+    asked, chosen = traced.fresh, members_of(members, traced.registry, or_none=True)
     registry, before = asked.registry, asked.cost
-    is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in members}
+    is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in chosen}
     heads: dict[tuple[int, int], int] = {}
-    for member in filter(is_head.__getitem__, members):
+    for member in filter(is_head.__getitem__, chosen):
         heads.setdefault((registry[member].layer, registry[member].index), member)
     if not heads:
-        names = ", ".join(map(registry.label, members)) or "none"
+        names = ", ".join(map(registry.label, chosen)) or "none"
         raise ComponentError(
             f"No member ({names}) is a head. Give head-outputs or attention-patterns."
         )
@@ -247,8 +222,9 @@ def read_attention(
         counterfactual=patterns[1] if counterfactual else None,
         direct=direct[0],
         counterfactual_direct=direct[1] if counterfactual else None,
-        left_out=tuple(member for member in members if not is_head[member]),
-        **facts,
+        left_out=tuple(member for member in chosen if not is_head[member]),
+        selected_on=traced.selected_on(members),
+        **traced.names,
         **facts_of(asked, before),
     )
 

@@ -457,14 +457,6 @@ def explain(
         )
 
 
-def plan_explanation(
-    engine: Engine, members: ComponentSet, *, max_sets: int, look_outside: bool | None
-) -> Planned:
-    """The passes that an explanation will take."""
-    outside = _looks_outside(engine, look_outside)
-    return planned_explanation(engine.registry, members, max_sets=max_sets, look_outside=outside)
-
-
 def _looks_outside(engine: Engine, asked: bool | None) -> bool:
     """Whether an explanation looks for outsiders, which takes a metric with a gradient."""
     if asked:
@@ -519,10 +511,11 @@ def explain_set(
     )
 
 
-def planned_explanation(
-    registry: ComponentRegistry, members: ComponentSet, *, max_sets: int, look_outside: bool
+def plan_explanation(
+    engine: Engine, members: ComponentSet, *, max_sets: int, look_outside: bool | None
 ) -> Planned:
-    """Passes of `explain_set`: exact for up to 12 members and without outsiders."""
+    """Passes of an explanation: exact for up to 12 members and without outsiders."""
+    registry, is_outside = engine.registry, _looks_outside(engine, look_outside)
     _check(registry, members, max_sets, tolerance=0)
     n = len(members)
     is_exact = n <= MOST_EXACT
@@ -531,9 +524,9 @@ def planned_explanation(
         # Pairs in two contexts; then, without redundant members, what is smaller than without two.
         subsets += n * (n + 1) + (n - 1) * (n - 2) // 2 - 1
     cost = Cost(subsets)
-    if look_outside and len(registry) > n:
+    if is_outside and len(registry) > n:
         cost += Cost(n_sets_of_outsiders(n, len(registry)) + n + 1, n + 1)
-    return Planned(cost=cost, is_exact=is_exact and not look_outside)
+    return Planned(cost=cost, is_exact=is_exact and not is_outside)
 
 
 def _check(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,6 @@ from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.components.members import members_of
-from tracekit.engine.engine import Engine
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import bounds_of
@@ -206,40 +205,21 @@ def paths(traced: Traced, members: Any, *, by_input: bool = True) -> Paths:
         MaskError, ConfigError: About the mask or the option.
         NonFiniteMetricError: The metric is not finite on a path; names the examples.
     """
-    return measure_paths(
-        traced.fresh,
-        members_of(members, traced.registry, or_none=True),
-        by_input=by_input,
-        selected_on=traced.selected_on(members),
-        **traced.names,
-    )
-
-
-def measure_paths(
-    engine: Engine,
-    members: Sequence[int],
-    *,
-    by_input: bool,
-    model: str,
-    source: str,
-    selected_on: str | None = None,
-) -> Paths:
-    """Measures all paths among some components; see `paths`."""
-    if not 0 < len(members) <= _MOST:
+    chosen, engine = members_of(members, traced.registry, or_none=True), traced.fresh
+    if not 0 < len(chosen) <= _MOST:
         raise ComponentError(
-            f"Paths among {len(members)} components were asked for. Give 1 to {_MOST}."
+            f"Paths among {len(chosen)} components were asked for. Give 1 to {_MOST}."
         )
     if not isinstance(by_input, bool):
         raise ConfigError(f"by_input is {shortened(by_input)}. Give True or False.")
     before = engine.cost
-    runs = PathRuns(data=engine.data, members=tuple(members), by_input=by_input)
+    runs = PathRuns(data=engine.data, members=chosen, by_input=by_input)
     return Paths(
         members=runs.members,
         rows=tuple(runs.rows),
         effects=runs.effects(),
         has_embedding=runs.has_embedding,
-        selected_on=selected_on,
-        source=source,
-        model=model,
+        selected_on=traced.selected_on(members),
+        **traced.names,
         **facts_of(engine, before),
     )

@@ -374,18 +374,31 @@ def side_effects(
         MaskError, ComponentError: About the set.
     """
     check_seed(seed)
-    chosen, engines = members_of(members, traced.registry), _engines_of(traced.bound, others)
-    n, shown = traced.fresh.n_examples, traced.fresh.config.progress
+    target, chosen = traced.fresh, members_of(members, traced.registry)
+    engines = {TARGET: target, **_engines_of(traced.bound, others)}
+    if not is_whole(draws) or draws < 0:
+        raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
+    if not chosen:
+        raise PairsError("An empty set has no side effects. Give at least one component.")
+    generator = torch.Generator().manual_seed(seed)
+    controls = control_sets(target.registry, chosen, draws, generator)
+    before = {name: engine.cost for name, engine in engines.items()}
+    n, shown = target.n_examples, target.config.progress
     with progress.run("side effects", None, n, shown=shown):
-        return measure_side_effects(
-            traced.fresh,
-            engines,
-            chosen,
-            selected_on=traced.selected_on(members),
-            draws=draws,
-            seed=seed,
-            **traced.names,
-        )
+        measured = [_measure(name, engine, chosen, controls) for name, engine in engines.items()]
+    costs = [engine.cost - before[name] for name, engine in engines.items()]
+    return SideEffects(
+        registry=target.registry,
+        members=chosen,
+        target=measured[0],
+        others=tuple(measured[1:]),
+        direction=traced.direction,
+        positions=positions_of(target),
+        seed=seed,
+        selected_on=traced.selected_on(members),
+        cost=sum(costs, Cost()),
+        **traced.names,
+    )
 
 
 def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:
@@ -405,55 +418,6 @@ def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:
             )
         engines[name] = bound.engine(pairs, metric=metric)
     return engines
-
-
-def measure_side_effects(
-    target: Engine,
-    others: Mapping[str, Engine],
-    members: ComponentSet,
-    *,
-    draws: int,
-    seed: int,
-    model: str,
-    source: str,
-    selected_on: str | None = None,
-) -> SideEffects:
-    """Measures a set, and random sets, on several data sets; see `side_effects`.
-
-    `target` has the data and the metric that the set was chosen for, `others` further ones for the
-    same components, by name. The text calls the model and the source of values by the names given.
-
-    Raises:
-        PairsError: There are no others, or no member, or all components together change
-            nothing.
-        ConfigError: A number of draws that is none.
-        NonFiniteMetricError: A metric is not finite on an example.
-    """
-    if not is_whole(draws) or draws < 0:
-        raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
-    if not members:
-        raise PairsError("An empty set has no side effects. Give at least one component.")
-    generator = torch.Generator().manual_seed(seed)
-    controls = control_sets(target.registry, members, draws, generator)
-    engines = {TARGET: target, **others}
-    before = {name: engine.cost for name, engine in engines.items()}
-    measured = [_measure(name, engine, members, controls) for name, engine in engines.items()]
-    cost = Cost()
-    for name, engine in engines.items():
-        cost += engine.cost - before[name]
-    return SideEffects(
-        registry=target.registry,
-        members=members,
-        target=measured[0],
-        others=tuple(measured[1:]),
-        model=model,
-        source=source,
-        direction=target.metric.direction,
-        positions=positions_of(target),
-        seed=seed,
-        selected_on=selected_on,
-        cost=cost,
-    )
 
 
 def _measure(

@@ -164,32 +164,7 @@ def strongest_pairs(
     context = members_of(given, traced.registry, or_none=True)
     if components is not None:
         components = ordered_in(components, traced.registry)
-    return find_strongest_pairs(
-        traced.own,
-        chosen_for_pairs(traced.registry, components, given=context),
-        count,
-        given=context,
-        n_looked_at=n_looked_at,
-        seed=seed,
-        title=traced.title,
-    )
-
-
-def find_strongest_pairs(
-    engine: Engine,
-    components: Sequence[int],
-    count: int,
-    *,
-    given: ComponentSet = (),
-    n_looked_at: int = 64,
-    seed: int = 0,
-    title: str = "",
-) -> StrongestPairs:
-    """Finds as many pairs with strong interactions; see `strongest_pairs`.
-
-    `components` are those in question and `given` those patched besides, as flat indices. The seed
-    draws the random signs, and the half of the examples that proposes.
-    """
+    engine, paired = traced.own, chosen_for_pairs(traced.registry, components, given=context)
     for name, value in (("count", count), ("n_looked_at", n_looked_at)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is {shortened(value)}. Give a whole number from 1 on.")
@@ -199,10 +174,10 @@ def find_strongest_pairs(
     # Whoever chooses pairs by some examples cannot test them by the same ones.
     first, testing = map(torch.tensor, engine.pairs.divide(order, len(order) // 2))
     proposing = first if is_split else None
-    looked_at = _interacting(engine, components, given, proposing, n_looked_at, generator)
+    looked_at = _interacting(engine, paired, context, proposing, n_looked_at, generator)
     most = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count)
-    proposals = _proposals(engine, components, looked_at, given, proposing, most)
-    together, parts = _measured(engine, proposals, given)
+    proposals = _proposals(engine, paired, looked_at, context, proposing, most)
+    together, parts = _measured(engine, proposals, context)
     interactions = together - parts.sum(1)
     scale = together.abs() + parts.abs().sum(1)
     strongest = interactions.mean(1).abs().argsort(descending=True)[:count]
@@ -226,11 +201,11 @@ def find_strongest_pairs(
         predicted=torch.tensor([proposals[row].predicted for row in strongest.tolist()]),
         intervals=intervals,
         p=None if corrected is None else corrected.float(),
-        n_components=len(components),
+        n_components=len(paired),
         n_measured=len(proposals),
-        given=tuple(label(i) for i in given),
+        given=tuple(label(i) for i in context),
         axis_label=engine.metric.axis_label,
-        title=title,
+        title=traced.title,
     )
 
 

@@ -104,28 +104,10 @@ def export(
         OutputError: The folder is not empty.
         MaskError, ComponentError: About the set.
     """
-    return export_model(
-        traced.own,
-        traced.bound.setup,
-        from_indices(members_of(members, traced.registry), len(traced.registry)).float(),
-        as_path("folder", folder),
-        result=members if isinstance(members, TraceResult) else None,
-        side_effects=side_effects,
-        held_out=traced.held_out,
-    )
-
-
-def export_model(
-    engine: Engine,
-    setup: Setup,
-    mask: Mask,
-    folder: Path,
-    *,
-    result: TraceResult | None,
-    side_effects: SideEffects | None,
-    held_out: Engine | None,
-) -> Export:
-    """Writes and measures the model; see `export`."""
+    engine, setup, held_out = traced.own, traced.bound.setup, traced.held_out
+    folder = as_path("folder", folder)
+    mask = from_indices(members_of(members, traced.registry), len(traced.registry)).float()
+    result = members if isinstance(members, TraceResult) else None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty. Give a new folder.")
     constants = _exact_constants(engine, setup)
