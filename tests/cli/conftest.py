@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
-from tracekit import cli
 from docs.schemas.command_documents import schemas
+from tracekit import cli
 from tracekit.cli.output import CommandOutput, console, error_console
 
 

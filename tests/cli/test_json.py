@@ -16,9 +16,9 @@ import torch
 from jsonschema import ValidationError, validate
 
 import tracekit as tk
+from docs.schemas.command_documents import schemas
 from tests.cli.test_app import COMMANDS
 from tracekit.cli import demo
-from docs.schemas.command_documents import schemas
 from tracekit.cli.output import CommandOutput, console
 
 
