@@ -16,37 +16,11 @@ What most sessions use stands here; everything else in its namespace, such as `t
 `tk.engine.MaskedPatch` or `tk.results.Faithfulness`.
 """
 
-import ast
-from importlib import import_module
-from pathlib import Path
-from typing import Any
-
 import tracekit._util.version as _version
-
-_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-_HOMES = {
-    alias.name: str(node.module)
-    for node in _STUB.body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
-"""Module of each public name; `tracekit` for those that are modules themselves."""
-_MORE = ("models", "paper", "runs", "tracer")
-"""Further modules of the API."""
+from tracekit._util.stubs import attached as _attached
 
 __version__ = _version.__version__
-__all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MORE or _HOMES.get(name) == "tracekit":
-        return import_module(f"tracekit.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = _attached(
+    __name__, __file__, more=("models", "paper", "runs", "tracer")
+)
+__all__ += ["__version__"]

@@ -9,11 +9,6 @@ what faithfulness loses without each member (`Tracer.minimality`). `side_effects
 set does to other data: `Tracer.side_effects`.
 """
 
-from tracekit.anatomy.attention import Attention
-from tracekit.anatomy.explanation import Explanation
-from tracekit.anatomy.minimality import Minimality
-from tracekit.anatomy.paths import Paths
-from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.side_effects import EffectOn, SideEffects
+from tracekit._util.stubs import attached
 
-__all__ = ["Attention", "EffectOn", "Explanation", "Minimality", "Paths", "SetGame", "SideEffects"]
+__getattr__, __dir__, __all__ = attached(__name__, __file__)

@@ -1,24 +1,5 @@
 """Components: their kinds, the registry that numbers them, and masks over it."""
 
-from tracekit.components import masks
-from tracekit.components.kinds import KINDS, Kind, KindName, kind_of
-from tracekit.components.registry import (
-    Component,
-    ComponentGrid,
-    ComponentRegistry,
-    ComponentSet,
-    Site,
-)
+from tracekit._util.stubs import attached
 
-__all__ = [
-    "KINDS",
-    "Component",
-    "ComponentGrid",
-    "ComponentRegistry",
-    "ComponentSet",
-    "Kind",
-    "KindName",
-    "Site",
-    "kind_of",
-    "masks",
-]
+__getattr__, __dir__, __all__ = attached(__name__, __file__)

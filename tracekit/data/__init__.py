@@ -1,23 +1,5 @@
 """Data: prompt pairs, counterfactuals, and the data sets by name."""
 
-from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.from_file import load_pairs
-from tracekit.data.pair import PromptPair
-from tracekit.data.pairs_check import CheckLine, PairsCheck
-from tracekit.data.pairs_report import Finding, PairsReport
-from tracekit.data.prompts import PromptPairs
-from tracekit.data.registry import DATASETS, Dataset, load_dataset
+from tracekit._util.stubs import attached
 
-__all__ = [
-    "DATASETS",
-    "CheckLine",
-    "Dataset",
-    "Finding",
-    "GaussianNoise",
-    "PairsCheck",
-    "PairsReport",
-    "PromptPair",
-    "PromptPairs",
-    "load_dataset",
-    "load_pairs",
-]
+__getattr__, __dir__, __all__ = attached(__name__, __file__)

@@ -22,24 +22,6 @@ the middle of the model. `checks.py` proves that hooks act on a model, before it
 trusted.
 """
 
-from tracekit.engine import checks
-from tracekit.engine.capabilities import Capabilities
-from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
-from tracekit.engine.patching import MaskedPatch
-from tracekit.engine.prepared import EngineConfig
-from tracekit.engine.setup import Setup
-from tracekit.engine.sources import Mean, Noise, OtherModel
+from tracekit._util.stubs import attached
 
-__all__ = [
-    "Capabilities",
-    "Cost",
-    "Engine",
-    "EngineConfig",
-    "MaskedPatch",
-    "Mean",
-    "Noise",
-    "OtherModel",
-    "Setup",
-    "checks",
-]
+__getattr__, __dir__, __all__ = attached(__name__, __file__)

@@ -6,58 +6,17 @@ Here every setting of the architecture is the configuration's, is put into it, o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from math import isclose, log
+from pathlib import Path
 from typing import Any
 
 Settings = dict[str, Any]
 
-_LIKE: Mapping[str, tuple[Any, ...]] = {
-    # Key -> the values that change nothing, and names that configurations have for it.
-    "attention.head_count": (None, "num_attention_heads"),
-    "attention.head_count_kv": (None, "num_kv_heads", "num_key_value_heads"),
-    "attention.key_length": (None, "head_dim"),
-    "attention.layer_norm_epsilon": (
-        None,
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "norm_epsilon",
-        "norm_eps",
-    ),
-    "attention.layer_norm_rms_epsilon": (None, "rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
-    "attention.scale": (0, "attention_multiplier"),
-    "attention.clamp_kqv": (0, "clip_qkv"),
-    "attention.max_alibi_bias": (0,),
-    "attention.output_scale": (1,),
-    "attention.temperature_scale": (0,),
-    "attention.causal": (True,),
-    "attention.q_lora_rank": (0, "q_lora_rank"),
-    "attention.kv_lora_rank": (0, "kv_lora_rank"),
-    "attention.relative_buckets_count": (0, "relative_attention_num_buckets"),
-    "attention.shared_kv_layers": (0, "num_kv_shared_layers"),
-    "attn_logit_softcapping": (0, "attn_logit_softcapping"),
-    "final_logit_softcapping": (0, "final_logit_softcapping"),
-    "router_logit_softcapping": (0, "router_logit_softcapping"),
-    "logit_scale": (1, "logit_scale", "logits_scaling"),
-    "residual_scale": (1, "residual_multiplier"),
-    "embedding_scale": (1, "embedding_multiplier"),
-    "expert_count": (0, "num_experts", "num_local_experts", "n_routed_experts"),
-    "expert_used_count": (0, "num_experts_per_tok"),
-    "expert_shared_count": (0, "n_shared_experts", "num_shared_experts"),
-    "expert_group_count": (1, "n_group"),
-    "expert_group_used_count": (1, "topk_group"),
-    "expert_weights_norm": (False, "norm_topk_prob"),
-    "expert_weights_scale": (1, "routed_scaling_factor"),
-    "expert_feed_forward_length": (None, "moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": (None, "shared_expert_intermediate_size"),
-    "leading_dense_block_count": (0, "first_k_dense_replace"),
-    "interleave_moe_layer_step": (1, "decoder_sparse_step"),
-    "moe_every_n_layers": (1, "decoder_sparse_step"),
-    "vocab_size": (None, "vocab_size"),
-    "feed_forward_length": (None, "intermediate_size"),
-    "use_parallel_residual": (None, "use_parallel_residual", "parallel_attn"),
-    "decoder_start_token_id": (None, "decoder_start_token_id"),
-}
+_TABLE = Path(__file__).with_suffix(".json")
+_LIKE: Mapping[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
+"""By key the value that changes nothing, and names that configurations have for it."""
 _SIZES = (
     "context_length", "embedding_length", "block_count",
     "tensor_data_layout", "decoder_block_count", "shortconv.l_cache", "rope.scaling.finetuned",

@@ -5,20 +5,6 @@
 which and when, `executors.py` where.
 """
 
-from tracekit.runs.grid import Grid
-from tracekit.runs.jobs import Job, ModelSource, RunEnvironment
-from tracekit.runs.store import Run
-from tracekit.runs.sweeps import Runs, load_runs, sweep
-from tracekit.runs.worker import Failure
+from tracekit._util.stubs import attached
 
-__all__ = [
-    "Failure",
-    "Grid",
-    "Job",
-    "ModelSource",
-    "Run",
-    "RunEnvironment",
-    "Runs",
-    "load_runs",
-    "sweep",
-]
+__getattr__, __dir__, __all__ = attached(__name__, __file__)

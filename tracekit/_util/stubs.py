@@ -1,0 +1,39 @@
+"""Public names of a package, imported when they are first used: its stub says from where."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def attached(
+    package: str, file: str, more: tuple[str, ...] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, by the `__init__.pyi` beside its file.
+
+    `more` are modules that are attributes too. No name may be that of a module in the package,
+    which would take its place.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    homes = {
+        alias.name: str(node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    names = sorted(homes)
+
+    def __getattr__(name: str) -> Any:
+        if name in more or homes.get(name) == package:
+            return import_module(f"{package}.{name}")
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__, lambda: names, names

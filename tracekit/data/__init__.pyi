@@ -1,0 +1,11 @@
+from tracekit.data.counterfactuals import GaussianNoise as GaussianNoise
+from tracekit.data.from_file import load_pairs as load_pairs
+from tracekit.data.pair import PromptPair as PromptPair
+from tracekit.data.pairs_check import CheckLine as CheckLine
+from tracekit.data.pairs_check import PairsCheck as PairsCheck
+from tracekit.data.pairs_report import Finding as Finding
+from tracekit.data.pairs_report import PairsReport as PairsReport
+from tracekit.data.prompts import PromptPairs as PromptPairs
+from tracekit.data.registry import DATASETS as DATASETS
+from tracekit.data.registry import Dataset as Dataset
+from tracekit.data.registry import load_dataset as load_dataset

@@ -1,0 +1,10 @@
+from tracekit.engine import checks as checks
+from tracekit.engine.capabilities import Capabilities as Capabilities
+from tracekit.engine.cost import Cost as Cost
+from tracekit.engine.engine import Engine as Engine
+from tracekit.engine.patching import MaskedPatch as MaskedPatch
+from tracekit.engine.prepared import EngineConfig as EngineConfig
+from tracekit.engine.setup import Setup as Setup
+from tracekit.engine.sources import Mean as Mean
+from tracekit.engine.sources import Noise as Noise
+from tracekit.engine.sources import OtherModel as OtherModel

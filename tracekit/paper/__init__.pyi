@@ -1,0 +1,13 @@
+from tracekit.paper.experiment import Experiment as Experiment
+from tracekit.paper.experiment import Report as Report
+from tracekit.paper.experiment import Setting as Setting
+from tracekit.paper.jobs import ModelAt as ModelAt
+from tracekit.paper.reproduction import EXPERIMENTS as EXPERIMENTS
+from tracekit.paper.reproduction import Reproduction as Reproduction
+from tracekit.paper.reproduction import plan as plan
+from tracekit.paper.reproduction import reproduce as reproduce
+from tracekit.paper.reproduction import select_experiments as select_experiments
+from tracekit.runs.jobs import Job as Job
+from tracekit.runs.jobs import RunEnvironment as RunEnvironment
+from tracekit.runs.store import Run as Run
+from tracekit.runs.worker import Failure as Failure

@@ -1,0 +1,9 @@
+from tracekit.runs.grid import Grid as Grid
+from tracekit.runs.jobs import Job as Job
+from tracekit.runs.jobs import ModelSource as ModelSource
+from tracekit.runs.jobs import RunEnvironment as RunEnvironment
+from tracekit.runs.store import Run as Run
+from tracekit.runs.sweeps import Runs as Runs
+from tracekit.runs.sweeps import load_runs as load_runs
+from tracekit.runs.sweeps import sweep as sweep
+from tracekit.runs.worker import Failure as Failure
