@@ -7,10 +7,10 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from command_documents import schemas
 from pydantic import TypeAdapter
 
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
-from command_documents import schemas
 from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult

@@ -12,7 +12,7 @@ import tracekit as tk
 from tests import tiny
 from tests.engine.test_head_reads import parts_of, plain_reads
 from tracekit.anatomy import Attention
-from tracekit.anatomy.same_run import check_of_run
+from tracekit.cli.report import check_of_run
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.results.intervals import effect_interval
 

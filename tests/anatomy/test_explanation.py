@@ -12,8 +12,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy.explanation import explain_set
-from tracekit.anatomy.member_pairs import pair_interactions
+from tracekit.anatomy.explanation import explain_set, pair_interactions
 from tracekit.anatomy.replacements import redundant_members
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import (

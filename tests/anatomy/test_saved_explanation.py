@@ -10,7 +10,7 @@ import pytest
 import tracekit as tk
 from tests.files import rewrite
 from tracekit.anatomy.explanation import EXPLANATION
-from tracekit.anatomy.same_run import check_of_run
+from tracekit.cli.report import check_of_run
 from tracekit.errors import ResultFormatError, ResultNotFoundError
 
 

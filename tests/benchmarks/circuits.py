@@ -31,8 +31,8 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.masks import ranking
 from tracekit.engine.engine import Engine
 from tracekit.models.hooked import frozen, recording_hooks
+from tracekit.results.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES
-from tracekit.results.faithfulness_of_sets import measure_faithfulness
 from tracekit.search import Goal, make
 from tracekit.search.objectives import Faithful
 from tracekit.search.targets import target_of

@@ -18,7 +18,7 @@ from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import sampled_values
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine
-from tracekit.engine.precision import Precision
+from tracekit.engine.gradients import Precision
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
 

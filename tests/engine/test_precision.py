@@ -7,7 +7,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.precision import products_in
+from tracekit.engine.gradients import products_in
 from tracekit.errors import ConfigError
 
 

@@ -27,7 +27,7 @@ from tracekit.errors import (
 from tracekit.explore import Exploration, Measurement, Prediction
 from tracekit.explore.data import circuit_of
 from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
-from tracekit.results.faithfulness_of_sets import measure_faithfulness
+from tracekit.results.evaluation import measure_faithfulness
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tracekit.errors import (
 from tracekit.results.intervals import effect_interval
 from tracekit.results.on_examples import OnExamples
 from tracekit.results.storage import FORMAT_VERSION, write_document
-from tracekit.search.learned.schedules import Exponential
+from tracekit.search.learned.pgbct import Exponential
 
 FORMAT_5 = Path(__file__).parents[1] / "golden" / "format-5"
 _DAMAGED = "is damaged, was changed, or belongs to another run than the files beside it. Run it"

@@ -10,7 +10,7 @@ import pytest
 import tracekit as tk
 from tracekit.components.masks import complement_of
 from tracekit.errors import ConfigError, ResultFormatError, TargetNotReachedError
-from tracekit.results.trade_offs import trade_offs
+from tracekit.results.pareto_front import trade_offs
 from tracekit.search.faithful import EffectAndComplement
 
 

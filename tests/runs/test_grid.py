@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tracekit as tk
-from tracekit._util.toml import read_options, write_options
+from tracekit.cli.options import read_options, write_options
 from tracekit.engine.setup import Setup
 from tracekit.errors import (
     BudgetError,

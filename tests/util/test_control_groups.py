@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit._util.control_groups import granted_bytes, granted_cores
+from tracekit._util.threads import granted_bytes, granted_cores
 
 CORES = {
     "version 2": ("0::/pod", {"pod/cpu.max": "150000 100000"}, 1),

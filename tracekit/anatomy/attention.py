@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
-from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.components import ComponentSet
 from tracekit.components.members import members_of
 from tracekit.data.pair import PromptPair
@@ -23,6 +22,7 @@ from tracekit.engine.head_reads import contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
 from tracekit.results.display import text_html
 from tracekit.results.intervals import row_intervals
+from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:

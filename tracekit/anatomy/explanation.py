@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
+from math import comb
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,8 +16,6 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import check_seed, shortened
-from tracekit.anatomy.member_pairs import PairInteractions, pair_interactions
-from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.anatomy.replacements import (
     MeasuredOutsider,
     Redundancy,
@@ -33,6 +33,7 @@ from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import effect_interval
+from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import LEVEL, RESOLUTION, p_values, said_of_few, without_rounding
 from tracekit.results.traced import Traced
 from tracekit.search.base import Planned, require_gradient
@@ -543,3 +544,56 @@ def _check(
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < 1:
         raise ConfigError(f"tolerance is {shortened(tolerance)}. Give a share from 0 to below 1.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairInteractions:
+    """The interaction of every pair of members, on every example."""
+
+    pairs: tuple[tuple[int, int], ...]
+    """Players of the members of each pair."""
+    alone: Float[Tensor, "pair example"]
+    """Nothing else is patched."""
+    within: Float[Tensor, "pair example"]
+    """All other members are patched too."""
+    averaged: Float[Tensor, "pair example"] | None
+    """Averaged over subsets of the others; None with more than 12 members."""
+
+
+def pair_interactions(game: SetGame) -> PairInteractions:
+    """Interactions of all pairs of members, of which there are at least two."""
+    pairs = tuple(combinations(range(game.n_players), 2))
+    everybody = game.everybody
+
+    def without(*players: int) -> tuple[int, ...]:
+        return tuple(player for player in everybody if player not in players)
+
+    alone = [[(i, j), (i,), (j,), ()] for i, j in pairs]
+    within = [[everybody, without(j), without(i), without(i, j)] for i, j in pairs]
+    corners = game.effects([each for four in (*alone, *within) for each in four], "pairs")
+    four = corners.reshape(2, len(pairs), 4, -1)
+    values = four[:, :, 0] - four[:, :, 1] - four[:, :, 2] + four[:, :, 3]
+    is_exact = game.n_players <= MOST_EXACT
+    return PairInteractions(
+        pairs=pairs,
+        alone=values[0],
+        within=values[1],
+        averaged=_averaged(game, pairs) if is_exact else None,
+    )
+
+
+def _averaged(game: SetGame, pairs: tuple[tuple[int, int], ...]) -> Float[Tensor, "pair example"]:
+    """Shapley interaction indices, from all subsets."""
+    n = game.n_players
+    effects = game.every_effect().double()
+    numbers = torch.arange(2**n)
+    sizes = torch.stack([numbers >> player & 1 for player in range(n)]).sum(0)
+    weights = [1 / ((n - 1) * comb(n - 2, size)) for size in range(n - 1)]
+    by_size = torch.tensor(weights, dtype=effects.dtype)
+    rows = []
+    for i, j in pairs:
+        both = 1 << i | 1 << j
+        rest = numbers[(numbers & both) == 0]
+        changes = effects[rest | both] - effects[rest | 1 << i] - effects[rest | 1 << j]
+        rows.append(by_size[sizes[rest]] @ (changes + effects[rest]))
+    return torch.stack(rows).to(torch.float32)

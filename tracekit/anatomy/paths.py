@@ -14,13 +14,13 @@ from torch import Tensor
 from tracekit._util.clusters import by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
-from tracekit.anatomy.of_members import OfMembers, facts_of
 from tracekit.components.members import members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import row_intervals
+from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import (
     LEVEL,
     RESOLUTION,

@@ -34,7 +34,6 @@ from tracekit._util import progress
 from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import check_seed, is_whole, shortened
-from tracekit.anatomy.of_members import positions_of
 from tracekit.components import ComponentSet
 from tracekit.components.members import members_of
 from tracekit.data.prompts import PromptPairs
@@ -45,7 +44,7 @@ from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, MetricName, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
-from tracekit.results.of_set import OfSet
+from tracekit.results.of_set import OfSet, positions_of
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import said_of_examples
 from tracekit.results.traced import Traced

@@ -89,7 +89,7 @@ def explain(given: Given, run: Run) -> None:
 
 
 def _print(why: Explanation, run: Path) -> None:
-    from tracekit.anatomy.tables import member_table
+    from tracekit.reports.report import member_table
 
     console.print(f"{why}", highlight=False, soft_wrap=True)
     frame = member_table(why)

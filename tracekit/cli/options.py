@@ -13,13 +13,15 @@ def compare(given: Given, run: Annotated[Path, typer.Argument()]) -> None:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tracekit._util.files import write_beside
 from tracekit._util.names import KindName, MetricName, ObjectiveName, SourceName, listed
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, load, progress_is_shown
@@ -31,7 +33,7 @@ from tracekit.cli.parsing import (
     parse_options,
     parse_positions,
 )
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
 if TYPE_CHECKING:
     from tracekit.data import PromptPairs
@@ -120,7 +122,7 @@ def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callabl
 
 def _read_config(context: Any, path: Path | None) -> Path | None:
     """Makes the options of a file the defaults of a command."""
-    from tracekit._util.toml import read_options
+    from tracekit.cli.options import read_options
 
     if path is not None:
         options = {parameter.name: parameter for parameter in context.command.params}
@@ -137,7 +139,7 @@ _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
     """Writes the options of a command to a file that `--config` reads; None: to none."""
-    from tracekit._util.toml import write_options
+    from tracekit.cli.options import write_options
 
     if path is not None:
         check_file(path)
@@ -441,3 +443,59 @@ def build_tracer(
         held_out=held_out,
         extra_metrics=given.get("extra_metric") or (),
     )
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+
+_CODE = "trust_remote_code"
+
+
+def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
+    """Reads a TOML file of options, named as in `keys`; `max-passes` is `max_passes`.
+
+    A file that asks to run the code of a model is refused.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataNotFoundError(f"There is no file {path}. Give a TOML file of options.")
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as TOML: {error}. Write lines such as limit = 32 and "
+            'methods = ["pgb-ct", "top-k"].'
+        ) from error
+    if _CODE in str(entries):
+        raise ConfigError(
+            f"{path} asks for {_CODE}, and a file of options runs no code. Take it out. If you "
+            f"trust the model, say --model-option {_CODE}=true in the command, or so in Python."
+        )
+    allowed = sorted(keys)
+    options: dict[str, Any] = {}
+    for key, value in entries.items():
+        name = key.replace("-", "_")
+        if name not in allowed:
+            raise UnknownNameError("key", name, allowed)
+        if name in options:
+            raise ConfigError(f"{path} has the key {name} twice. Keep one of them.")
+        options[name] = value
+    return options
+
+
+def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
+    """Writes options as TOML, but for None, empty lists, and leave to run the code of a model."""
+    import tomli_w
+
+    plain = {name: _plain(value) for name, value in options.items()}
+    content = {name: value for name, value in plain.items() if value not in (None, [])}
+    write_beside(Path(path), tomli_w.dumps(content))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value if _CODE not in str(each)]
+    return str(value) if isinstance(value, Path) else value

@@ -43,7 +43,7 @@ def sweep(
     from dataclasses import fields
 
     import tracekit.runs as runs
-    from tracekit._util.toml import read_options
+    from tracekit.cli.options import read_options
     from tracekit.engine.setup import SETUP_OPTIONS
 
     own = inspect.signature(runs.sweep).parameters

@@ -19,8 +19,7 @@ from jaxtyping import Float
 from tracekit._util import progress
 from tracekit._util.markup import printable
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.groups import independent
-from tracekit.data.pair import PromptPair
+from tracekit.data.pair import PromptPair, independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
 from tracekit.errors import PairsError

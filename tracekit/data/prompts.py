@@ -1,7 +1,7 @@
 """Prompt pairs: token ids of prompts, continuations and counterfactuals.
 
-A pair is a clean prompt, a counterfactual (see `counterfactuals.py`), the *target*
-continuation x and, for metrics that compare two, the *foil* y. This module checks all of them.
+A pair is a clean prompt, a counterfactual (see `counterfactuals.py`), the *target* continuation x
+and, for metrics that compare two, the *foil* y.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from tracekit._util.warn import warn
 from tracekit.data.chat import Chat, Region, chat_template, said, warn_of_spaces
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import MOST_ROWS, pairs_html
-from tracekit.data.groups import check_groups, group_from_row, independent, refuse_shared
 from tracekit.data.pair import (
     OWN_KEYS,
     SET_KEYS,
     TEXT_KEYS,
     PromptPair,
+    check_groups,
     check_keys,
     drawn_by,
+    group_from_row,
     id_keys,
+    independent,
     pair_from_ids,
+    refuse_shared,
 )
 from tracekit.data.pairs_check import PairsCheck, check_pairs, is_familiar, probabilities
 from tracekit.data.pairs_report import PairsReport, report_on

@@ -17,8 +17,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import mask_effects
-from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
-from tracekit.engine.precision import Precision
+from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight, Precision
 from tracekit.engine.prepared import EngineConfig, PreparedData
 from tracekit.engine.set_effects import Recorder, set_effects
 from tracekit.metrics import Effects, Metric

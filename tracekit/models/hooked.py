@@ -19,12 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tracekit._util.files import digest_of
 from tracekit._util.threads import threads_for
 from tracekit.errors import ConfigError, UnsupportedModelError
 from tracekit.models import passes
-from tracekit.models.attention_patterns import patterns_in_place
 
 _SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 """Hook points before the unembedding; the first that a model has is used."""
@@ -400,3 +400,66 @@ def _modules(model: HookedModel) -> list[Any]:
     seen: set[Any] = set()
     wholes = [each for each in _wholes(model) if hasattr(each, "named_modules")]
     return [module for whole in wholes for _, module in whole.named_modules(seen)]
+
+
+_SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)
+_WEIGHTS_NDIM = 4
+"""Axes of attention weights: row, head, query, key."""
+_FORWARD = "AttentionBridge.forward"
+"""The forward of TransformerLens that leaves the computation to Hugging Face."""
+
+
+class _SoftmaxMode(TorchFunctionMode):
+    """Within the mode, attention scores and weights pass through functions around the softmax."""
+
+    def __init__(self, before: Callable[..., Tensor], after: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._before, self._after = before, after
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function; the mode is off meanwhile."""
+        if func not in _SOFTMAX or not args or args[0].ndim != _WEIGHTS_NDIM:
+            return func(*args, **(kwargs or {}))
+        return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
+
+
+@contextmanager
+def patterns_in_place(model: Any) -> Iterator[None]:
+    """Within the block, edits at `attn.hook_pattern` act on every block of a bridge."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for block in getattr(model, "blocks", None) or ():
+            attention = getattr(block, "attn", None)
+            if not _ignores_edits(attention):
+                continue
+            for name, value in _replacements(attention).items():
+                # Not setattr: a bridge would hand it through to the module it wraps.
+                replaced.append((vars(attention), name, vars(attention).get(name)))
+                vars(attention)[name] = value
+        yield
+    finally:
+        for attributes, name, before in reversed(replaced):
+            if before is None:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = before
+
+
+def _ignores_edits(attention: Any) -> bool:
+    forward = getattr(type(attention), "forward", None)
+    fires_late = hasattr(type(attention), "_fire_post_hoc_hook")
+    return fires_late and getattr(forward, "__qualname__", "") == _FORWARD
+
+
+def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
+    """Replacements of two methods of an attention bridge."""
+    kind = type(attention)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _SoftmaxMode(attention.hook_attn_scores, attention.hook_pattern):
+            return kind.forward(attention, *args, **kwargs)
+
+    def fire(hook: Any, value: Tensor, name: str) -> Tensor:
+        return value  # Both have fired within.
+
+    return {"forward": forward, "_fire_post_hoc_hook": fire}

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracekit._util.control_groups import granted_bytes
-from tracekit._util.threads import threads_for
+from tracekit._util.threads import granted_bytes, threads_for
 from tracekit.demo import DEMO
 from tracekit.errors import (
     ConfigError,

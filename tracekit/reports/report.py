@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -15,7 +15,6 @@ import plotly.graph_objects as go
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
-from tracekit.anatomy.tables import member_table, path_table, side_effects_table
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
@@ -33,6 +32,9 @@ from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Anatomy = Explanation | Paths | Attention | SideEffects | Generations
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy | PromptPairs
@@ -431,3 +433,59 @@ def _note_on_run(result: TraceResult) -> str:
     if result.stopped:
         notes.append(f"stopped by {result.stopped}")
     return f"  # {'; '.join(notes)}" if notes else ""
+
+
+_DASH = "\u2013"
+
+
+def member_table(why: Explanation) -> pd.DataFrame:
+    """A row per member: its contribution alone, last and on average, and its verdict."""
+    import pandas as pd
+
+    columns = {"component": why.table["component"]}
+    for name in ("alone", "last", "value"):
+        columns[name] = _with_intervals(why.table, name)
+    return pd.DataFrame(columns | {"verdict": why.table["verdict"]})
+
+
+def path_table(paths: Paths, most: int = 20) -> pd.DataFrame:
+    """A row for each of the strongest paths: its effect, and that of each single input."""
+    import pandas as pd
+
+    table = paths.table.head(most)
+    columns = {name: table[name] for name in ("sender", "receiver")}
+    columns["effect"] = _with_intervals(table, "effect")
+    for name in ("query", "key", "value"):
+        if name in table:
+            columns[f"by {name}"] = _with_intervals(table, name)
+    return pd.DataFrame(columns | {"p": [_or_dash(value, ".2g") for value in table["p"]]})
+
+
+def side_effects_table(side: SideEffects) -> pd.DataFrame:
+    """A row per data set: effect, strength, that of random sets, selectivity."""
+    import pandas as pd
+
+    table = side.table
+    columns = {name: table[name] for name in ("name", "dataset", "metric", "examples")}
+    columns["effect"] = _with_intervals(table, "effect")
+    columns["strength"] = _with_intervals(table, "strength")
+    columns["random sets"] = _with_intervals(table, "control")
+    columns["p"] = [_or_dash(value, ".2g") for value in table["p"]]
+    columns["selectivity"] = _with_intervals(table, "selectivity")
+    columns["of random sets"] = [_or_dash(value, ".3g") for value in table["control_selectivity"]]
+    return pd.DataFrame(columns)
+
+
+def _with_intervals(table: pd.DataFrame, name: str) -> pd.Series:
+    import pandas as pd
+
+    rows = zip(*(table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True)
+    texts = [
+        f"{value:.4g} ({interval_text(low, high)})" if value == value else _DASH
+        for value, low, high in rows
+    ]
+    return pd.Series(texts)
+
+
+def _or_dash(value: float, form: str) -> str:
+    return f"{value:{form}}" if value == value else _DASH

@@ -6,8 +6,8 @@ from tracekit.results.generations import Generations as Generations
 from tracekit.results.interactions import InteractionGrid as InteractionGrid
 from tracekit.results.intervals import effect_interval as effect_interval
 from tracekit.results.pareto_front import ParetoFront as ParetoFront
+from tracekit.results.pareto_front import TradeOff as TradeOff
 from tracekit.results.pareto_statistics import SizeStatistics as SizeStatistics
 from tracekit.results.result import TraceResult as TraceResult
 from tracekit.results.strongest_pairs import StrongestPairs as StrongestPairs
 from tracekit.results.tables import curve_data as curve_data
-from tracekit.results.trade_offs import TradeOff as TradeOff

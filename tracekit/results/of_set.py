@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit._util.clusters import Over
 from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import load, save
 
 _T = TypeVar("_T")
@@ -48,3 +55,68 @@ class OfSet:
             ResultFormatError: It is of another format, damaged, or of several saves.
         """
         return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfMembers(OfSet):
+    """A set, the examples and the metric that it was measured by, and what that took."""
+
+    weights: Float[Tensor, " example"] | None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None
+    """Number of the independent example that each is part of; None if each stands for itself."""
+    selected_on: str | None
+    """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
+    those of the effects, no p value is given: a search makes some pair look significant by chance
+    in up to a third of data sets."""
+    axis_label: str
+    """Axis title for the effect, with its unit."""
+    dataset: str
+    dataset_fingerprint: str
+    metric: str
+    source: str
+    """Where the values come from that are put in."""
+    direction: str
+    """`noising` or `denoising`."""
+    positions: str | tuple[int, ...]
+    """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
+    model: str
+    cost: Cost
+    """Passes that it took."""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are p values: not on the examples that the set was selected on."""
+        return self.selected_on != self.dataset_fingerprint
+
+    @property
+    def examples(self) -> str:
+        """Whether the set was selected on these examples, in words; empty where nobody says."""
+        return said_of_examples(self.selected_on, self.dataset_fingerprint)
+
+    @property
+    def over(self) -> Over:
+        """Weights and clusters of the examples, as statistics take them."""
+        return Over(weights=self.weights, clusters=self.clusters)
+
+
+def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:
+    """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
+    return {
+        "registry": engine.registry,
+        "weights": engine.pairs.weights,
+        "clusters": engine.pairs.clusters,
+        "axis_label": engine.metric.axis_label,
+        "dataset": engine.pairs.name,
+        "dataset_fingerprint": engine.pairs.fingerprint,
+        "metric": engine.metric.name,
+        "direction": engine.metric.direction,
+        "positions": positions_of(engine),
+        "cost": engine.cost - before,
+    }
+
+
+def positions_of(engine: Engine) -> str | tuple[int, ...]:
+    """Where an engine patches, as it is saved."""
+    positions = engine.config.positions
+    return positions if isinstance(positions, str) else tuple(positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import printable
+from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
 from tracekit.results.curve import load_runs, save_runs
@@ -20,12 +21,11 @@ from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import load, save
 from tracekit.results.tables import circuit_columns, extra_columns
-from tracekit.results.trade_offs import TradeOff
 from tracekit.search.base import as_count, not_reached
+from tracekit.search.faithful import EffectAndComplement
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
 
 _FRONT = "pareto.json"
 
@@ -209,7 +209,7 @@ class ParetoFront(Sequence[TraceResult]):
         it may be missing again from larger ones, which the hover text says. Kinds with many
         components a layer show the share of them in the largest set.
         """
-        from tracekit.results.selection_figures import front_heatmap
+        from tracekit.results.panels import front_heatmap
 
         return front_heatmap(self.results, self.largest)
 
@@ -314,3 +314,47 @@ class FrontFacts:
     statistics: tuple[SizeStatistics, ...]
     statistics_cost: Cost
     trade_offs: tuple[TradeOff, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradeOff:
+    """A set that no measured set of its size beats in both; on the examples of the search."""
+
+    members: ComponentSet
+    """Flat indices of its components."""
+    effect: float
+    """Mean effect."""
+    faithfulness: float
+    completeness: float
+
+
+def trade_offs(
+    measured: Mapping[ComponentSet, EffectAndComplement],
+    sizes: Iterable[int],
+    *,
+    full: float,
+    is_denoising: bool,
+) -> tuple[TradeOff, ...]:
+    """The sets of each of some sizes that none beats in both, from the largest effect on."""
+    by_size: dict[int, list[TradeOff]] = {size: [] for size in sizes}
+    for members, means in measured.items():
+        if len(members) in by_size:
+            shares = means.own / full, means.others / full
+            faithful = shares[0] if is_denoising else 1 - shares[1]
+            complete = shares[1] if is_denoising else 1 - shares[0]
+            each = TradeOff(
+                members=members, effect=means.own, faithfulness=faithful, completeness=complete
+            )
+            by_size[len(members)].append(each)
+    kept = []
+    for size in sorted(by_size):
+        nearest = float("inf")
+        for each in sorted(by_size[size], key=lambda each: (-each.effect, _distance(each))):
+            if _distance(each) < nearest:
+                kept.append(each)
+                nearest = _distance(each)
+    return tuple(kept)
+
+
+def _distance(each: TradeOff) -> float:
+    return abs(1 - each.faithfulness)

@@ -28,10 +28,10 @@ from tracekit.engine.gradients import (
     BatchPrediction,
     FirstOrderPrediction,
     GradientWeight,
+    Precision,
     changes_of,
     gradient,
 )
-from tracekit.engine.precision import Precision
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import MetricError

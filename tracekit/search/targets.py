@@ -37,8 +37,12 @@ from tracekit.components.masks import Mask, from_indices
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import DataView, Engine
-from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight, predict_changes
-from tracekit.engine.precision import Precision
+from tracekit.engine.gradients import (
+    FirstOrderPrediction,
+    GradientWeight,
+    Precision,
+    predict_changes,
+)
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, NothingFoundError

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tracekit.anatomy.of_members import positions_of
 from tracekit.anatomy.paths import Paths
 from tracekit.components import ComponentSet, masks
 from tracekit.components.masks import complement_of
@@ -19,6 +18,7 @@ from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
 from tracekit.results.generations import Generations
+from tracekit.results.of_set import positions_of
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced

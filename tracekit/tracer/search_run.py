@@ -29,7 +29,7 @@ from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
-from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
 from tracekit.results.pareto_statistics import (
     MOST_CONTROLS,
     measure_statistics,
@@ -39,7 +39,6 @@ from tracekit.results.pareto_statistics import (
 from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.results.traced import KnownSets, Traced
-from tracekit.results.trade_offs import TradeOff, trade_offs
 from tracekit.search import Goal, LocalSearch, Search, Selection, make
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
 from tracekit.search.backward import backward_elimination

@@ -24,14 +24,14 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
+from tracekit.engine.checks import check_continuations
 from tracekit.engine.engine import Engine
-from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
 from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
 from tracekit.models import HookedModel, load_model, model_name
-from tracekit.results import evaluation, faithfulness_of_sets, pair_effects, strongest_pairs
+from tracekit.results import evaluation, pair_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -527,7 +527,7 @@ class Tracer:
         )
 
     noising_and_denoising = _asks(evaluation.noising_and_denoising)
-    faithfulness = _asks(faithfulness_of_sets.faithfulness)
+    faithfulness = _asks(evaluation.faithfulness)
     minimality = _asks(minimality.minimality)
     as_result = _asks(exploring.as_result)
     explain = _asks(explanation.explain)

@@ -24,7 +24,7 @@ from tracekit._util.options import check_at_least, check_positive, check_types
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.precision import Precision, check_precision
+from tracekit.engine.gradients import Precision, check_precision
 from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (

@@ -16,6 +16,7 @@ the mean over continuation tokens in the engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
@@ -24,7 +25,6 @@ from tracekit._util.options import check_at_least, check_choice
 from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.errors import ConfigError
-from tracekit.search.learned import schedules
 from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import ObjectiveName, Reward
 
@@ -38,7 +38,7 @@ class PGBCTPenalty:
 
     lambda1: float
     lambda2: float
-    schedule: schedules.Schedule
+    schedule: Schedule
     per_component: bool
     """Whether sums over components are divided by their number."""
 
@@ -97,7 +97,7 @@ class PGBCT(MaskTraining):
     reward: Reward = "dataset"
     """`dataset`: 1/(1 + mean effect), the paper's equation. `per-example`: the mean of
     1/(1 + effect), the published code, which saturates on the examples that matter most."""
-    penalty_schedule: str | schedules.Schedule = "linear"
+    penalty_schedule: str | Schedule = "linear"
     """Growth of both penalties over the epochs: `constant`, `linear`, `exponential`,
     `polynomial`, or a callable from the epoch (from 0) to a factor."""
     penalty_reduction: Literal["sum", "mean"] = "sum"
@@ -108,7 +108,7 @@ class PGBCT(MaskTraining):
         check_at_least(self, 0, "lambda2")
         check_choice(self, "reward", "dataset", "per-example")
         check_choice(self, "penalty_reduction", "sum", "mean")
-        schedules.resolve(self.penalty_schedule)
+        resolve(self.penalty_schedule)
 
     @property
     def objective(self) -> ObjectiveName:
@@ -120,10 +120,60 @@ class PGBCT(MaskTraining):
         return PGBCTPenalty(
             lambda1=lambda1,
             lambda2=lambda1 if self.lambda2 is None else self.lambda2,
-            schedule=schedules.resolve(self.penalty_schedule),
+            schedule=resolve(self.penalty_schedule),
             per_component=self.penalty_reduction == "mean",
         )
 
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries above the threshold."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """1, g, g^2, ..."""
+
+    name: ClassVar[str] = "exponential"
+    growth: float = 1.3
+
+    def __post_init__(self) -> None:
+        if self.growth <= 0:
+            raise ConfigError(f"growth is {self.growth}. It must be positive.")
+
+    def __call__(self, epoch: int) -> float:
+        """Factor in `epoch` (from 0)."""
+        return self.growth**epoch
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """1, 2^p, 3^p, ...: with p = 0 the same in every epoch, with p = 1 the paper's."""
+
+    name: ClassVar[str] = "polynomial"
+    power: float = 2.0
+
+    def __call__(self, epoch: int) -> float:
+        """Factor in `epoch` (from 0)."""
+        return float(epoch + 1) ** self.power
+
+
+Schedule = Callable[[int], float]
+"""Anything from an epoch (counted from 0) to a factor of at least 0."""
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "constant": Polynomial(power=0.0),
+    "linear": Polynomial(power=1.0),
+    "exponential": Exponential(),
+    "polynomial": Polynomial(),
+}
+
+
+def resolve(schedule: str | Schedule) -> Schedule:
+    """A schedule by name or as given."""
+    if not isinstance(schedule, str):
+        return schedule
+    if schedule not in SCHEDULES:
+        raise ConfigError(
+            f"Unknown schedule {schedule!r}. Use one of {', '.join(SCHEDULES)}, or a callable."
+        )
+    return SCHEDULES[schedule]

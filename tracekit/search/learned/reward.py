@@ -24,7 +24,7 @@ from typing_extensions import assert_never
 
 from tracekit._util.devices import to_device
 from tracekit.components.masks import Mask
-from tracekit.engine.precision import Precision
+from tracekit.engine.gradients import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.metrics import Effects
 from tracekit.search.targets import Target
