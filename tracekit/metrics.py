@@ -95,7 +95,7 @@ class ContinuationLogProbs:
     `answer-tokens`."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ContinuationLogProbs:
-        """The same with every tensor changed."""
+        """Log-probabilities with every tensor changed."""
         tensors = {name: value for name, value in vars(self).items() if value is not None}
         return replace(self, **{name: change(value) for name, value in tensors.items()})
 

@@ -46,7 +46,7 @@ class Minimality:
     labels: tuple[str, ...]
     """Members of the set."""
     faithfulness: float
-    """Of the set."""
+    """Faithfulness of the set."""
     losses: tuple[float, ...]
     """What it loses without each member; below 0 the set is more faithful without."""
     loss_intervals: tuple[tuple[float, float], ...]

@@ -58,13 +58,13 @@ class MeasuredOutsider:
     outsider: int
     """Flat index of the outsider."""
     without: Effects
-    """Of the set without the member."""
+    """Effects of the set without the member."""
     instead: Effects
-    """Of the set with the outsider in the place of the member."""
+    """Effects of the set with the outsider in the place of the member."""
     whole: Effects
-    """Of the set."""
+    """Effects of the set."""
     joined: Effects
-    """Of the set and the outsider."""
+    """Effects of the set and the outsider together."""
 
     @property
     def recovered(self) -> Effects:

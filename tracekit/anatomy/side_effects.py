@@ -89,7 +89,7 @@ class EffectOn:
 
     @property
     def control_strengths(self) -> Float[Tensor, " draw"]:
-        """The same of each random set."""
+        """Strength of each random set."""
         return self.controls.abs().sum(1) / self.full_effects.abs().sum()
 
     @property

@@ -62,7 +62,7 @@ class FirstOrderPrediction:
 
 
 class BatchPrediction(NamedTuple):
-    """The same on the examples of a batch."""
+    """First-order predictions on the examples of a batch."""
 
     examples: Int[Tensor, " example"]
     gains: Float[Tensor, "example component"]

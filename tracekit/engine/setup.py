@@ -80,7 +80,7 @@ class SetupSpec(TypedDict):
 
 
 SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
-"""Their names."""
+"""Names of the entries of `SetupOptions`."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

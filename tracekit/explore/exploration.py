@@ -85,7 +85,7 @@ class Prediction:
     gains: Mask
     """Gain from having each component in the set: from joining it, or from being there."""
     per_example: Float[Tensor, "example component"] | None = None
-    """The same on each example, where it is known."""
+    """Gain on each example, where it is known."""
     is_rough: bool = False
     """Whether it comes from a gradient elsewhere than at the set."""
 

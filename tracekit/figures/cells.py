@@ -71,7 +71,7 @@ class SelectionPanel:
     shares: tuple[float, ...]
     """Share of each layer's studied components that is selected, in [0, 1]."""
     overall_share: float
-    """The same over all layers."""
+    """Share of all studied components that is selected, in [0, 1]."""
     hover: tuple[tuple[str, ...], ...]
     """Text at the pointer, by cell; one per row where a row is a share."""
 

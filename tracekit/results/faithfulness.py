@@ -67,7 +67,7 @@ class Faithfulness:
     completeness: tuple[float, ...]
     """Of each set; 0 where nothing is left without it."""
     completeness_intervals: tuple[tuple[float, float], ...]
-    """The same."""
+    """95 % intervals of the completeness, as those of the faithfulness."""
     effects: tuple[float, ...]
     """Mean effect of each set."""
     effect_intervals: tuple[tuple[float, float], ...]

@@ -29,11 +29,11 @@ class OnExamples:
     """
 
     effects: Effects
-    """Of the set."""
+    """Effects of the set."""
     full: Effects
-    """Of all components together."""
+    """Effects of all components together."""
     complement: Effects | None = None
-    """Of all components but those of the set; None if it was not measured."""
+    """Effects of all components but those of the set; None if it was not measured."""
     weights: Float[Tensor, " example"] | None = None
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None = None

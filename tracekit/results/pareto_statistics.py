@@ -54,7 +54,7 @@ class SizeStatistics:
     held_out_error: float | None = None
     """Its standard error over examples."""
     held_out_by: Mapping[str, float] | None = None
-    """The same for each search that the front chose from, by name."""
+    """Mean held-out effect of each search that the front chose from, by name."""
     control: float | None = None
     """Mean effect of random sets with as many components of every kind in every layer; None if
     there is only one such set."""

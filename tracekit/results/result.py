@@ -117,7 +117,7 @@ class TraceResult:
     own: OnExamples
     """Effects of the selection, measured with the binary mask, on the searched examples."""
     held_out: OnExamples | None = None
-    """The same on the examples that were held out, if there are any."""
+    """Effects of the selection on the examples that were held out, if there are any."""
     extra_metrics: tuple[str, ...] = ()
     """Further metrics by which the selection was measured."""
     extra_per_example: Float[Tensor, "metric example"] | None = None

@@ -104,7 +104,7 @@ class Traced:
 
     @property
     def model_name(self) -> str:
-        """Its name."""
+        """Name of the model."""
         return model_name(self.model)
 
     @property

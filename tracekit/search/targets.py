@@ -278,7 +278,7 @@ class ConstrainedTarget(DataView):
         return self._inner.full_effects
 
     def with_pairs(self, pairs: PromptPairs) -> ConstrainedTarget:
-        """The same on other traced pairs."""
+        """This objective on other pairs; the constraint too, if it is on the traced ones."""
         measures = self._measures
         if self._constraint.pairs is None:
             measures = measures.with_pairs(pairs)
