@@ -17,15 +17,13 @@ from tracekit import errors, metrics
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", sorted(tk._HOMES))
+@pytest.mark.parametrize("name", sorted({*tk.__all__} - {"__version__"}))
 def test_every_public_name_is_there(name):
-    value = getattr(tk, name)
-    assert value is getattr(import_module(tk._HOMES[name]), name)
-    assert inspect.getdoc(value)
+    assert inspect.getdoc(getattr(tk, name))
 
 
 def test_all_names_and_no_others():
-    assert dir(tk) == tk.__all__
+    assert dir(tk) == sorted(tk.__all__)
     assert {"Tracer", "errors", "planted_model", "__version__"} < set(tk.__all__)
     with pytest.raises(AttributeError, match="module 'tracekit' has no attribute 'Frobnicate'"):
         _ = tk.Frobnicate

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from types import ModuleType
 from typing import Any
 
 from docutils import nodes
@@ -141,10 +142,10 @@ def public_places() -> dict[str, str]:
     import tracekit
 
     places: dict[str, str] = {}
-    for name, home in tracekit._HOMES.items():
-        if home == "tracekit":
-            continue
+    for name in sorted({*tracekit.__all__} - {"__version__"}):
         value = getattr(tracekit, name)
+        if isinstance(value, ModuleType):
+            continue
         origin = f"{value.__module__}.{value.__qualname__}"
         places[origin] = f"tracekit.{name}"
         for member in dir(value) if isinstance(value, type) else ():

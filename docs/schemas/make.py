@@ -7,9 +7,9 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from command_documents import schemas
 from pydantic import TypeAdapter
 
+from docs.schemas.command_documents import schemas
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
