@@ -12,7 +12,7 @@ from tracekit.data.factual_recall import _counterfact_row, _known_fact_row
 from tracekit.errors import PairsError
 from tracekit.results import effect_interval
 from tracekit.search.auto import cross_fit
-from tracekit.search.shrinkage import shrunken_means
+from tracekit.search.baselines.shrunken_topk import shrunken_means
 
 
 def grouped(labels, seed=0):

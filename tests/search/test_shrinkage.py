@@ -12,9 +12,13 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import ConfigError, NotDifferentiableError
 from tracekit.search.baselines import shrunken_topk
-from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
+from tracekit.search.baselines.shrunken_topk import (
+    MOST_ALONE,
+    ShrunkenTopK,
+    shrunken_effects,
+    shrunken_means,
+)
 from tracekit.search.objectives import log_odds_of
-from tracekit.search.shrinkage import shrunken_effects, shrunken_means
 
 EQUAL = torch.ones(4, dtype=torch.float64)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekit.figures import paths as arrows
-from tracekit.figures.attention import HeadRow, attention_map
+from tracekit.figures.charts import HeadRow, attention_map
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths

@@ -57,8 +57,7 @@ OnMismatch = Literal["error", "skip"]
 
 _PROMPTS = ("prompt", "counterfactual")
 _SPANS = {"prompt": "spans", "counterfactual": "counterfactual_spans"}
-_MOST_NAMED = 5
-"""Examples that an error names at most."""
+_MOST_NAMED = 5  # Examples that an error names at most.
 
 
 @dataclass(frozen=True, kw_only=True)

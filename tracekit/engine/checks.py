@@ -28,22 +28,13 @@ from torch import Tensor
 
 from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
-from tracekit.data.counterfactuals import NoCounterfactual
-from tracekit.data.pairs_report import check_padding
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
-from tracekit.errors import (
-    HookPointError,
-    IdentityCheckError,
-    MissingContinuationError,
-    ModelWarning,
-    PairsError,
-)
-from tracekit.metrics import Metric
+from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
@@ -385,72 +376,3 @@ def _refusal(model: HookedModel, site: Site, problem: str) -> HookPointError:
         f"{model_name(model)} cannot be traced by {site.kind.name}: its hook point "
         f"{site.hook_name} {problem}. Use {site.kind.instead} instead."
     )
-
-
-def check_pairs(
-    pairs: PromptPairs, model: HookedModel, registry: ComponentRegistry, metric: Metric
-) -> None:
-    """Refuses pairs that cannot be traced."""
-    check_continuations(pairs, metric)
-    check_padding(pairs, getattr(model, "tokenizer", None))
-    _check_exchange(pairs, registry)
-    vocabulary = int(model.cfg.d_vocab)
-    context = int(getattr(model.cfg, "n_ctx", 0) or 0)
-    for number, pair in enumerate(pairs):
-        ids = pair.prompt_ids + pair.counterfactual_ids + pair.x_ids + (pair.y_ids or ())
-        ids += (pair.x_set_ids or ()) + (pair.y_set_ids or ())
-        if not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) has a token id outside the vocabulary. "
-                f"Ids must be 0 to {vocabulary - 1}; encode with the model's own tokenizer."
-            )
-        read = max(len(pair.prompt_ids), len(pair.counterfactual_ids))
-        longest = read + max(len(pair.x_ids), len(pair.y_ids or ())) - 1
-        if context and longest > context:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) needs {longest} positions. "
-                f"The model has {context}; shorten it."
-            )
-        if isinstance(pair.counterfactual, NoCounterfactual):
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) has no counterfactual. Give it one "
-                "(counterfactual, counterfactual_ids or noise), or trace with source='zero', "
-                "'mean', 'resample' or 'noise'."
-            )
-        refusal = pair.counterfactual.refusal(int(model.cfg.d_model))
-        if refusal is not None:
-            raise PairsError(
-                f"{model_name(model)} cannot run the counterfactual of example {number}: "
-                f"its {refusal}. Make it for this model."
-            )
-
-
-def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
-    """Refuses a metric that an example has no continuations for."""
-    for number, pair in enumerate(pairs):
-        if metric.needs_y and pair.y_ids is None:
-            raise MissingContinuationError(
-                f"The metric {metric.name!r} compares x with y, and example {number} "
-                f"({pair.describe()}) has no y. Give every example a continuation y, or use "
-                "probability-drop or probability-ratio."
-            )
-        if "token-sets" in metric.reads:
-            of_x = pair.x_set_ids or pair.x_ids[:1]
-            of_y = pair.y_set_ids or (pair.y_ids or ())[:1]
-            both = sorted(set(of_x) & set(of_y))
-            if both:
-                raise PairsError(
-                    f"Token {both[0]} counts as x and as y in example {number} "
-                    f"({pair.describe()}), whose x and y begin alike. Give it token sets (x_set, "
-                    "y_set), or use logit-difference."
-                )
-
-
-def _check_exchange(pairs: PromptPairs, registry: ComponentRegistry) -> None:
-    by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
-    for number, pair in enumerate(pairs):
-        if by_key and pair.counterfactual_spans is not None:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) exchanges spans at different positions, and "
-                f"{by_key[0]} are over the keys of one prompt. Use head-outputs."
-            )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import masks as masks_module
-from tracekit.engine.checks import check_continuations
 from tracekit.engine.clean_run import assemble
+from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading
 from tracekit.models.hooked import is_exact, residual_hook

@@ -29,12 +29,12 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.capabilities import Capabilities, capabilities_of
-from tracekit.engine.checks import check_pairs
 from tracekit.engine.clean_run import CleanRun, repeated
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
+from tracekit.engine.pair_checks import check_pairs
 from tracekit.engine.patching import Activations, MaskedPatch
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (

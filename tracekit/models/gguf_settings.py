@@ -15,12 +15,9 @@ from typing import Any
 Settings = dict[str, Any]
 
 _TABLE = Path(__file__).with_suffix(".json")
-_LIKE: Mapping[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
+_LIKE: dict[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
 """By key the value that changes nothing, and names that configurations have for it."""
-_SIZES = (
-    "context_length", "embedding_length", "block_count",
-    "tensor_data_layout", "decoder_block_count", "shortconv.l_cache", "rope.scaling.finetuned",
-)  # fmt: skip
+_SIZES = _LIKE.pop("sizes")
 """Of shapes, which are those of the weights, or of how the file was made."""
 _GATES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _SCALARS = {"gemma2": {26: 0, 42: 0, 46: 1}, "gemma3_text": {18: 0, 26: 0, 34: 0, 48: 0, 62: 1}}

@@ -47,7 +47,7 @@ class Comparison(Sequence[TraceResult]):
 
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
-        from tracekit.results.panels import comparison_heatmap
+        from tracekit.results.selection_figures import comparison_heatmap
 
         return comparison_heatmap(self.results, self.labels, color=color)
 

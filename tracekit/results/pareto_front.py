@@ -209,7 +209,7 @@ class ParetoFront(Sequence[TraceResult]):
         it may be missing again from larger ones, which the hover text says. Kinds with many
         components a layer show the share of them in the largest set.
         """
-        from tracekit.results.panels import front_heatmap
+        from tracekit.results.selection_figures import front_heatmap
 
         return front_heatmap(self.results, self.largest)
 

@@ -24,8 +24,8 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
-from tracekit.engine.checks import check_continuations
 from tracekit.engine.engine import Engine
+from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning

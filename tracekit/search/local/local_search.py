@@ -48,8 +48,7 @@ from tracekit.search.base import (
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import Checkpoint
 from tracekit.search.local.best_sets import BestSets
-from tracekit.search.local.settings import SETTINGS
-from tracekit.search.local.sweeps import Sweeps, in_turn
+from tracekit.search.local.sweeps import SETTINGS, Sweeps, in_turn
 from tracekit.search.measurements import LimitReachedError, Measurements
 from tracekit.search.targets import Target
 
