@@ -95,7 +95,7 @@ def test_whom_the_measured_examples_miss_is_not_dropped(demo_model, pairs, toler
     dropped = 0
     for _ in range(6):
         members = sorted(torch.randperm(16, generator=generator)[:6].tolist())
-        tracer.traced.known.selected.add(tuple(members))
+        tracer.traced.sets.selected.add(tuple(members))
         found = tracer.minimality([tracer.registry[i] for i in members], tolerance=tolerance)
         frame = found.to_frame()
         assert (frame["loss_low"] <= 0)[~frame["stays"]].all()

@@ -147,7 +147,7 @@ def minimality(traced: Traced, members: Any, *, tolerance: float = 0.01) -> Mini
     missed = {member for member, (low, _) in zip(chosen, intervals, strict=True) if low > 0}
     staying, dropped = _reduced(own, chosen, without, missed, tolerance)
     if is_selected:
-        traced.known.selected.add(staying)
+        traced.sets.selected.add(staying)
     work = [engine.cost - earlier for engine, earlier in zip(engines, before, strict=True)]
     return Minimality(
         registry=traced.registry,

@@ -115,9 +115,9 @@ class ChatTemplate:
             if not self._wrote and text != self._rendered(messages):
                 raise ValueError("it writes another text each time")
             self._wrote = True
-            for place, message in enumerate(messages):
+            for located, message in enumerate(messages):
                 is_said = message["content"].strip() in text or message["role"] == "assistant"
-                if not is_said and _MARK not in self._rendered(_marked(messages, place)):
+                if not is_said and _MARK not in self._rendered(_marked(messages, located)):
                     raise ValueError(f"it leaves out what the {message['role']} says")
         except Exception as error:
             raise PairsError(
@@ -133,10 +133,10 @@ class ChatTemplate:
             PairsError: The template changes what is said there.
         """
         messages = _messages(given) or ()
-        of_user = [place for place, each in enumerate(messages) if each["role"] == "user"]
+        of_user = [located for located, each in enumerate(messages) if each["role"] == "user"]
         main = of_user[-1] if of_user else len(messages) - 1
-        order = [main, *(place for place in range(len(messages)) if place != main)]
-        first, *others = (self._region(messages, place, text) for place in order)
+        order = [main, *(located for located in range(len(messages)) if located != main)]
+        first, *others = (self._region(messages, located, text) for located in order)
         if first is None:
             raise PairsError(
                 f"The chat template changes {shortened(messages[main]['content'])} of example "
@@ -146,14 +146,14 @@ class ChatTemplate:
         return [first, *filter(None, others)]
 
     def _region(
-        self, messages: Sequence[Mapping[str, Any]], place: int, text: str
+        self, messages: Sequence[Mapping[str, Any]], located: int, text: str
     ) -> Region | None:
         """Characters of what one turn says; None if the text has not just that in its place."""
         try:
-            before, *rest = self._rendered(_marked(messages, place)).split(_MARK)
+            before, *rest = self._rendered(_marked(messages, located)).split(_MARK)
         except Exception:  # A template may refuse a turn that says something else.
             return None
-        after, said = rest[0] if rest else "", messages[place]["content"]
+        after, said = rest[0] if rest else "", messages[located]["content"]
         region = len(before), len(text) - len(after)
         within = text[slice(*region)]
         is_said = within in said and within.strip() == said.strip()
@@ -267,9 +267,9 @@ def _messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
 
 
 def _marked(
-    messages: Sequence[Mapping[str, Any]], place: int, mark: str = _MARK
+    messages: Sequence[Mapping[str, Any]], located: int, mark: str = _MARK
 ) -> list[Mapping[str, Any]]:
     """The messages with a mark in place of what one of them says."""
     changed = list(messages)
-    changed[place] = {**changed[place], "content": mark}
+    changed[located] = {**changed[located], "content": mark}
     return changed

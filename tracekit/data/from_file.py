@@ -219,12 +219,12 @@ def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     for key in ("prompt", "x", "counterfactual", "y", "group"):
         lost = [number for number, row in enumerate(rows) if _is_nan(row.get(key))]
         if lost:
-            found = (
+            values = (
                 f"The {key} of {len(lost)} of {len(rows)} rows of {path} is empty (row {lost[0]})"
             )
             if key in ("prompt", "x"):
-                raise DataFormatError(f"{found}. {_WORDS}")
-            warn(f"{found} and left out. {_WORDS}", DataWarning)
+                raise DataFormatError(f"{values}. {_WORDS}")
+            warn(f"{values} and left out. {_WORDS}", DataWarning)
 
 
 def _renamed(

@@ -48,15 +48,15 @@ def spans_from_text(
             ranges[name] = text
             continue
         own, others = (_occurrences(text, prompt, part) for part in (regions[:1], regions[1:]))
-        found = own or others
-        if len(found) != 1:
-            problem = f"occurs {len(found)} times" if found else "does not occur"
+        starts = own or others
+        if len(starts) != 1:
+            problem = f"occurs {len(starts)} times" if starts else "does not occur"
             raise PairsError(
                 f"The span {name!r} of example {number}, {text!r}, {problem} in "
                 f"{prompt[slice(*regions[0])]!r}. Give "
                 "a text that occurs once, or a range of tokens [first, one past the last]."
             )
-        first = found[0]
+        first = starts[0]
         places[name] = (first + len(text) - len(text.lstrip()), first + len(text))
     if places:
         ranges |= spans_from_places(tokenizer, prompt, ids, places, number)

@@ -375,17 +375,17 @@ def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
     """Refuses mean rows of attention where the model does not say which keys a query sees."""
     for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
         rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
-        found: list[Tensor] = []
+        previous: list[Tensor] = []
 
         def cut(pattern: Tensor, hook: Any = None, *, rows: SeenRows, into: list[Tensor]) -> Tensor:
             into.append(rows(2, slice(None), slice(None)) > 0)
             return pattern
 
-        hooks = [rows.hook, (name, partial(cut, rows=rows, into=found))]
+        hooks = [rows.hook, (name, partial(cut, rows=rows, into=previous))]
         tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
         with frozen(model), torch.no_grad():
             model.run_with_hooks(tokens, fwd_hooks=hooks)
-        if not torch.equal(found[0].cpu(), torch.ones_like(found[0].cpu()).tril()):
+        if not torch.equal(previous[0].cpu(), torch.ones_like(previous[0].cpu()).tril()):
             raise SourceError(
                 f"{scores_hook(name)} does not say which keys a query sees in "
                 f"{model_name(model)}, and a mean row is over these. Use source='zero', "

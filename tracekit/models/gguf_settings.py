@@ -49,10 +49,10 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]} ..."
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return isclose(one, other, rel_tol=1e-5)
-    return one == other
+def _is_same(first: Any, other: Any) -> bool:
+    if isinstance(first, (int, float)) and isinstance(other, (int, float)):
+        return isclose(first, other, rel_tol=1e-5)
+    return first == other
 
 
 def _values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:

@@ -149,8 +149,10 @@ def _hooks_of(owner: Any) -> Iterator[Any]:
     """Hooks of a module, of a parameter, or of torch's module about modules: those of all."""
     for name in _HOOKS:
         # Not getattr of a module: a bridge would ask the one that it wraps.
-        found = getattr(owner, name, None) if isinstance(owner, Tensor) else vars(owner).get(name)
-        yield from (found or {}).values()
+        hooks_left = (
+            getattr(owner, name, None) if isinstance(owner, Tensor) else vars(owner).get(name)
+        )
+        yield from (hooks_left or {}).values()
 
 
 def _is_foreign(hook: Any) -> bool:

@@ -83,11 +83,11 @@ def running_pass(n_tokens: int) -> Pass:
     Raises:
         UnsupportedModelError: Nothing says which tokens these are.
     """
-    known = _RUNNING.get()
-    if known is None and n_tokens == 1:
+    recorded = _RUNNING.get()
+    if recorded is None and n_tokens == 1:
         raise UnsupportedModelError(
             "A hook sees one token, and nothing says whether it begins a text or goes on with one: "
             "tracekit did not load this model, or its cache does not count tokens. Pass the model "
             "through tk.load_model, or generate with use_cache=False."
         )
-    return known or Pass()
+    return recorded or Pass()

@@ -71,15 +71,15 @@ def adds_bos(tokenizer: Any) -> bool:
     return True if published is None else published
 
 
-def differences(one: Any, other: Any) -> list[str]:
+def differences(first: Any, other: Any) -> list[str]:
     """In what two tokenizers differ: vocabulary, added tokens, chat template, ids of a text."""
     parts: dict[str, Callable[[Any], Any]] = {
         "a vocabulary": lambda tokenizer: tokenizer.get_vocab(),
         "added tokens": lambda tokenizer: list(map(str, tokenizer.added_tokens_decoder.values())),
         "a chat template": lambda tokenizer: getattr(tokenizer, "chat_template", None),
-        "ids of a text": lambda tokenizer: list(tokenizer.encode(_probe(one))),
+        "ids of a text": lambda tokenizer: list(tokenizer.encode(_probe(first))),
     }
-    return [name for name, part in parts.items() if part(one) != part(other)]
+    return [name for name, part in parts.items() if part(first) != part(other)]
 
 
 def _probe(tokenizer: Any) -> str:

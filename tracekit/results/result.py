@@ -515,8 +515,8 @@ class TraceResult:
             tensors |= {name: value for name, value in moved.items() if value is not None}
             fingerprint = document.pop(f"{start or 'dataset_'}fingerprint")
             origin = document.pop(f"{start}data")
-            found = {"fingerprint": fingerprint, "origin": origin, "chat": None}
-            parts[part] = asked | found
+            written = {"fingerprint": fingerprint, "origin": origin, "chat": None}
+            parts[part] = asked | written
         if parts["held_out"]["fingerprint"] is None:
             parts["held_out"] = None
         run = document["run"] | {"held_out_by": document.pop("held_out_by")}

@@ -67,12 +67,12 @@ class Traced:
     """Examples that no search sees."""
     extra_metrics: tuple[Metric, ...] = ()
     """Further metrics that every result is measured by."""
-    known: KnownSets = field(default_factory=KnownSets)
+    sets: KnownSets = field(default_factory=KnownSets)
 
     @cached_property
     def own(self) -> Engine:
         """The engine of the searched examples, which notes the best sets."""
-        return self.bound.engine(self.pairs).sharing(record=self.known.record)
+        return self.bound.engine(self.pairs).sharing(record=self.sets.record)
 
     @cached_property
     def held_out(self) -> Engine | None:
@@ -93,7 +93,7 @@ class Traced:
         direction: Direction = "denoising" if self.direction == "noising" else "noising"
         setup = replace(self.bound.setup, direction=direction)
         bound = replace(self.bound, setup=setup)
-        return replace(self, bound=bound, extra_metrics=(), known=KnownSets())
+        return replace(self, bound=bound, extra_metrics=(), sets=KnownSets())
 
     # ---- its facts ------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Traced:
         members = members_of(given, self.registry, or_none=True)
         if len(members) == len(self.registry):
             return None  # Nobody chose among them.
-        return self.own.pairs.fingerprint if members in self.known.selected else None
+        return self.own.pairs.fingerprint if members in self.sets.selected else None
 
     def selected_on(self, given: Any) -> str | None:
         """The same; with held-out examples no set was selected on others than the searched ones."""

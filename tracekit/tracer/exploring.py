@@ -59,8 +59,8 @@ def result_by_hand(
     """A result of a set that no search selected; its effects, if they were measured before."""
     mask = masks.from_indices(members, len(traced.registry))
     effects = traced.own.effects(mask.float()) if effects is None else effects
-    found = Found(Manual(selected), Goal(), 0, Usage(Cost(1, 0), 0.0))
-    return results_of(traced, found, [Selection(mask=mask, effects=effects)], [None])[0]
+    search = Found(Manual(selected), Goal(), 0, Usage(Cost(1, 0), 0.0))
+    return results_of(traced, search, [Selection(mask=mask, effects=effects)], [None])[0]
 
 
 def arrows_of(paths: Paths, traced: Traced) -> list[dict[str, Any]]:

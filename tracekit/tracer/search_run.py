@@ -98,7 +98,7 @@ class Found(NamedTuple):
 
 def results_of(
     traced: Traced,
-    found: Found,
+    outcome: Found,
     selections: Sequence[Selection],
     bounds: Sequence[ConstraintEffect | None],
 ) -> list[TraceResult]:
@@ -106,10 +106,10 @@ def results_of(
 
     Selections have scores instead of effects if there is an objective.
     """
-    facts, cost = traced.model_facts, found.spent.cost
+    facts, cost = traced.model_facts, outcome.spent.cost
     histories = [measured_history(selection.history) for selection in selections]
     effects = [selection.effects for selection in selections]
-    if found.objective is not None:
+    if outcome.objective is not None:
         cost += Cost(1, 0)
         effects = [traced.own.effects(selection.mask) for selection in selections]
         histories = [tuple(map(_of_scores, history)) for history in histories]
@@ -117,9 +117,13 @@ def results_of(
     rows = zip(selections, traced.on_examples(sets, effects), bounds, histories, strict=True)
     results = []
     for selection, (own, held_out), bound, history in rows:
-        search, mask, soft_mask = selection.by or found.search, selection.mask, selection.soft_mask
+        search, mask, soft_mask = (
+            selection.by or outcome.search,
+            selection.mask,
+            selection.soft_mask,
+        )
         # Penalties and scores are no effects of single components, nor of sets.
-        is_plain = bound is None and found.objective is None
+        is_plain = bound is None and outcome.objective is None
         scores = selection.component_scores if is_plain else None
         results.append(
             TraceResult(
@@ -127,13 +131,13 @@ def results_of(
                 run=RunFacts(
                     method=search.name,
                     title=getattr(search, "title", search.name),
-                    records_every_size=found.objective is None
+                    records_every_size=outcome.objective is None
                     and getattr(search, "records_every_size", False),
-                    objective=describe(found.objective),
+                    objective=describe(outcome.objective),
                     config=config_of(search),
-                    seed=found.seed,
+                    seed=outcome.seed,
                     cost=cost + selection.saved,
-                    seconds=found.spent.seconds,
+                    seconds=outcome.spent.seconds,
                     stopped=selection.stopped,
                     held_out_by=selection.held_out_by,
                     versions=versions(),
@@ -148,7 +152,7 @@ def results_of(
                 extra_per_example=_extra_effects(traced, mask),
                 constraint=bound,
                 budget=selection.budget,
-                target_effect=found.goal.target,
+                target_effect=outcome.goal.target,
                 history=history,
                 axis_label=traced.own.metric.axis_label,
                 model=traced.model_name,
@@ -218,14 +222,14 @@ class SearchRun:
         def record(sets: Sequence[ComponentSet], effects: Tensor) -> None:
             self._best.record(sets, effects)
             if self._is_for_mean:
-                self.traced.known.record(sets, effects)
+                self.traced.sets.record(sets, effects)
 
         return target_of(
             self.traced.own,
             self._maximised,
             self.constraint,
             record,
-            self.traced.known.record,
+            self.traced.sets.record,
         )
 
     @property
@@ -403,9 +407,9 @@ class SearchRun:
         bounds: Sequence[ConstraintEffect | None],
         spent: Usage,
     ) -> list[TraceResult]:
-        found = Found(self.search, self.goal, self.seed, spent, self._maximised)
-        results = results_of(self.traced, found, selections, bounds)
-        self.traced.known.selected |= {members_of(each, each.registry) for each in results}
+        outcome = Found(self.search, self.goal, self.seed, spent, self._maximised)
+        results = results_of(self.traced, outcome, selections, bounds)
+        self.traced.sets.selected |= {members_of(each, each.registry) for each in results}
         return results
 
     # ---- the front ------------------------------------------------------------------------
@@ -422,7 +426,7 @@ class SearchRun:
         )
         best_sets, fit, note = state.best_sets, None, None
         if self._is_for_mean:
-            measured = self.traced.known.by_size.values()
+            measured = self.traced.sets.by_size.values()
             fitting = [each for each in measured if len(each.members) <= best_sets.largest]
             best_sets.take_over({each.members: each.effects for each in fitting})
         walk, walked = {}, Usage(Cost(), 0.0)
@@ -464,7 +468,7 @@ class SearchRun:
         target, engine = self.target, self.traced.own
         if not isinstance(target, FaithfulTarget):
             return ()
-        by_size = self.traced.known.by_size
+        by_size = self.traced.sets.by_size
         strongest = [by_size[size].members for size in sizes if size in by_size]
         target.set_effects([each for each in strongest if each not in target.measured])
         return trade_offs(
