@@ -4,6 +4,7 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
+from tests.explore.conftest import chromium as chromium
 
 
 @pytest.fixture(scope="module")

@@ -18,28 +18,15 @@ from tracekit.figures.style import (
     BOX,
     SELECTED,
     SUBTITLE_SIZE,
-    TICK_SIZE,
     UNSTUDIED,
-    add_margins,
     color_bar,
-    fit_bar,
+    finish,
     plain,
-    set_titles,
     two_digits,
 )
 
 BLUES = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
 """From dark to light, without the lightest, which would look like no component."""
-_CELL = 27.0
-"""Largest size of a cell, in pixels."""
-_BARS = 130.0
-"""Width of a panel of bars, in pixels."""
-_GAP = 16.0
-"""Between panels, in pixels."""
-_WIDE_GAP = 48.0
-"""Beside a panel of one column, in pixels."""
-_TALLEST = 640.0
-"""Height of all rows, in pixels."""
 _NEGATIVE = "\u2212: below 0"
 """Below the title of a colour bar of values with signs, which colours lose in grey."""
 _FAINT = 0.1
@@ -110,65 +97,43 @@ def draw_panels(
     are selected. `width` is the largest, in pixels. `outlines` frames selected cells.
     """
     layers = sorted({layer for panel in panels for layer in panel.layers})
-    has_titles = any(panel.title for panel in panels)
-    margins = {"l": 58.0, "r": 14.0, "t": 92.0 if has_titles else 70.0, "b": 56.0}
-    if scale is not None and any(not panel.is_share for panel in panels):
-        margins["r"] += 84.0
-    # Names of spans stand upright below their columns.
-    longest = max((len(name) for panel in panels for name in panel.span_names), default=0)
-    margins["b"] += 0.62 * TICK_SIZE * max(0, longest - 1)
-    n_columns = sum(len(panel.indices) for panel in panels)
+    counts = [len(panel.indices) for panel in panels]
     n_bars = sum(panel.is_share for panel in panels)
     subtitle += "; line: all layers" if n_bars and len(layers) > 1 else ""
-    # The title of a single column is wider than the column.
-    is_single = [len(panel.indices) == 1 for panel in panels]
-    gaps = [_WIDE_GAP if any(pair) else _GAP for pair in pairwise(is_single)]
-    margins["r"] += _WIDE_GAP - _GAP if is_single[-1] else 0
-    fixed = margins["l"] + margins["r"] + sum(gaps) + _BARS * n_bars
-    cell = min(_CELL, (width - fixed) / n_columns) if n_columns else _CELL
-    cell = max(min(cell, _TALLEST / len(layers)), 4.0)
-    sizes = [_BARS if panel.is_share else cell * len(panel.indices) for panel in panels]
-    plot_width = sum(sizes) + sum(gaps)
-    plot_height = cell * len(layers)
     figure = go.Figure()
-    left = 0.0
-    for number, (panel, size) in enumerate(zip(panels, sizes, strict=True), start=1):
+    for number, panel in enumerate(panels, start=1):
         axes = {"xaxis": _axis("x", number), "yaxis": _axis("y", number)}
         rows = [layers.index(layer) for layer in panel.layers]
-        domain = [left / plot_width, min((left + size) / plot_width, 1.0)]
-        left += size + (gaps[number - 1] if number <= len(gaps) else 0)
         if panel.is_share:
             _add_bars(figure, panel, rows, axes)
         else:
-            _add_cells(figure, panel, rows, axes, scale, cell, max(2, int(plot_height / 28)))
+            _add_cells(figure, panel, rows, axes, scale)
             if outlines:
                 _add_outlines(figure, panel, rows, axes)
-        ticks, texts, noun = _x_ticks(panel, cell)
+        ticks, texts, noun = _x_ticks(panel)
         figure.update_layout(
             {
                 _axis("xaxis", number): {
                     **BOX,
-                    "domain": domain,
                     "anchor": _axis("y", number),
                     "range": None if panel.is_share else [-0.5, len(panel.indices) - 0.5],
                     "rangemode": "tozero",
                     "tickvals": ticks,
                     "ticktext": texts,
                     "tickangle": -90 if panel.span_names else 0,
-                    "title": {"text": noun, "standoff": 6},
+                    "title": {"text": noun},
                     "showgrid": False,
-                    **({} if panel.is_share else {"scaleanchor": "y", "constrain": "domain"}),
                 },
                 _axis("yaxis", number): {
                     **BOX,
                     "anchor": _axis("x", number),
                     "range": [len(layers) - 0.5, -0.5],
                     "matches": "y" if number > 1 else None,
-                    "tickvals": list(range(0, len(layers), _step(cell, 15.0))),
-                    "ticktext": [str(n) for n in layers[:: _step(cell, 15.0)]],
+                    "tickvals": list(range(len(layers))),
+                    "ticktext": list(map(str, layers)),
                     "showticklabels": number == 1,
                     "ticks": "outside" if number == 1 else "",
-                    "title": {"text": "layer" if number == 1 else "", "standoff": 6},
+                    "title": {"text": "layer" if number == 1 else ""},
                     "showgrid": False,
                 },
             }
@@ -177,12 +142,9 @@ def draw_panels(
             _add_panel_title(figure, panel, number)
     _mark_skipped_layers(figure, layers, len(panels))
     figure.update_layout(plot_bgcolor=UNSTUDIED, showlegend=False)
-    add_margins(figure, margins, plot_width, plot_height)
-    fit_bar(figure, plot_height)
-    if is_single[-1]:
-        # Beside the title of the last column.
-        figure.update_traces(colorbar_x=1.02 + 34 / plot_width, selector={"showscale": True})
-    return set_titles(figure, title, subtitle)
+    size = (float(width), float(len(layers)))
+    sizes = {"plot": size, "grows": "cells", "columns": counts, "widest": width}
+    return finish(figure, title, subtitle, **sizes)
 
 
 def _add_cells(
@@ -191,11 +153,9 @@ def _add_cells(
     rows: Sequence[int],
     axes: dict[str, str],
     scale: ColorScale | None,
-    cell: float,
-    n_ticks: int,
 ) -> None:
-    """Cells of a panel, each `cell` pixels wide, and at the first one a colour bar."""
-    gap = 1.0 if cell >= 7 else 0.5
+    """Cells of a panel, and at the first one a colour bar."""
+    gap = 1.0 if max(len(panel.layers), len(panel.indices)) < 70 else 0.5
     drawn: list[Any] = list(figure.data)
     is_first_with_bar = scale is not None and not any(
         trace.type == "heatmap" and trace.showscale for trace in drawn
@@ -224,7 +184,7 @@ def _add_cells(
         xgap=gap,
         ygap=gap,
         showscale=is_first_with_bar,
-        colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale, n_ticks)),
+        colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale)),
         **axes,
     )
     if scale is not None and scale.low < 0:
@@ -240,7 +200,7 @@ def _add_cells(
             mode="text",
             text=["\u2212"] * len(marked),
             textfont={
-                "size": max(6, 0.8 * cell),
+                "size": 20,
                 "color": ["white" if share > 0.6 else "black" for _, _, share in marked],
             },
             hoverinfo="skip",
@@ -249,13 +209,11 @@ def _add_cells(
         )
 
 
-def _bar_ticks(scale: ColorScale, n_ticks: int) -> dict[str, Any]:
+def _bar_ticks(scale: ColorScale) -> dict[str, Any]:
     if scale.low < 0:
         ticks = [scale.low, 0, scale.high]
         return {"tickvals": ticks, "ticktext": list(map(two_digits, ticks)), "note": _NEGATIVE}
-    if len(scale.ticks) > n_ticks:
-        return {"tickvals": [scale.ticks[0], scale.ticks[-1]]}
-    return {"tickvals": scale.ticks} if scale.ticks else {"nticks": n_ticks}
+    return {"tickvals": scale.ticks} if scale.ticks else {"nticks": 4}
 
 
 def _add_outlines(
@@ -328,6 +286,7 @@ def _add_panel_title(figure: go.Figure, panel: SelectionPanel, number: int) -> N
         x=0,
         y=1,
         yshift=3,
+        name="panel",
         xanchor="left",
         yanchor="bottom",
         showarrow=False,
@@ -352,24 +311,16 @@ def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int
                 )
 
 
-def _x_ticks(panel: SelectionPanel, cell: float) -> tuple[list[int] | None, list[str] | None, str]:
+def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None, str]:
     """Positions and texts of ticks, and the title of the axis."""
     if panel.is_share:
         return None, None, f"% of {panel.kind}"
     if panel.span_names:
-        step = _step(cell, 14.0)
-        shown = range(0, len(panel.span_names), step)
-        return list(shown), [plain(panel.span_names[i]) for i in shown], f"span of {panel.kind}"
+        names = list(map(plain, panel.span_names))
+        return list(range(len(names))), names, f"span of {panel.kind}"
     if not panel.has_numbers:
         return [], [], panel.noun
-    step = _step(cell, 12.0 + 8.0 * len(str(panel.indices[-1])))
-    positions = list(range(0, len(panel.indices), step))
-    return positions, [str(panel.indices[i]) for i in positions], panel.noun
-
-
-def _step(cell: float, wanted: float) -> int:
-    """Every how many cells there is room for a label."""
-    return next(s for s in (1, 2, 4, 5, 8, 10, 20, 50, 100) if s * cell >= wanted or s == 100)
+    return list(range(len(panel.indices))), list(map(str, panel.indices)), panel.noun
 
 
 def _axis(name: str, number: int) -> str:

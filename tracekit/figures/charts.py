@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import (
-    BOX,
-    TICK_SIZE,
-    add_margins,
-    color_bar,
-    finish,
-    place_title,
-    plain,
-    set_titles,
-    styles,
-)
+from tracekit.figures.style import BOX, TICK_SIZE, color_bar, finish, frame, plain, styles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,7 +127,7 @@ def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
     figure.update_xaxes(title_text=x_title)
     figure.update_yaxes(title_text=y_title, exponentformat="power")
     figure.update_layout(showlegend=True)
-    return finish(figure, chart.title, chart.subtitle)
+    return finish(frame(figure), chart.title, chart.subtitle)
 
 
 def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.Figure:
@@ -152,18 +142,16 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             zmin=0,
             zmax=1,
             texttemplate="%{z:.2f}",
+            textfont={"size": TICK_SIZE},
             hovertemplate="%{y} and %{x}<br>Jaccard similarity: %{z:.3f}<extra></extra>",
             colorbar=color_bar("Jaccard"),
         )
     )
-    figure.update_xaxes(constrain="domain", showgrid=False, tickangle=-40)
-    figure.update_yaxes(autorange="reversed", scaleanchor="x", constrain="domain", showgrid=False)
-    finish(figure, title, subtitle)
-    layout: Any = figure.layout
-    more = max(0, 5 * max(map(len, labels)) - 40)
-    layout.margin.b += more
-    layout.height += more
-    return place_title(figure)
+    n = len(labels)
+    ticks = {"tickvals": list(range(n)), "ticktext": labels, "showgrid": False}
+    figure.update_xaxes(**BOX, **ticks, tickangle=-90, range=[-0.5, n - 0.5])
+    figure.update_yaxes(**BOX, **ticks, range=[n - 0.5, -0.5])
+    return finish(figure, title, subtitle, plot=(300, 300))
 
 
 _ROW, _GAP = 22.0, 0.45
@@ -220,7 +208,7 @@ def attention_map(
             zmin=0,
             zmax=1,
             showscale=not is_short,
-            colorbar=color_bar("attention", x=1.28),
+            colorbar=color_bar("attention"),
         )
     )
     for row, y in zip(rows, middles, strict=True):
@@ -244,12 +232,5 @@ def attention_map(
         range=[-0.5, len(places) - 0.5],
         showgrid=False,
     )
-    below = 28.0 + 8.0 * longest if is_upright else 40.0
-    margins = {
-        "l": 24.0 + 7.6 * max(map(len, names)),
-        "r": 70.0 if is_short else 168.0,
-        "t": 88.0,
-        "b": below,
-    }
-    add_margins(figure, margins, _PLOT, _ROW * edges[-1])
-    return set_titles(figure, title, subtitle)
+    size = _PLOT, _ROW * edges[-1]
+    return finish(figure, title, subtitle, plot=size, grows="rows")

@@ -14,14 +14,11 @@ from tracekit.figures.style import (
     BELOW,
     BOX,
     CONTROL,
-    FONT,
     GRID,
     TICK_SIZE,
-    add_legend,
-    add_margins,
     error_bars,
+    finish,
     plain,
-    set_titles,
 )
 
 _BAR = 26.0
@@ -36,7 +33,7 @@ _TALLEST = 500.0
 """Height of all layers in the network, in pixels."""
 _COLUMN = 84.0
 _MOST_VALUES = 8
-"""Edges whose values are written."""
+"""Edges whose values are written, where there is room."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,12 +103,11 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": "black", "width": 1})
-    figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID, title_standoff=8)
-    figure.update_yaxes(**BOX, autorange="reversed", showgrid=False)
-    longest = max(len(name) for name in [*names, "all"])
-    margins = {"l": 22.0 + 8.2 * longest, "r": 24.0, "t": 70.0, "b": 62.0}
-    add_margins(figure, margins, _PLOT, _BAR * (len(names) + 1))
-    return set_titles(figure, title, subtitle)
+    figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID)
+    rows = [*names, "all"]
+    ticks = {"tickvals": list(range(len(rows))), "ticktext": rows}
+    figure.update_yaxes(**BOX, **ticks, range=[len(rows) - 0.5, -0.5], showgrid=False)
+    return finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
 
 
 def _texts(members: Members) -> list[str]:
@@ -153,13 +149,16 @@ def network(
     figure = go.Figure()
     strongest = max((abs(edge.value) for edge in edges), default=1.0)
     shown: set[str] = set()
-    valued = sorted(edges, key=lambda edge: (not edge.is_sure, -abs(edge.value)))[:_MOST_VALUES]
-    for edge in edges:
-        drawn, middle = _curve(edge, spots[edge.first], spots[edge.second], strongest, row)
+    # Where texts stand: below nodes their names.
+    taken = [(x, y + 0.3 * row) for x, y in spots.values()]
+    for edge in sorted(edges, key=lambda edge: (not edge.is_sure, -abs(edge.value))):
+        drawn, (x, y) = _curve(edge, spots[edge.first], spots[edge.second], strongest, row)
         figure.add_scatter(**drawn, showlegend=edge.meaning not in shown)
         shown.add(edge.meaning)
-        if edge in valued:
-            _add_text(figure, f"{edge.value:+.2g}".replace("-", "\u2212"), middle)
+        is_free = all(abs(x - x0) > 0.5 or abs(y - y0) > 0.25 * row for x0, y0 in taken)
+        if is_free and len(taken) < len(spots) + _MOST_VALUES:
+            _add_text(figure, f"{edge.value:+.2g}".replace("-", "\u2212"), (x, y))
+            taken.append((x, y))
     largest = max(map(abs, members.values)) or 1.0
     # The area is proportional to the value.
     sizes = [max(4.0, _LARGEST_NODE * (abs(v) / largest) ** 0.5) for v in members.values]
@@ -194,10 +193,7 @@ def network(
     )
     plot = max(_PLOT, _COLUMN * widest), height + (above - 0.4) * _ROW
     figure.update_layout(showlegend=bool(edges))
-    below = add_legend(figure, plot) if edges else 24.0
-    add_margins(figure, {"l": 62.0, "r": 24.0, "t": 70.0, "b": below}, *plot)
-    figure.update_layout(font=FONT)
-    return set_titles(figure, title, subtitle)
+    return finish(figure, title, subtitle, plot=plot)
 
 
 def _add_text(figure: go.Figure, text: str, at: tuple[float, float], **options: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import plotly.graph_objects as go
 
@@ -11,15 +12,16 @@ from tracekit.figures.style import (
     BOX,
     TICK_SIZE,
     UNSTUDIED,
-    add_margins,
     color_bar,
+    finish,
     plain,
-    set_titles,
     two_digits,
 )
 
 _PLOT = 360.0
 """Width and height of the map, in pixels."""
+_MOST_GROUPS = 12
+"""Groups beyond which only these are named, and not their rows."""
 Cell = tuple[int, int]
 """Row and column."""
 RING = "ring: unsure"
@@ -78,19 +80,11 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
         )
     )
     _mark(figure, pairs)
-    left, below = _label(figure, pairs)
-    figure.update_xaxes(**BOX, range=[-0.5, n - 0.5], constrain="domain", showgrid=False)
-    figure.update_yaxes(
-        **BOX, range=[n - 0.5, -0.5], scaleanchor="x", constrain="domain", showgrid=False
-    )
+    _label(figure, pairs)
+    figure.update_xaxes(**BOX, range=[-0.5, n - 0.5], showgrid=False)
+    figure.update_yaxes(**BOX, range=[n - 0.5, -0.5], showgrid=False)
     figure.update_layout(plot_bgcolor=UNSTUDIED)
-    add_margins(
-        figure,
-        {"l": left, "r": 110.0 if largest > bound * (1 + 1e-6) else 92.0, "t": 70.0, "b": below},
-        _PLOT,
-        _PLOT,
-    )
-    return set_titles(figure, title, subtitle)
+    return finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
 
 
 def _ticks_beyond(bound: float) -> Mapping[str, Sequence[object]]:
@@ -138,33 +132,29 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
             )
 
 
-def _label(figure: go.Figure, pairs: PairMap) -> tuple[float, float]:
-    """Labels both axes; returns the margins on the left and below."""
-    n = len(pairs.labels)
-    step = max(1, round(17 * n / _PLOT + 0.5)) if n > 18 else 1
-    ticks = list(range(0, n, step))
-    names = [plain(pairs.labels[i]) for i in ticks]
-    longest = max(map(len, names))
-    is_upright = not pairs.groups and (n > 4 or longest > 8)
+def _label(figure: go.Figure, pairs: PairMap) -> None:
+    """Labels both axes, and groups of neighbours beside them."""
+    n, noun, groups = len(pairs.labels), pairs.noun, pairs.groups
+    ticks, names = list(range(n)), list(map(plain, pairs.labels))
+    is_upright = not groups and (n > 4 or max(map(len, names)) > 8)
+    ends = list(accumulate(size for _, _, size in groups))
+    if len(groups) > _MOST_GROUPS:
+        # Groups alone have room.
+        ticks = [end - (size + 1) / 2 for end, (_, _, size) in zip(ends, groups, strict=True)]
+        names, noun = [short for _, short, _ in groups], "layer"
     figure.update_xaxes(tickvals=ticks, ticktext=names, tickangle=-90 if is_upright else 0)
     figure.update_yaxes(tickvals=ticks, ticktext=names)
     font = {"showarrow": False, "font": {"size": TICK_SIZE}}
-    line = {"type": "line", "line": {"color": "black", "width": 1}}
-    first = 0
-    for long, short, size in pairs.groups:
-        middle, text = first + (size - 1) / 2, long if size * _PLOT / n > 50 else short
+    line = {"color": "black", "width": 1}
+    for end, (long, short, size) in zip(ends, groups, strict=True):
+        middle, text = end - (size + 1) / 2, long if size * _PLOT / n > 80 else short
+        text = text if len(groups) <= _MOST_GROUPS else ""
         below = {"x": middle, "xref": "x", "y": 0, "yref": "y domain", "yshift": -24}
         figure.add_annotation(**below, yanchor="top", text=text, **font)
         beside = {"y": middle, "yref": "y", "x": 0, "xref": "x domain", "xshift": -28}
         figure.add_annotation(**beside, xanchor="right", textangle=-90, text=text, **font)
-        first += size
-        if first < n:
-            at = {"x0": first - 0.5, "x1": first - 0.5, "xref": "x"}
-            figure.add_shape(**at, y0=0, y1=1, yref="y domain", **line)
-            at = {"y0": first - 0.5, "y1": first - 0.5, "yref": "y"}
-            figure.add_shape(**at, x0=0, x1=1, xref="x domain", **line)
-    figure.update_xaxes(title_text=pairs.noun, title_standoff=22)
-    if pairs.groups:
-        return 78.0, 72.0
-    room = 22 + 8.2 * longest
-    return max(78.0, room), max(72.0, room) if is_upright else 42.0
+        if end < n:
+            figure.add_vline(x=end - 0.5, line=line)
+            figure.add_hline(y=end - 0.5, line=line)
+    standoff = 22 if groups and len(groups) <= _MOST_GROUPS else 8
+    figure.update_xaxes(title_text=noun, title_standoff=standoff)

@@ -13,10 +13,8 @@ from tracekit.figures.style import (
     ABOVE,
     BELOW,
     TICK_SIZE,
-    add_legend,
-    add_margins,
+    finish,
     plain,
-    set_titles,
 )
 
 _PLOT = 400.0
@@ -99,11 +97,7 @@ def path_network(
     )
     plot = _PLOT, top - bottom + 32
     figure.update_layout(showlegend=bool(arrows))
-    # There are no ticks between plot and legend.
-    below = add_legend(figure, plot) - 34 if arrows else 24.0
-    figure.update_layout(legend_y=-16 / plot[1])
-    add_margins(figure, {"l": 62.0, "r": 24.0, "t": 70.0, "b": below}, *plot)
-    return set_titles(figure, title, subtitle)
+    return finish(figure, title, subtitle, plot=plot)
 
 
 def _spots(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log10
-from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import TICK_SIZE, error_bars, finish, place_title, plain
+from tracekit.figures.style import TICK_SIZE, error_bars, finish, frame, plain
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,12 +72,12 @@ def size_lines(
             figure.add_hline(y=height, line={"color": "black", "width": 1, "dash": "dot"})
     else:
         _add_full(figure, n_components, full)
-    figure = _add_share_axis(finish(figure, title, subtitle), n_components, largest)
+    _add_share_axis(frame(figure), n_components, largest)
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
         # Annotations of logarithmic axes are positioned by the logarithm.
         figure.update_annotations(y=log10(full) if full and full > 0 else 0)
-    return figure
+    return finish(figure, title, subtitle)
 
 
 def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
@@ -143,7 +142,7 @@ def _add_full(figure: go.Figure, n: int, full: float) -> None:
     )
 
 
-def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
+def _add_share_axis(figure: go.Figure, n: int, largest: int) -> None:
     """A second axis on top, with the share of all components."""
     step = next((s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 25) if 100 * largest / n <= 6 * s), 20)
     shares = [step * k for k in range(1, int(100 * largest / n / step + 1e-9) + 1)]
@@ -157,7 +156,6 @@ def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
         showlegend=False,
         hoverinfo="skip",
     )
-    layout: Any = figure.layout
     figure.update_layout(
         xaxis2={
             "overlaying": "x",
@@ -165,13 +163,9 @@ def _add_share_axis(figure: go.Figure, n: int, largest: int) -> go.Figure:
             "side": "top",
             "tickvals": [share * n / 100 for share in shares],
             "ticktext": [f"{share:g} %" for share in shares],
-            "tickfont": {"size": TICK_SIZE},
             "ticks": "outside",
             "linecolor": "black",
             "showgrid": False,
             "zeroline": False,
-        },
-        margin_t=94,
-        height=layout.height + 24,
+        }
     )
-    return place_title(figure)

@@ -13,10 +13,9 @@ from tracekit.figures.style import (
     GRID,
     SELECTED,
     TICK_SIZE,
-    add_margins,
     error_bars,
+    finish,
     plain,
-    set_titles,
 )
 
 _ROW = 62.0
@@ -92,19 +91,5 @@ def strengths(
     )
     figure.update_xaxes(**BOX, title=value_title, gridcolor=GRID)
     largest = max([*ends[2], *(x for x, _ in controls)])
-    figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest], title_standoff=8)
-    figure.update_layout(
-        legend={
-            "orientation": "h",
-            "y": -62 / (_ROW * n),
-            "yref": "paper",
-            "yanchor": "top",
-            "x": 0.5,
-            "xanchor": "center",
-            "font": {"size": TICK_SIZE},
-        }
-    )
-    longest = max(map(len, [*names, *metrics]))
-    margins = {"l": 22.0 + 7.4 * longest, "r": 126.0, "t": 88.0, "b": 92.0}
-    add_margins(figure, margins, _PLOT, _ROW * n)
-    return set_titles(figure, title, subtitle)
+    figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])
+    return finish(figure, title, subtitle, plot=(_PLOT, _ROW * n), grows="rows")

@@ -6,12 +6,14 @@ the common colour-vision deficiencies and in grey; lines differ in marker and da
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import cycle, pairwise
-from typing import Any
+from itertools import cycle
+from typing import Any, Literal
 
 import plotly.graph_objects as go
+
+from tracekit.figures.layout import FONT_SIZE, place
 
 WIDTH = 520
 """Pixels."""
@@ -20,7 +22,11 @@ WIDE = 648
 HEIGHT = 400
 """Pixels, where the content asks for no other height."""
 
-FONT: dict[str, Any] = {"family": "Arial, Helvetica, sans-serif", "size": 15, "color": "black"}
+FONT: dict[str, Any] = {
+    "family": "Arial, Helvetica, sans-serif",
+    "size": FONT_SIZE,
+    "color": "black",
+}
 GRID = "#d9d9d9"
 BOX: dict[str, Any] = {
     "showline": True,
@@ -33,8 +39,6 @@ BOX: dict[str, Any] = {
 """Axes with a line on all four sides."""
 TICK_SIZE = 13
 """Size of tick labels and legends, in pixels."""
-_BELOW_PLOT = 60.0
-"""Height of tick labels and the title of the axis, in pixels."""
 _TITLE_SIZE = 17
 SUBTITLE_SIZE = 14
 """Size of subtitles and of the titles of panels, in pixels."""
@@ -131,11 +135,38 @@ def error_bars(
     }
 
 
-def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
-    """Sets title, subtitle and the sizes of all texts; widens the margin of a narrow figure."""
-    for update in (figure.update_xaxes, figure.update_yaxes):
+def frame(figure: go.Figure) -> go.Figure:
+    """Draws axes and their grid, where values are read from both; returns the figure."""
+    axes = {"linecolor": "black", "ticks": "outside", "gridcolor": GRID, "zeroline": False}
+    # Ticks of large numbers push the title outwards.
+    return figure.update_xaxes(axes).update_yaxes(axes, automargin=True)
+
+
+def finish(
+    figure: go.Figure,
+    title: str,
+    subtitle: str,
+    *,
+    plot: tuple[float, float] = (WIDTH - 90.0, HEIGHT - 130.0),
+    grows: Literal["plot", "rows", "cells"] = "plot",
+    columns: Sequence[int] = (),
+    widest: float = 0,
+) -> go.Figure:
+    """Sets title, fonts and size of a figure, and returns it.
+
+    Args:
+        figure: Is changed.
+        title: Above the plot.
+        subtitle: Below the title.
+        plot: Width and height on the screen, in pixels; of cells, the height in rows.
+        grows: What the height follows in another width: the width, the texts in its rows, or the
+            cells.
+        columns: Of cells, how many a panel has; 0 for bars.
+        widest: Pixels that the figure is wide at most; 0: as wide as the plot needs.
+    """
+    for update, standoff in ((figure.update_xaxes, 8), (figure.update_yaxes, 10)):
         update(title_font_size=FONT["size"], tickfont_size=TICK_SIZE)
-    layout: Any = figure.layout
+        update({"title.standoff": standoff}, lambda axis: axis.title.standoff is None)
     figure.update_layout(
         template="none",
         title={
@@ -147,116 +178,16 @@ def set_titles(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
             "yanchor": "middle",
         },
         font=FONT,
+        legend_font_size=TICK_SIZE,
+        margin_autoexpand=bool(figure.layout.yaxis.automargin),  # type: ignore[attr-defined]
+        meta={
+            "plot": plot,
+            "grows": grows,
+            "columns": columns,
+            "widest": widest,
+            "texts": 1.0,
+            "marks": 1.0,
+            "ticks": {},
+        },
     )
-    missing = title_width(figure) - (layout.width or WIDTH)
-    if layout.width and missing > 0:
-        figure.update_layout(width=layout.width + round(missing))
-        layout.margin.r += round(missing)
-    return place_title(figure)
-
-
-def title_width(figure: go.Figure) -> float:
-    """Pixels that title and subtitle need on the screen."""
-    title: Any = figure.layout.title  # type: ignore[attr-defined]
-    return max(8.5 * len(title.text or ""), 7.2 * len(title.subtitle.text or "")) + 24
-
-
-def fit_titles(figure: go.Figure, plot_width: float) -> None:
-    """Makes titles smaller where figure or panels are too narrow for them."""
-    layout: Any = figure.layout
-    for each in (layout.title, layout.title.subtitle):
-        if each.text:
-            # A letter is about half as wide as it is high; the title begins at 2 % of the width.
-            each.font.size = min(each.font.size, 0.96 * layout.width / (0.5 * len(each.text)))
-    notes = [
-        note for note in layout.annotations if (note.x, note.y, note.yanchor) == (0, 1, "bottom")
-    ]
-    starts = [layout["xaxis" + note.xref.removesuffix(" domain")[1:]].domain[0] for note in notes]
-    sizes = [
-        plot_width * (end - start) / (0.5 * len(note.text) + 1)
-        for note, (start, end) in zip(notes, pairwise([*starts, 1.0]), strict=True)
-    ]
-    for note in notes:
-        note.font.size = min(note.font.size, *sizes)
-
-
-def fit_bar(figure: go.Figure, plot_height: float, texts: float = 1.0) -> None:
-    """Makes the colour bar longer than a plot that is too low for its ticks.
-
-    `plot_height` is in pixels, `texts` the size of texts over that on the screen.
-    """
-    length = 104.0 * texts
-    if plot_height >= length:
-        return
-    layout: Any = figure.layout
-    figure.update_traces(
-        {"colorbar": {"lenmode": "pixels", "len": length, "y": 1, "yanchor": "top", "ypad": 0}},
-        {"type": "heatmap", "showscale": True},
-    )
-    missing = max(0.0, length + 9 * texts - plot_height - layout.margin.b)
-    layout.margin.b += missing
-    layout.height += missing
-
-
-def place_title(figure: go.Figure) -> go.Figure:
-    """Puts the title at the upper edge, whatever the height and the margin; returns the figure."""
-    layout: Any = figure.layout
-    layout.title.y = 1 - 1.4 * layout.title.font.size / (layout.height or HEIGHT)
-    return figure
-
-
-def add_margins(
-    figure: go.Figure, margins: Mapping[str, float], plot_width: float, plot_height: float
-) -> None:
-    """Sets margins, and the size of the figure so that the plot has the one given, in pixels."""
-    figure.update_layout(
-        width=round(margins["l"] + plot_width + margins["r"]),
-        height=round(margins["t"] + plot_height + margins["b"]),
-        margin={**margins, "pad": 0, "autoexpand": False},
-    )
-
-
-def finish(figure: go.Figure, title: str, subtitle: str) -> go.Figure:
-    """Sets frame, title and size of a figure, and returns it."""
-    figure.update_xaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
-    figure.update_yaxes(linecolor="black", ticks="outside", gridcolor=GRID, zeroline=False)
-    # Tick labels of large numbers push the title outwards.
-    figure.update_yaxes(automargin=True, title_standoff=10)
-    figure.update_xaxes(title_standoff=8)
-    figure.update_layout(legend_font_size=TICK_SIZE)
-    plot = (WIDTH - 90.0, HEIGHT - 70.0 - _BELOW_PLOT)
-    bottom = add_legend(figure, plot)
-    figure.update_layout(
-        width=WIDTH,
-        height=round(70 + plot[1] + bottom),
-        margin={"l": 70, "r": 20, "t": 70, "b": bottom},
-    )
-    return set_titles(figure, title, subtitle)
-
-
-def add_legend(figure: go.Figure, plot: tuple[float, float], texts: float = 1.0) -> float:
-    """Puts the legend below the axis title; returns the margin that axis and legend need.
-
-    Left to itself, plotly lets a legend of several rows grow upwards, over the axis. `plot` is its
-    width and height in pixels, `texts` the size of texts over that on the screen.
-    """
-    drawn: list[Any] = list(figure.data)
-    shown = [trace for trace in drawn if trace.name and trace.showlegend is not False]
-    names = [str(trace.name) for trace in shown]
-    layout: Any = figure.layout
-    if len(names) < 2 and not layout.showlegend:
-        return _BELOW_PLOT * texts
-    widest = 48 + 0.5 * TICK_SIZE * texts * max(map(len, names), default=0)
-    n_rows = -(-len(names) // max(1, int(plot[0] / widest)))
-    figure.update_layout(
-        legend={
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": -(_BELOW_PLOT - 2) * texts / plot[1],
-            "yanchor": "top",
-            "entrywidth": widest - 44,
-            "entrywidthmode": "pixels",
-        }
-    )
-    return _BELOW_PLOT * texts + 10 + max(20 * texts, 17) * n_rows
+    return place(figure)

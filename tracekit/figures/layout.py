@@ -1,0 +1,430 @@
+"""Where everything stands: margins as wide as their texts, and the plot in what they leave.
+
+`place` ends the drawing of every figure. `write` calls it again on a copy, for another width and
+size of texts: nothing is fitted by eye, so nothing lies outside the page or on another text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import unescape
+from itertools import pairwise
+from math import ceil, inf
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tracekit.errors import ConfigError
+
+FONT_SIZE, PER_INCH = 15.0, 96
+"""Pixels of axis titles on the screen, and of an inch in print."""
+CELL = 27.0
+"""Largest size of a cell on the screen, in pixels."""
+_TALLEST = 640.0
+"""Height of all rows of cells on the screen, in pixels."""
+_FLATTEST_ROW = 11.5
+"""Pixels that a row of cells is high in print at least, if the page is: 0.12 inches."""
+_BARS, _GAP = 130.0, 14.0
+"""Pixels that a panel of bars is wide, and that are between panels."""
+_WIDEST_TITLE = 520.0
+"""Pixels on the screen beyond which a title does not make its figure wider."""
+_SMALLEST_PLOT = 60.0
+"""Pixels; a narrower plot shows nothing."""
+_LOWEST_BAR = 104.0
+"""Pixels that a colour bar needs for its title and three ticks."""
+_LINE = 1.3
+"""Height of a line of text, over the size of the font."""
+_DISTANCES = ("standoff", "ticklen", "xshift", "yshift", "thickness")
+_MOST_SHRUNK = 0.7
+"""Share of their size to which ticks may shrink before some are left out."""
+
+
+def width_of(text: str, size: float) -> float:
+    """Pixels that a text is wide, its longest line, in Arial or a narrower font."""
+    lines = [unescape(re.sub("<[^>]*>", "", line)) for line in str(text).split("<br>")]
+    return size * max(sum(map(_letter, line)) for line in lines)
+
+
+def _letter(letter: str) -> float:
+    if letter in "iljtfrI.,:;'|![]() ":
+        return 0.34
+    return (
+        0.86 if letter in "mwMW@%\u2026" or letter > "\u2fff" else 0.7 if letter.isupper() else 0.57
+    )
+
+
+def place(figure: go.Figure, width: float | None = None, page: float = inf) -> go.Figure:
+    """Sets size, margins, domains and line breaks; returns the figure.
+
+    Args:
+        figure: Its `meta` says how large the plot is on the screen, and how it grows.
+        width: Of the figure, in pixels; None: that of the plot on the screen, and its margins.
+        page: The largest height, in pixels.
+
+    Raises:
+        ConfigError: Nothing is left for the plot.
+    """
+    layout: Any = figure.layout
+    # A title that needs another line takes room from the plot, which may break another title.
+    _place(figure, width, page)
+    plot = _place(figure, width, page)
+    texts = layout.meta["texts"]
+    scale = min(texts, plot[0] / layout.meta["plot"][0]) if width else texts
+    for note in _beside(figure, xref="x", yref="y"):
+        # Between marks, which come nearer to each other.
+        note.font.size *= scale / texts
+        note.yshift = (note.yshift or 0) * scale / texts
+    if scale != layout.meta["marks"]:
+        _scale_marks(figure, scale / layout.meta["marks"])
+        layout.meta["marks"] = scale
+    return figure
+
+
+def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, float]:
+    layout: Any = figure.layout
+    meta, texts = layout.meta, layout.meta["texts"]
+    left, right = _left(figure), _right(figure, texts)
+    room = (width or meta["widest"] or inf) - left - right
+    if room < _SMALLEST_PLOT:
+        raise ConfigError(_too_small("width", width or 0, room, texts))
+    plot = room if width else meta["plot"][0]
+    row = meta["plot"][1] / (meta["plot"][0] if meta["grows"] == "plot" else 1)
+    if meta["grows"] == "cells":
+        plot, cell = _place_panels(figure, room, fills=bool(width), texts=texts)
+        n_rows = meta["plot"][1]
+        shown = min(cell, CELL, plot / n_rows if width else _TALLEST / n_rows)
+        height = n_rows * max(shown, _FLATTEST_ROW if width else 4.0)
+    else:
+        height = row * plot if meta["grows"] == "plot" else row * texts
+        _wrap_axis_titles(layout.xaxis, plot)
+    whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, _title_width(layout.title))))
+    top, below = ceil(_top(figure, whole, texts)), _below(figure)
+    bottom = ceil(below + _legend(figure, plot, below, texts))
+    height = height if width else round(height)
+    if height > page - top - bottom:
+        height = page - top - bottom
+        if height < _SMALLEST_PLOT / 3:
+            raise ConfigError(_too_small("height", page, height, texts))
+    _wrap_axis_titles(layout.yaxis, height + 20 * texts)
+    bottom += ceil(_fit_bars(figure, height, bottom, texts))
+    if layout.legend.y is not None:
+        layout.legend.y = -below / height
+    _thin_ticks(figure, plot, height)
+    _fit_cell_texts(figure, plot, height)
+    margin = {"l": left, "r": whole - left - plot, "t": top, "b": bottom, "pad": 0}
+    layout.margin.update(margin)
+    layout.update(width=whole, height=top + height + bottom)
+    # Plotly puts the middle of the first line there, and lifts it somewhat if there are more.
+    middle = 0.65 + 0.35 * max(0, _lines(layout.title.text) - 1)
+    layout.title.y = 1 - (5 * texts + middle * layout.title.font.size) / layout.height
+    return plot, height
+
+
+def _too_small(name: str, given: float, left: float, texts: float) -> str:
+    return (
+        f"The {name} of {given / PER_INCH:.3g} inches leaves {left:.0f} pixels for the plot at "
+        f"{texts * FONT_SIZE * 72 / PER_INCH:.3g} points. Give a larger {name} or a smaller "
+        "font_size."
+    )
+
+
+def _place_panels(
+    figure: go.Figure, room: float, *, fills: bool, texts: float
+) -> tuple[float, float]:
+    """Gives panels of cells their domains; returns the width of all, and that of a cell.
+
+    A panel is no narrower than the longest word of its titles.
+    """
+    layout: Any = figure.layout
+    counts, n_rows = layout.meta["columns"], layout.meta["plot"][1]
+    axes: list[Any] = [layout["xaxis" + (str(n) if n > 1 else "")] for n in _numbers(counts)]
+    notes = [note for note in layout.annotations if note.name == "panel"]
+    starts = [int(note.xref.removeprefix("x").removesuffix(" domain") or 1) - 1 for note in notes]
+    gap, needs = _GAP * texts, [_longest_word(a.title.text, a.title.font.size) for a in axes]
+    for note, (start, end) in zip(notes, pairwise([*starts, len(counts)]), strict=True):
+        for panel in range(start, end):
+            needs[panel] = max(
+                needs[panel], _longest_word(note.text, note.font.size) / (end - start)
+            )
+    free = room - gap * (len(counts) - 1)
+    shrunk = min(1.0, free / sum(needs))
+    needs = [shrunk * need for need in needs]
+    low, high = 0.0, free if fills else min(CELL, _TALLEST / n_rows)
+
+    def contents(cell: float) -> list[float]:
+        return [cell * count or min(_BARS * texts, free / len(counts)) for count in counts]
+
+    def slots(cell: float) -> list[float]:
+        return [max(each) for each in zip(needs, contents(cell), strict=True)]
+
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(slots(middle)) <= free else (low, middle)
+    sizes, spare = slots(low), max(0.0, free - sum(slots(low))) / len(counts) if fills else 0.0
+    inner = [
+        each + (0 if count else spare) for each, count in zip(contents(low), counts, strict=True)
+    ]
+    sizes = [max(each) for each in zip(sizes, inner, strict=True)]
+    whole = sum(sizes) + gap * (len(counts) - 1)
+    lefts = [sum(sizes[:n]) + gap * n for n in range(len(sizes))]
+    for axis, left, size, content in zip(axes, lefts, sizes, inner, strict=True):
+        start = left + (size - content) / 2
+        axis.domain = [start / whole, min(1.0, (start + content) / whole)]
+        axis.title.text, axis.title.font.size = _fitted(axis.title, size + gap / 2)
+    for note, (start, end) in zip(notes, pairwise([*starts, len(counts)]), strict=True):
+        note.text, note.font.size = _fitted(note, lefts[end - 1] + sizes[end - 1] - lefts[start])
+        note.x = (lefts[start] / whole - axes[start].domain[0]) / (
+            axes[start].domain[1] - axes[start].domain[0]
+        )
+    for these in (notes, [axis.title for axis in axes]):
+        for each in these:
+            each.font.size = min(one.font.size for one in these)
+    return whole, low if any(counts) else CELL
+
+
+def _numbers(counts: Sequence[int]) -> range:
+    return range(1, len(counts) + 1)
+
+
+def _longest_word(text: str | None, size: float) -> float:
+    return max(width_of(word, size) for word in _words(text))
+
+
+def _words(text: str | None) -> list[str]:
+    return (text or "").replace("<br>", " ").split(" ")
+
+
+def _fitted(text: Any, room: float) -> tuple[str, float]:
+    """A text in lines no wider than the room, and its size, at which each word has room."""
+    size = text.font.size
+    size *= min(1.0, room / max(1.0, _longest_word(text.text, size)))
+    lines: list[str] = []
+    for word in _words(text.text):
+        longer = f"{lines[-1]} {word}" if lines else word
+        lines = [*lines[:-1], longer] if width_of(longer, size) <= room else [*lines, word]
+    return "<br>".join(lines), size
+
+
+def _lines(text: str | None) -> int:
+    return text.count("<br>") + 1 if text else 0
+
+
+def _title_width(title: Any) -> float:
+    texts = (" ".join(_words(each.text)) for each in (title, title.subtitle))
+    sizes = (title.font.size, title.subtitle.font.size)
+    return 16 + 1.05 * max(map(width_of, texts, sizes))
+
+
+def _height_of(text: Any) -> float:
+    return _LINE * text.font.size * _lines(text.text)
+
+
+def _wrap_axis_titles(axis: Any, room: float) -> None:
+    if axis.title.text:
+        axis.title.text, axis.title.font.size = _fitted(axis.title, room)
+
+
+def _shown(axis: Any) -> list[str]:
+    """Texts of the ticks of an axis; of one without given ones, a number."""
+    if axis.visible is False or axis.showticklabels is False:
+        return []
+    return list(axis.ticktext) if axis.ticktext is not None else ["\u22120.00"]
+
+
+def _beside(figure: go.Figure, **at: Any) -> Iterator[Any]:
+    """Texts beside the plot: annotations at an edge of it, turned away from it."""
+    layout: Any = figure.layout
+    notes = (note for note in layout.annotations if note.text)
+    return (note for note in notes if all(note[name] == value for name, value in at.items()))
+
+
+def _left(figure: go.Figure) -> float:
+    axis: Any = figure.layout.yaxis  # type: ignore[attr-defined]
+    ticks = max((width_of(text, axis.tickfont.size) for text in _shown(axis)), default=0.0)
+    notes = _beside(figure, xref="x domain", x=0, xanchor="right")
+    groups = max((_height_of(note) - note.xshift for note in notes), default=0.0)
+    return 8.0 + max(groups, ticks + 6.0 + (_height_of(axis.title) + 10 if axis.title.text else 0))
+
+
+def _right(figure: go.Figure, texts: float) -> float:
+    notes = _beside(figure, xref="x domain", x=1, xanchor="left")
+    beside = max((width_of(note.text, note.font.size) + note.xshift for note in notes), default=0.0)
+    needs = [beside + 8.0, 14.0]
+    for trace in _maps(figure):
+        bar, size = trace.colorbar, trace.colorbar.tickfont.size
+        values = bar.tickvals if bar.tickvals is not None else (trace.zmax, "\u22120.00")
+        ticks = bar.ticktext if bar.ticktext is not None else [str(value)[:5] for value in values]
+        bar.update(x=1, xanchor="left", xpad=beside + 8 * texts)
+        widest = bar.thickness + 8 + max(width_of(text, size) for text in ticks)
+        title = width_of(bar.title.text, bar.title.font.size)
+        needs.append(bar.xpad + max(widest, title) + 6)
+    return max(needs)
+
+
+def _top(figure: go.Figure, width: float, texts: float) -> float:
+    title: Any = figure.layout.title  # type: ignore[attr-defined]
+    above = 8.0 * texts
+    for each in (title, title.subtitle):
+        if each.text:
+            least = width_of(each.text, each.font.size) / (0.96 * width - 4)
+            # Rather somewhat smaller than in two lines.
+            each.font.size /= max(1.0, least) if least < 1.15 else 1.0
+            each.text, each.font.size = _fitted(each, 0.96 * width - 4)
+            above += _height_of(each)
+    # Plotly leaves a line between the two.
+    above += title.subtitle.font.size if title.subtitle.text else 0.0
+    notes = max(map(_height_of, _beside(figure, y=1, yanchor="bottom")), default=0.0)
+    axes: list[Any] = list(figure.select_xaxes())
+    tops = [axis for axis in axes if axis.side == "top"]
+    return above + notes + 4 * texts + sum(2 * axis.tickfont.size for axis in tops)
+
+
+def _below(figure: go.Figure) -> float:
+    """Pixels of ticks and titles below the plot."""
+    needs = [12.0]
+    axes: list[Any] = list(figure.select_xaxes())
+    for axis in axes:
+        if axis.side == "top":
+            continue
+        texts, size = _shown(axis), axis.tickfont.size
+        of_lines = _LINE * size * max(map(_lines, texts), default=0)
+        of_words = max((width_of(text, size) for text in texts), default=0.0)
+        title = _height_of(axis.title) + axis.title.standoff if axis.title.text else 0.0
+        needs.append((of_words if axis.tickangle else of_lines) + title + 10)
+    for note in _beside(figure, y=0, yanchor="top"):
+        needs.append(_height_of(note) - note.yshift + 6)
+    return max(needs)
+
+
+def _legend(figure: go.Figure, plot: float, below: float, texts: float) -> float:
+    """Puts the legend below the axis title; returns its height.
+
+    Left to itself, plotly lets a legend of several rows grow upwards, over the axis.
+    """
+    layout: Any = figure.layout
+    traces: list[Any] = list(figure.data)
+    names = [trace.name for trace in traces if trace.name and trace.showlegend is not False]
+    if layout.showlegend is False or (len(names) < 2 and not layout.showlegend):
+        return 0.0
+    size = layout.legend.font.size
+    widest = 48 + max((width_of(name, size) for name in names), default=0.0)
+    layout.legend.update(
+        orientation="h",
+        x=0,
+        xanchor="left",
+        y=-below,
+        yanchor="top",
+        entrywidth=widest - 44,
+        entrywidthmode="pixels",
+    )
+    n_rows = -(-len(names) // max(1, int(plot / widest)))
+    return 10 + max(1.6 * size, 17) * n_rows
+
+
+def _fit_bars(figure: go.Figure, plot: float, bottom: float, texts: float) -> float:
+    """Makes colour bars longer than a low plot; returns the pixels that are missing below."""
+    length = _LOWEST_BAR * texts
+    if plot >= length or not _maps(figure):
+        return 0.0
+    bar = {"lenmode": "pixels", "len": length, "y": 1, "yanchor": "top", "ypad": 0}
+    figure.update_traces({"colorbar": bar}, {"type": "heatmap"})
+    return max(0.0, length + 9 * texts - plot - bottom)
+
+
+def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
+    """Makes ticks smaller that have no room, or leaves some out; keeps them for other sizes."""
+    kept_by = figure.layout.meta["ticks"]  # type: ignore[attr-defined]
+    for letter, size in (("x", width), ("y", height)):
+        for axis in getattr(figure, f"select_{letter}axes")():
+            if axis.range is None or axis.ticktext is None or len(axis.ticktext) < 2:
+                continue
+            ticks, texts = list(axis.tickvals), list(axis.ticktext)
+            if list(kept_by.get(axis.plotly_name, ((),))[0]) == ticks:
+                _, ticks, texts = kept_by[axis.plotly_name]
+            low, high = axis.domain or (0, 1)
+            room = size * (high - low) / abs(axis.range[1] - axis.range[0])
+            font = axis.tickfont.size
+            flat = max(width_of(text, font) for text in texts) + 0.4 * font
+            need = (
+                flat
+                if letter == "x" and not axis.tickangle
+                else 1.15 * font * max(map(_lines, texts))
+            )
+            least = room * min(b - a for a, b in pairwise(sorted(ticks)))
+            if least >= _MOST_SHRUNK * need:
+                axis.tickfont.size = font * min(1.0, least / need)
+                need = min(need, least)
+            kept = [0]
+            for rank in range(1, len(ticks)):
+                apart = abs(ticks[rank] - ticks[kept[-1]]) * room
+                kept += [rank] if apart >= need - 1e-6 else []
+            shown = [ticks[i] for i in kept]
+            kept_by[axis.plotly_name] = [shown, ticks, texts]
+            axis.update(tickvals=shown, ticktext=[texts[i] for i in kept])
+
+
+def _fit_cell_texts(figure: go.Figure, width: float, height: float) -> None:
+    """Makes signs and numbers in cells no larger than the cells."""
+    traces: list[Any] = list(figure.data)
+    for trace in traces:
+        is_sign = trace.type == "scatter" and trace.mode == "text"
+        if not is_sign and not (trace.type == "heatmap" and trace.texttemplate):
+            continue
+        layout: Any = figure.layout
+        x, y = (layout[f"{a}axis{(trace[f'{a}axis'] or a)[1:]}"] for a in "xy")
+        low, high = x.domain or (0, 1)
+        cell = (
+            width * (high - low) / abs(x.range[1] - x.range[0]),
+            height / abs(y.range[1] - y.range[0]),
+        )
+        wide = cell[0] / (1.0 if is_sign else 2.5)
+        trace.textfont.size = max(1.0, min(trace.textfont.size, 0.85 * min(wide, cell[1])))
+
+
+def resized(figure: go.Figure, texts: float) -> go.Figure:
+    """A copy with texts of a size over that on the screen; `place` it next."""
+    drawn = figure.to_dict()
+    meta = drawn["layout"]["meta"]
+    _scale(drawn, texts / meta["texts"])
+    meta["texts"] = texts
+    return go.Figure(drawn)
+
+
+def _maps(figure: go.Figure) -> list[Any]:
+    """Maps beside which there is a colour bar."""
+    traces: list[Any] = list(figure.data)
+    return [trace for trace in traces if trace.type == "heatmap" and trace.showscale is not False]
+
+
+def _scale(part: Any, factor: float, inside: str = "") -> None:
+    """Multiplies the sizes of fonts, and the distances of texts, in a part of a figure."""
+    if isinstance(part, (list, tuple)):
+        for each in part:
+            _scale(each, factor)
+    if not isinstance(part, dict):
+        return
+    for name, value in part.items():
+        is_scaled = name in _DISTANCES or (name == "size" and inside.endswith("font"))
+        if is_scaled and isinstance(value, (int, float)):
+            part[name] = value * factor
+        elif name != "meta":
+            _scale(value, factor, name)
+
+
+def _scale_marks(figure: go.Figure, factor: float) -> None:
+    """Multiplies the widths of lines and the sizes of markers."""
+    traces: list[Any] = list(figure.data)
+    for trace in traces:
+        if trace.type == "heatmap":
+            continue
+        for line in (trace.marker.line, *([trace.line] if trace.type == "scatter" else [])):
+            if isinstance(line.width, (int, float)):
+                line.width *= factor
+        size = trace.marker.size if trace.type == "scatter" else None
+        if size is not None:
+            trace.marker.size = _times(size, factor)
+
+
+def _times(size: float | Iterable[float], factor: float) -> Any:
+    return size * factor if isinstance(size, (int, float)) else [one * factor for one in size]
