@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -10,6 +11,8 @@ from pathlib import Path
 
 ROOMS, LINES, FILE, CLASS, FUNCTION, NAMES = 20, 40_952, 700, 800, 80, 30
 """The most folders and root modules; lines of all, of a file, a class, a function; top names."""
+SCRIPTS, SCRIPT_CLASS = 1_471, 150
+"""The most lines of all JavaScript, and of a class in it; a file and a function as in Python."""
 
 
 def faults(package: Path) -> list[str]:
@@ -32,11 +35,32 @@ def faults(package: Path) -> list[str]:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
                 found += _too_many(f"lines in {name}.{node.name}", _length(node), most)
+    found += _scripts(package)
     try:
         TopologicalSorter({name: _imports(name, trees) for name in trees}).prepare()
     except CycleError as error:
         found.append("a circle of files: " + " -> ".join(reversed(error.args[1])))
     return found
+
+
+def _scripts(package: Path) -> Iterator[str]:
+    """Faults of JavaScript, whose functions and classes end in a brace below their first letter."""
+    texts = {file.name: file.read_text(encoding="utf-8") for file in package.rglob("*.js")}
+    yield from _too_many("lines of JavaScript", sum(t.count("\n") for t in texts.values()), SCRIPTS)
+    for file, text in texts.items():
+        yield from _too_many(f"lines in {file}", text.count("\n"), FILE)
+        for found in _BLOCK.finditer(text):
+            most = SCRIPT_CLASS if found["word"] == "class " else FUNCTION
+            length = found[0].count("\n") + 1
+            yield from _too_many(f"lines in {file} {found['name']}", length, most)
+
+
+_BLOCK = re.compile(
+    r"^(?P<indent> *)(?:export |async )*(?P<word>class |function |)(?P<name>\w+)[^\n;]*\{$"
+    r".*?^(?P=indent)\}",
+    re.DOTALL | re.MULTILINE,
+)
+"""A class, a function or a method, and any other block."""
 
 
 def _length(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -31,6 +31,12 @@ STATEMENT = "    x = 1\n"
             {"a.py": f"def f():\n    '''Doc.'''\n{STATEMENT * 81}"},
             "81 lines in tracekit.a.f, at most 80",
         ),
+        ({"a.js": "\n" * 3000}, "3,000 lines of JavaScript, at most"),
+        ({"a.js": "class A {\n" + "  x;\n" * 149 + "}\n"}, "151 lines in a.js A, at most 150"),
+        (
+            {"a.js": "async function f(a) {\n" + "  a();\n" * 79 + "}\nf();\n"},
+            "81 lines in a.js f, at most 80",
+        ),
         (
             {"__init__.pyi": "from tracekit.a import " + ", ".join(f"n{i}" for i in range(31))},
             "31 names at the top, at most 30",

@@ -100,9 +100,9 @@ print(len(tracer.registry), published.__name__)
 """
     assert _run(python, "-c", code, folder=tmp_path).split() == ["32", "tracekit.paper.published"]
     page = (tmp_path / "explore.html").read_text(encoding="utf-8")
-    script = (ROOT / "tracekit/explore/explorer.js").read_text(encoding="utf-8")
-    functions = re.findall(r"^(?:export )?function (\w+)", script, re.MULTILINE)
-    assert len(functions) > 5
+    scripts = (file.read_text(encoding="utf-8") for file in ROOT.glob("tracekit/explore/*.js"))
+    functions = re.findall(r"^(?:async )?function (\w+)", "\n".join(scripts), re.MULTILINE)
+    assert len(functions) > 50
     assert all(name in page for name in functions)
 
 

@@ -1,7 +1,7 @@
 """Exploring by hand: sets of components that are clicked together, and what they do, at once.
 
 `exploration.py` holds the set and what is known of every set, without a browser; `data.py` turns it
-into plain data; `explorer.js` draws these, in a notebook (`explorer.py`, which needs anywidget) or
+into plain data; the scripts (`view.js` first) draw these, in a notebook (`explorer.py`, which needs anywidget) or
 on a page without a kernel.
 """
 

@@ -1,4 +1,4 @@
-"""An exploration as plain data, which `explorer.js` draws; and the page without a kernel."""
+"""An exploration as plain data, which the scripts beside it draw; and the page without a kernel."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from tracekit.errors import ComponentError
 from tracekit.explore.exploration import Circuit, Exploration, Measurement, set_key
 from tracekit.models import model_name
 
-SCRIPT = Path(__file__).with_name("explorer.js")
-"""The module that draws."""
+SCRIPT = "\n".join(
+    Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
+    for name in ("view", "known", "grid", "detail", "bars", "explorer")
+)
+"""The module that draws: one, as a saved page holds it whole."""
 MOST_COMPONENTS = 2048
 """Components that a view can show as cells."""
 _MARK = "\n// ---- this page\n"
@@ -180,7 +183,7 @@ def page(exploration: Exploration, setup: dict[str, Any]) -> str:
     for name in ("effects", "gains"):
         table[name] = base64.b64encode(table[name]).decode()
     data = {"parts": parts, "setup": setup, "state": exploration.state(), "table": table}
-    return f"{parts[0]}{script_json(data)}{parts[1]}{SCRIPT.read_text(encoding='utf-8')}{parts[2]}"
+    return f"{parts[0]}{script_json(data)}{parts[1]}{SCRIPT}{parts[2]}"
 
 
 def _finite(value: float) -> float | None:
