@@ -197,6 +197,11 @@ class TestPrint:
         with pytest.raises(ConfigError, match="font_size is 1. Give points, from 2 to 72"):
             figures.for_print(tracer.curve(), font_size=1)
 
+    def test_figures_of_others_are_refused(self):
+        for figure in (go.Figure(), go.Figure(layout_meta="mine")):
+            with pytest.raises(ConfigError, match="not drawn by tracekit.*without width, height"):
+                figures.for_print(figure, width="3.3in")
+
     @pytest.mark.slow
     @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
     def test_files_have_the_width(self, tracer, tmp_path):

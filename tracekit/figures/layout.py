@@ -7,7 +7,7 @@ size of texts: nothing is fitted by eye, so nothing lies outside the page or on 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import unescape
 from itertools import pairwise
 from math import ceil, inf
@@ -97,7 +97,7 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
         height = n_rows * max(shown, _FLATTEST_ROW if width else 4.0)
     else:
         height = row * plot if meta["grows"] == "plot" else row * texts
-        _wrap_axis_titles(layout.xaxis, plot)
+        _break(layout.xaxis.title, plot)
     whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, _title_width(layout.title))))
     top, below = ceil(_top(figure, whole, texts)), _below(figure)
     bottom = ceil(below + _legend(figure, plot, below, texts))
@@ -106,7 +106,7 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
         height = page - top - bottom
         if height < _SMALLEST_PLOT / 3:
             raise ConfigError(_too_small("height", page, height, texts))
-    _wrap_axis_titles(layout.yaxis, height + 20 * texts)
+    _break(layout.yaxis.title, height + 20 * texts)
     bottom += ceil(_fit_bars(figure, height, bottom, texts))
     if layout.legend.y is not None:
         layout.legend.y = -below / height
@@ -138,18 +138,16 @@ def _place_panels(
     """
     layout: Any = figure.layout
     counts, n_rows = layout.meta["columns"], layout.meta["plot"][1]
-    axes: list[Any] = [layout["xaxis" + (str(n) if n > 1 else "")] for n in _numbers(counts)]
+    axes: list[Any] = [layout[f"xaxis{n or ''}"] for n in (0, *range(2, len(counts) + 1))]
     notes = [note for note in layout.annotations if note.name == "panel"]
     starts = [int(note.xref.removeprefix("x").removesuffix(" domain") or 1) - 1 for note in notes]
-    gap, needs = _GAP * texts, [_longest_word(a.title.text, a.title.font.size) for a in axes]
-    for note, (start, end) in zip(notes, pairwise([*starts, len(counts)]), strict=True):
-        for panel in range(start, end):
-            needs[panel] = max(
-                needs[panel], _longest_word(note.text, note.font.size) / (end - start)
-            )
+    titled = list(zip(notes, pairwise([*starts, len(counts)]), strict=True))
+    gap, needs = _GAP * texts, [_longest_word(axis.title) for axis in axes]
+    for note, (start, end) in titled:
+        share = _longest_word(note) / (end - start)
+        needs[start:end] = [max(share, need) for need in needs[start:end]]
     free = room - gap * (len(counts) - 1)
-    shrunk = min(1.0, free / sum(needs))
-    needs = [shrunk * need for need in needs]
+    needs = [need * min(1.0, free / sum(needs)) for need in needs]
     low, high = 0.0, free if fills else min(CELL, _TALLEST / n_rows)
 
     def contents(cell: float) -> list[float]:
@@ -161,49 +159,43 @@ def _place_panels(
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(slots(middle)) <= free else (low, middle)
-    sizes, spare = slots(low), max(0.0, free - sum(slots(low))) / len(counts) if fills else 0.0
-    inner = [
-        each + (0 if count else spare) for each, count in zip(contents(low), counts, strict=True)
-    ]
-    sizes = [max(each) for each in zip(sizes, inner, strict=True)]
+    spare = max(0.0, free - sum(slots(low))) / len(counts) if fills else 0.0
+    inner = [each if n else each + spare for each, n in zip(contents(low), counts, strict=True)]
+    sizes = [max(each) for each in zip(slots(low), inner, strict=True)]
     whole = sum(sizes) + gap * (len(counts) - 1)
     lefts = [sum(sizes[:n]) + gap * n for n in range(len(sizes))]
     for axis, left, size, content in zip(axes, lefts, sizes, inner, strict=True):
         start = left + (size - content) / 2
         axis.domain = [start / whole, min(1.0, (start + content) / whole)]
-        axis.title.text, axis.title.font.size = _fitted(axis.title, size + gap / 2)
-    for note, (start, end) in zip(notes, pairwise([*starts, len(counts)]), strict=True):
-        note.text, note.font.size = _fitted(note, lefts[end - 1] + sizes[end - 1] - lefts[start])
-        note.x = (lefts[start] / whole - axes[start].domain[0]) / (
-            axes[start].domain[1] - axes[start].domain[0]
-        )
+        _break(axis.title, size + gap / 2)
+    for note, (start, end) in titled:
+        _break(note, lefts[end - 1] + sizes[end - 1] - lefts[start])
+        first, last = axes[start].domain
+        note.x = (lefts[start] / whole - first) / (last - first)
     for these in (notes, [axis.title for axis in axes]):
         for each in these:
             each.font.size = min(one.font.size for one in these)
     return whole, low if any(counts) else CELL
 
 
-def _numbers(counts: Sequence[int]) -> range:
-    return range(1, len(counts) + 1)
+def _words(text: Any) -> list[str]:
+    return str(text.text or "").replace("<br>", " ").split(" ")
 
 
-def _longest_word(text: str | None, size: float) -> float:
-    return max(width_of(word, size) for word in _words(text))
+def _longest_word(text: Any) -> float:
+    return max(width_of(word, text.font.size) for word in _words(text))
 
 
-def _words(text: str | None) -> list[str]:
-    return (text or "").replace("<br>", " ").split(" ")
-
-
-def _fitted(text: Any, room: float) -> tuple[str, float]:
-    """A text in lines no wider than the room, and its size, at which each word has room."""
-    size = text.font.size
-    size *= min(1.0, room / max(1.0, _longest_word(text.text, size)))
-    lines: list[str] = []
-    for word in _words(text.text):
-        longer = f"{lines[-1]} {word}" if lines else word
-        lines = [*lines[:-1], longer] if width_of(longer, size) <= room else [*lines, word]
-    return "<br>".join(lines), size
+def _break(text: Any, room: float) -> None:
+    """Breaks a text into lines no wider than the room; makes it smaller where a word has none."""
+    if text.text:
+        text.font.size *= min(1.0, room / _longest_word(text))
+        lines: list[str] = []
+        for word in _words(text):
+            longer = f"{lines[-1]} {word}" if lines else word
+            fits = width_of(longer, text.font.size) <= room
+            lines = [*lines[:-1], longer] if fits else [*lines, word]
+        text.text = "<br>".join(lines)
 
 
 def _lines(text: str | None) -> int:
@@ -211,18 +203,12 @@ def _lines(text: str | None) -> int:
 
 
 def _title_width(title: Any) -> float:
-    texts = (" ".join(_words(each.text)) for each in (title, title.subtitle))
-    sizes = (title.font.size, title.subtitle.font.size)
-    return 16 + 1.05 * max(map(width_of, texts, sizes))
+    both = (title, title.subtitle)
+    return 16 + 1.05 * max(width_of(" ".join(_words(each)), each.font.size) for each in both)
 
 
 def _height_of(text: Any) -> float:
     return _LINE * text.font.size * _lines(text.text)
-
-
-def _wrap_axis_titles(axis: Any, room: float) -> None:
-    if axis.title.text:
-        axis.title.text, axis.title.font.size = _fitted(axis.title, room)
 
 
 def _shown(axis: Any) -> list[str]:
@@ -270,7 +256,7 @@ def _top(figure: go.Figure, width: float, texts: float) -> float:
             least = width_of(each.text, each.font.size) / (0.96 * width - 4)
             # Rather somewhat smaller than in two lines.
             each.font.size /= max(1.0, least) if least < 1.15 else 1.0
-            each.text, each.font.size = _fitted(each, 0.96 * width - 4)
+            _break(each, 0.96 * width - 4)
             above += _height_of(each)
     # Plotly leaves a line between the two.
     above += title.subtitle.font.size if title.subtitle.text else 0.0
@@ -385,7 +371,12 @@ def _fit_cell_texts(figure: go.Figure, width: float, height: float) -> None:
 def resized(figure: go.Figure, texts: float) -> go.Figure:
     """A copy with texts of a size over that on the screen; `place` it next."""
     drawn = figure.to_dict()
-    meta = drawn["layout"]["meta"]
+    meta = drawn["layout"].get("meta")
+    if not isinstance(meta, dict) or "grows" not in meta:
+        raise ConfigError(
+            "This figure was not drawn by tracekit: nothing says what may grow in it. Set its "
+            "layout, and write it without width, height, font_size, font and title."
+        )
     _scale(drawn, texts / meta["texts"])
     meta["texts"] = texts
     return go.Figure(drawn)
