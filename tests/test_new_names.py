@@ -67,7 +67,7 @@ def test_new_objective(tracer):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda engine: reward.make_objective(NEW, engine),
+        lambda engine: reward.make_objective(NEW, tk.search.Target(engine)),
         lambda engine: precision.autocast(NEW, engine.device),
         lambda engine: metrics.continuation_log_prob(
             torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), NEW

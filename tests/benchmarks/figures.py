@@ -88,7 +88,9 @@ def step(plan: Plan) -> Iterator[Figure]:
 
 def stepper(engine, precision: Precision = "float32") -> Callable[[], object]:
     """A step of PGB-CT on all examples of an engine."""
-    reward = RewardGradient(engine, make_objective("dataset", engine), precision)
+    reward = RewardGradient(
+        tk.search.Target(engine), make_objective("dataset", tk.search.Target(engine)), precision
+    )
     mask = torch.full((engine.n_components,), 0.5, device=engine.device)
     examples = torch.arange(engine.n_examples)
     optimizer = torch.optim.Adam([mask], lr=0.1)
@@ -204,7 +206,7 @@ def epoch(plan: Plan) -> Iterator[Figure]:
     engine = model.engine(pairs)
     search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
     tasks = {
-        "epoch": lambda: search.search(engine, Goal(), 0),
+        "epoch": lambda: search.search(tk.search.Target(engine), Goal(), 0),
         "floor": lambda: [batch.floor(model.bare) for batch in batches],
         "plain": lambda: [batch.plain(model.bare) for batch in whole],
     }
@@ -341,7 +343,9 @@ def real(plan: Plan) -> Iterator[Figure]:
 def _step_and_evaluation(engine: Engine) -> None:
     """An epoch of PGB-CT over the first examples, with the evaluation of its mask."""
     order = [list(range(STEP))]
-    tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=order).search(engine, Goal(), 0)
+    tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=order).search(
+        tk.search.Target(engine), Goal(), 0
+    )
 
 
 def real_memory(model: Any, device: torch.device) -> Figure:

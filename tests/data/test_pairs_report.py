@@ -276,7 +276,7 @@ class TestRepeatedExamples:
 
         pairs = tk.PromptPairs.from_text(texts_of(bias) * 3, demo_model)
         engine = tk.Tracer(demo_model, pairs, layers=[0]).engine
-        fit = cross_fit(engine, [tk.search.TopK()], [2], 0)
+        fit = cross_fit(tk.search.Target(engine), [tk.search.TopK()], [2], 0)
         first, second = (pairs.subset(half) for half in fit.halves)
         first.refuse_shared(second)
         assert len(first) == len(second) == 12

@@ -54,7 +54,9 @@ def test_nothing_is_read_from_the_device_inside_a_step(positions, reward, longes
         capabilities=Capabilities(None, packing=True),
     )
     assert engine.device.type == "meta"
-    step = RewardGradient(engine, make_objective(reward, engine))
+    step = RewardGradient(
+        tk.search.Target(engine), make_objective(reward, tk.search.Target(engine))
+    )
     mask = torch.full((engine.n_components,), 0.5, device="meta")
     with NoWait():
         gradient = step.step(mask, torch.tensor([3, 1, 7]))
@@ -78,7 +80,9 @@ def test_cuda_does_not_wait_inside_a_step(longest, precision):
     engine = tiny.engine(
         model, tiny.pairs(8, longest=longest), "attention-patterns+mlp-outputs", indices=[0, 3]
     )
-    step = RewardGradient(engine, make_objective("dataset", engine), precision)
+    step = RewardGradient(
+        tk.search.Target(engine), make_objective("dataset", tk.search.Target(engine)), precision
+    )
     mask = torch.full((engine.n_components,), 0.5, device="cuda")
     step.step(mask, torch.arange(8))
     torch.cuda.set_sync_debug_mode("error")

@@ -76,7 +76,9 @@ def test_statistics_are_what_they_say(front, tracer):
     sets = []
     for half in halves:
         part = engine.with_pairs(engine.pairs.subset(half))
-        walk = tk.search.LocalSearch(max_passes=FRONT_PASSES).run(part, Goal(budgets=sizes), 0)
+        walk = tk.search.LocalSearch(max_passes=FRONT_PASSES).run(
+            tk.search.Target(part), Goal(budgets=sizes), 0
+        )
         sets.append([walk.best_sets.best_within(size) for size in sizes])
     for place, one in enumerate(front.statistics):
         mine, theirs = sets[0][place], sets[1][place]
@@ -95,7 +97,9 @@ class TestSetsFromAll:
     """What a walk from all components downwards finds beside the front."""
 
     def test_have_the_effects_of_sets_of_their_size(self, front, tracer):
-        others = backward_elimination(tracer.engine, [row.size for row in front.statistics])
+        others = backward_elimination(
+            tk.search.Target(tracer.engine), [row.size for row in front.statistics]
+        )
         for row in front.statistics:
             members, own = others[row.size], front.at(row.size)
             effect = tracer.evaluate(from_indices(members, 12))

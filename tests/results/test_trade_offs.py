@@ -11,7 +11,7 @@ import tracekit as tk
 from tracekit.components.masks import complement_of
 from tracekit.errors import ConfigError, ResultFormatError, TargetNotReachedError
 from tracekit.results.pareto_front import trade_offs
-from tracekit.search.faithful import EffectAndComplement
+from tracekit.search.targets import EffectAndComplement
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_effects_that_are_all_negative_or_zero():
 def test_effects_are_those_of_the_other_halfs_sets(tracer):
     """By hand: the best single component of each half, measured on the other."""
     engine = tracer.engine
-    fit = cross_fit(engine, [Fixed(order=(3, 1, 2)), BestAlone()], [1], 5)
+    fit = cross_fit(tk.search.Target(engine), [Fixed(order=(3, 1, 2)), BestAlone()], [1], 5)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(5)).tolist()
     halves = (tuple(sorted(order[:6])), tuple(sorted(order[6:])))
     assert fit.halves == halves
@@ -146,7 +146,7 @@ def test_effects_are_those_of_the_other_halfs_sets(tracer):
 def test_weights_are_those_of_the_whole_data_set(model):
     rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(8))]
     engine = tk.Tracer(model, tk.PromptPairs.from_ids(rows)).engine
-    fit = cross_fit(engine, [Fixed(order=(3,))], [1], 0)
+    fit = cross_fit(tk.search.Target(engine), [Fixed(order=(3,))], [1], 0)
     assert torch.allclose(fit.effects[0, 0], engine.effects(from_indices([3], 12)))
 
 
@@ -187,7 +187,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     front = tracer.pareto(max_budget=4)
     on_all = torch.stack([result.per_example for result in joint]).expand(2, -1, -1)
     searches = [tk.search.LocalSearch(), Oracle()]
-    fit = cross_fit(tracer.engine, searches, joint.sizes, 0, on_all=on_all)
+    fit = cross_fit(tk.search.Target(tracer.engine), searches, joint.sizes, 0, on_all=on_all)
     chosen = ["oracle" if search else "local-search" for search in fit.choice()]
     assert [result.method for result in front] == chosen
     assert "oracle" in chosen
@@ -329,10 +329,14 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
         greedy = tk.search.make("greedy", {})
         goal = tk.search.Goal(budgets=(2, 5))
         on_all = [
-            torch.stack([each.effects for each in search.search(tracer.engine, goal, 0)])
+            torch.stack(
+                [each.effects for each in search.search(tk.search.Target(tracer.engine), goal, 0)]
+            )
             for search in (greedy, rival)
         ]
-        fit = cross_fit(tracer.engine, [greedy, rival], [2, 5], 0, on_all=torch.stack(on_all))
+        fit = cross_fit(
+            tk.search.Target(tracer.engine), [greedy, rival], [2, 5], 0, on_all=torch.stack(on_all)
+        )
         for rank, result in enumerate(curve):
             chosen = ("greedy", "fixed")[fit.choice()[rank]]
             assert result.method == chosen

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
+import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine.gradients import FirstOrderPrediction
@@ -15,7 +16,7 @@ from tracekit.search.backward import backward_elimination, most_passes
 
 @pytest.fixture
 def engine(model):
-    return tiny.engine(model, tiny.pairs(8, seed=1), metric="logit-difference")
+    return tk.search.Target(tiny.engine(model, tiny.pairs(8, seed=1), metric="logit-difference"))
 
 
 def planted(engine, monkeypatch, value):

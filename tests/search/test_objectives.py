@@ -28,7 +28,7 @@ from tracekit.search.objectives import (
     log_odds_of,
     resolve_objective,
 )
-from tracekit.search.targets import slopes_of_scores, target_of
+from tracekit.search.targets import scores_of, target_of
 
 OBJECTIVES = ["log-odds", "trimmed-mean", "lower-bound", "median"]
 METHODS = (
@@ -143,7 +143,9 @@ def test_slopes_of_weighted_scores_are_those_of_small_changes(tracer, objective)
         torch.rand(n, generator=torch.Generator().manual_seed(2)),
         torch.arange(1, n + 1),
     )
-    scores, slopes = slopes_of_scores(chosen, effects, lambda scores: weights / n)
+    scores, (slopes,) = scores_of(tracer.engine, chosen).slopes(
+        [effects], lambda scores: weights / n, torch.arange(n)
+    )
 
     def total(values):
         return (chosen.scores(values.double()) * weights / n).sum().item()
@@ -233,7 +235,7 @@ def test_a_set_that_does_much_for_one_example_only_is_a_warning(tracer):
     effects[4] = 0.4
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnreliableResultWarning)
-        tracer.run(Fixed(effects), budget=1)
+        tracer.run(Fixed(effects), budget=1, sign="positive")
 
 
 def test_a_set_that_does_not_hold_is_a_warning(model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tracekit as tk
 from tests import tiny
 from tracekit.errors import TargetNotReachedError
 from tracekit.search.base import smallest_size
@@ -16,7 +17,7 @@ def engine_with(model, monkeypatch):
     """An engine whose mean effect depends on the size of the set alone."""
 
     def make(effect_of_size):
-        engine = tiny.engine(model, tiny.pairs(4))
+        engine = tk.search.Target(tiny.engine(model, tiny.pairs(4)))
 
         def effects(mask):
             return torch.full((4,), effect_of_size(int(mask.sum())))

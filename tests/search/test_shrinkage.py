@@ -127,7 +127,7 @@ def test_effects_are_those_of_changes_moved_to_the_shrunken_mean(model):
 def test_effects_of_a_metric_without_a_curve_are_changes_themselves(model, metric):
     engine = tk.Tracer(model, tiny.pairs(), metric=metric).engine
     effects = singles_of(engine)
-    assert shrunken_effects(engine, effects).tolist() == pytest.approx(
+    assert shrunken_effects(tk.search.Target(engine), effects).tolist() == pytest.approx(
         by_hand(effects.double().tolist()), rel=1e-4, abs=1e-7
     )
 
@@ -145,7 +145,7 @@ def test_weights_of_examples_are_taken_out_and_count(model):
         if metric == "odds-ratio":
             moved = changes + (shrunken - (changes * weights).mean(1))[:, None]
             shrunken = (moved.expm1() * weights).mean(1)
-        scores = shrunken_effects(engine, singles_of(engine))
+        scores = shrunken_effects(tk.search.Target(engine), singles_of(engine))
         assert scores.tolist() == pytest.approx(shrunken.tolist(), rel=1e-3, abs=1e-6)
 
 

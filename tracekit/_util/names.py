@@ -49,8 +49,9 @@ MethodName = Literal[
     "attribution",
 ]
 ObjectiveName = Literal[
-    "mean", "decrease", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
+    "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
 ]
+SignName = Literal["positive", "negative", "full"]
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
 
 

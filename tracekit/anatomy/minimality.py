@@ -31,7 +31,7 @@ from tracekit.metrics import Effects
 from tracekit.results.display import frame_html
 from tracekit.results.intervals import ratio_interval
 from tracekit.results.traced import Traced
-from tracekit.search.faithful import require_full_effect
+from tracekit.search.targets import require_full_effect
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tracekit._util.files import write_beside
-from tracekit._util.names import KindName, MetricName, ObjectiveName, SourceName, listed
+from tracekit._util.names import (
+    KindName,
+    MetricName,
+    ObjectiveName,
+    SignName,
+    SourceName,
+    listed,
+)
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, load, progress_is_shown
 from tracekit.cli.parsing import (
@@ -233,10 +240,15 @@ OPTIONS: Mapping[str, Option] = {
     # ---- how it is searched
     "objective": option(
         *("mean", ObjectiveName | None, HOW, "NAME"),
-        "What is maximised over the examples: mean, decrease (its opposite), log-odds, "
-        "trimmed-mean, lower-bound, median, faithful (the set does what all components do, and the "
-        "others do nothing) or auto (the mean, by the search or by single effects, whichever holds "
-        "on the other half). Mean effects are reported all the same.",
+        "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
+        "faithful (the set does what all components do, and the others do nothing) or auto (the "
+        "mean, by the search or by single effects, whichever holds on the other half). Mean "
+        "effects are reported all the same.",
+    ),
+    "sign": option(
+        *(None, SignName | None, HOW, "NAME"),
+        "Sign of the effects that are sought: positive, negative, or full: that of all components. "
+        "Default: that of the target effect, else positive.",
     ),
     "constraint_at_most": option(
         *(None, float | None, HOW, "X"),
@@ -320,6 +332,7 @@ TRACED = (
 SEARCHED = (
     "max_memory",
     "objective",
+    "sign",
     "constraint_at_most",
     "constraint_metric",
     "constraint_dataset",

@@ -66,7 +66,7 @@ def pareto(given: Given) -> None:
     from tracekit.errors import SearchStoppedWarning
     from tracekit.search import LocalSearch, make
 
-    output, objective = given["output"], given["objective"]
+    output = given["output"]
     check_folder(output)
     limits = {name: given[name] for name in ("max_passes", "max_seconds", "checkpoint")}
     options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
@@ -75,27 +75,20 @@ def pareto(given: Given) -> None:
     check_data(given["constraint_dataset"])
     largest = None if given["max_budget"] is None else parse_budget(given["max_budget"])
     tracer = build_tracer(given, quiet=given["quiet"])
-    constraint = build_constraint(tracer, given)
+    asked = {
+        **{name: given[name] for name in ("objective", "sign")},
+        "constraint": build_constraint(tracer, given),
+        "max_budget": largest,
+        **options,
+    }
     print_tracer(tracer)
     if given["dry_run"]:
-        print_estimates(
-            [
-                tracer.estimate_pareto(
-                    constraint=constraint, objective=objective, max_budget=largest, **options
-                )
-            ]
-        )
+        print_estimates([tracer.estimate_pareto(**asked)])
         return
     with warnings.catch_warnings():
         # `_print_front` says it with the name of the option.
         warnings.simplefilter("ignore", SearchStoppedWarning)
-        front = tracer.pareto(
-            constraint=constraint,
-            objective=objective,
-            max_budget=largest,
-            seed=given["seed"],
-            **options,
-        )
+        front = tracer.pareto(seed=given["seed"], **asked)
     if console.quiet:
         return
     front.save(output / "pareto")

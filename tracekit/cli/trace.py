@@ -50,7 +50,7 @@ def trace(given: Given) -> None:
     """Traces any model on any data set, and writes figures and results."""
     from tracekit.search import DEFAULT_METHOD, make
 
-    output, seed, objective = given["output"], given["seed"], given["objective"]
+    output, seed = given["output"], given["seed"]
 
     # Before anything slow: checks of everything that needs no model.
     check_folder(output)
@@ -64,21 +64,17 @@ def trace(given: Given) -> None:
     if not given["dry_run"]:
         save_config(given["save_config_to"], given)
     tracer = build_tracer(given, quiet=given["quiet"])
-    constraint = build_constraint(tracer, given)
+    sought = {name: given[name] for name in ("objective", "sign")}
+    sought["constraint"] = build_constraint(tracer, given)
     print_tracer(tracer)
     if given["dry_run"]:
         print_estimates(
-            tracer.estimate(
-                searches[name], constraint=constraint, objective=objective, **goals[name]
-            )
-            for name in methods
+            tracer.estimate(searches[name], **(sought | goals[name])) for name in methods
         )
         return
     for name in methods:
         try:
-            result = tracer.run(
-                searches[name], seed=seed, constraint=constraint, objective=objective, **goals[name]
-            )
+            result = tracer.run(searches[name], seed=seed, **(sought | goals[name]))
         except KeyboardInterrupt:
             # Of earlier methods there are results, of this one there are none.
             if not tracer.results:

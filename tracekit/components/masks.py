@@ -57,9 +57,14 @@ def from_indices(indices: Sequence[int], n_components: int) -> BinaryMask:
     return mask
 
 
+def members_of_mask(mask: BinaryMask) -> tuple[int, ...]:
+    """Flat indices of the components that a binary mask selects, ascending."""
+    return tuple(mask.nonzero()[:, 0].tolist())
+
+
 def complement_of(indices: Sequence[int], n_components: int) -> tuple[int, ...]:
     """All other components, ascending."""
-    return tuple((~from_indices(indices, n_components)).nonzero()[:, 0].tolist())
+    return members_of_mask(~from_indices(indices, n_components))
 
 
 def as_tensor(mask: object, n_components: int) -> Tensor:

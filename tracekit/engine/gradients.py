@@ -34,9 +34,9 @@ from tracekit.models.hooked import frozen
 
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
-ComplementScores = Callable[[Effects, Effects, Int[Tensor, " example"]], Effects]
-"""Effects of a mask on some examples, those of its complement, and the numbers of the examples ->
-a score of each example."""
+Combine = Callable[..., Effects]
+"""Effects of a mask on some examples, those of its complement where it is asked for, and the
+numbers of the examples -> a score of each example."""
 
 
 class Expansion(NamedTuple):
@@ -79,12 +79,13 @@ def gradient(
     examples: Int[Tensor, " some"] | None = None,
     *,
     precision: Precision = "float32",
-    scores: ComplementScores | None = None,
+    combine: Combine | None = None,
+    with_complement: bool = False,
 ) -> tuple[Effects, Mask]:
     """Effects, and the gradient of their weighted sum; see `Engine.gradient`.
 
-    With `scores`, each batch runs under the mask and under its complement (1 - mask) in one pass,
-    and the scores that are made of both sets of effects take the place of effects.
+    With `combine`, scores take the place of effects; `with_complement`, each batch runs under the
+    mask and under its complement (1 - mask) in one pass, and scores are of both.
     """
     if examples is None:
         examples = torch.arange(data.n_examples)
@@ -93,7 +94,7 @@ def gradient(
     leaf = mask.detach().float().to(data.device).requires_grad_(True)
     total = torch.zeros_like(leaf)
     effects = torch.zeros(data.n_examples, device=data.device)
-    n_masks = 1 if scores is None else 2
+    n_masks = 1 + with_complement
     with frozen(data.model), torch.enable_grad():
         for batch in data.batches_of(examples, n_masks=n_masks):
             source = data.counterfactual_cache.activations_for(batch)
@@ -104,8 +105,8 @@ def gradient(
                     log_probs = data.log_probs(batch, source, masks)
                     of_masks = data.effects_from(batch, log_probs, clean=clean)
                 values = of_masks[0]
-                if scores is not None:
-                    values = scores(of_masks[0], of_masks[1], batch.examples)
+                if combine is not None:
+                    values = combine(*of_masks, batch.examples)
                 total += data.slopes(example_weights(values.detach()) * values, leaf)
             effects[batch.examples] = values.detach()
     data.account.count(n_masks * len(examples), backward=True)

@@ -352,7 +352,7 @@ def _code(group: _Group) -> str:
     for result in group.results:
         if id(result) not in of_fronts:
             # Results of one run share what it took.
-            key = (result.method, repr(result.config), result.seed, result.run.objective)
+            key = (result.series, repr(result.config), result.seed)
             by_run.setdefault((*key, result.run.seconds, result.cost), []).append(result)
     lines += [_run(results) for results in by_run.values()]
     for front in group.fronts:
@@ -407,6 +407,8 @@ def _search_options(result: TraceResult) -> list[str]:
     arguments = [f"seed={result.seed}"]
     if result.run.objective in get_args(ObjectiveName) and result.run.objective != "mean":
         arguments.append(f"objective={result.run.objective!r}")
+    if result.run.sign != "positive" and result.target_effect is None:
+        arguments.append(f"sign={result.run.sign!r}")
     if result.constraint is not None:
         arguments.append(f"constraint={_constraint(result, result.constraint)}")
     usual = config_of(METHODS[result.method]()) if result.method in METHODS else {}

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
+from tracekit._util.markup import interval_text
+from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of
 from tracekit.components.masks import ranking as ranked
 from tracekit.components.members import mask_of, members_of, scores_of
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, MaskError
+from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
+from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import model_sizes, read_mib
 from tracekit.results.on_examples import OnExamples
 from tracekit.results.pareto_front import ParetoFront
@@ -29,6 +32,9 @@ from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_ALIKE = 0.5
+"""Share of the size of effects on single examples below which their mean is mixed."""
 
 
 def evaluate(
@@ -197,6 +203,7 @@ def measure_faithfulness(
 
     `shares` says what each was made for, `how` they were made, `method` what found them.
     """
+    _warn_of_whole(engine)
     complements = [complement_of(members, engine.n_components) for members in sets]
     effects = engine.set_effects([*sets, *complements], "faithfulness")
     return Faithfulness.of(
@@ -212,4 +219,24 @@ def measure_faithfulness(
         shares=shares,
         ranking=how,
         method=method,
+    )
+
+
+def _warn_of_whole(engine: Engine) -> None:
+    """Warns of an effect of all components that no share of it says much about."""
+    full = engine.full_effects
+    mean, size = full.mean().item(), full.abs().mean().item()
+    low, high = effect_interval(full, bounds=engine.metric.bounds, **engine.pairs.over)
+    if low <= 0 <= high or abs(mean) < 1e-9:
+        what = f"does not differ from 0 ({interval_text(low, high)}), and shares of it say little"
+    elif mean < 0:
+        what = "is below 0: faithful is what moves the metric as far towards that side"
+    elif mean < _ALIKE * size:
+        what = f"is mixed: on single examples it is {size:.3g} in size, with either sign"
+    else:
+        return
+    warn(
+        f"The effect of all components together, {mean:.3g}, {what}. Exchange x and y, or the "
+        "prompts, or keep the pairs that the model knows, unless that is meant.",
+        UnreliableResultWarning,
     )

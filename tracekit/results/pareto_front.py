@@ -22,7 +22,7 @@ from tracekit.results.result import TraceResult
 from tracekit.results.storage import load, save
 from tracekit.results.tables import circuit_columns, extra_columns
 from tracekit.search.base import as_count, not_reached
-from tracekit.search.faithful import EffectAndComplement
+from tracekit.search.targets import EffectAndComplement
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -106,7 +106,7 @@ class ParetoFront(Sequence[TraceResult]):
         """The smallest set that reaches a mean effect, or that is faithful.
 
         Args:
-            effect: Mean effect to reach.
+            effect: Mean effect to reach; where effects below 0 were sought, one below 0.
             faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
                 at most 1 - level, and that of its complement (the completeness) is below level. On
                 the held-out examples, if there are some.
@@ -118,12 +118,10 @@ class ParetoFront(Sequence[TraceResult]):
         if (effect is None) == (faithfulness is None):
             raise ConfigError("Give either effect or faithfulness.")
         if effect is not None:
-            sign = -1 if self.results[0].run.objective == "decrease" else 1
             for result in self.results:
-                if sign * result.effect >= sign * effect:
+                if self.sign * result.effect >= self.sign * effect:
                     return replace(result, budget=None, target_effect=effect)
-            effects = [result.effect for result in self.results]
-            raise not_reached(effect, sign * max(sign * each for each in effects))
+            raise not_reached(effect, max(self.results, key=self._strength).effect)
         level = faithfulness or 0.0
         if not 0 < level < 1:
             raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
@@ -139,6 +137,14 @@ class ParetoFront(Sequence[TraceResult]):
             f"that has not; the nearest is {1 - nearest:.3g} off. Search with "
             "objective='faithful', or with a larger max_budget."
         )
+
+    @property
+    def sign(self) -> int:
+        """-1 where sets with effects below 0 were sought, else 1."""
+        return -1 if self.results[0].run.sign == "negative" else 1
+
+    def _strength(self, result: TraceResult) -> float:
+        return self.sign * result.effect
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -177,11 +183,11 @@ class ParetoFront(Sequence[TraceResult]):
                 "The front has no held-out effects to choose a size by. Search it with "
                 "statistics=True, on at least 4 examples."
             )
-        best = max(rows, key=lambda row: row.held_out or 0.0)
-        assert best.held_out is not None
-        assert best.held_out_error is not None
-        least = best.held_out - best.held_out_error
-        return min(row.size for row in rows if row.held_out is not None and row.held_out >= least)
+        strengths = [self.sign * (row.held_out or 0.0) for row in rows]
+        best = strengths.index(max(strengths))
+        least = strengths[best] - (rows[best].held_out_error or 0.0)
+        sizes = zip(rows, strengths, strict=True)
+        return min(row.size for row, strength in sizes if strength >= least)
 
     def curve(self) -> go.Figure:
         """Effect of the best sets against their size, with held-out effects and random controls.
@@ -334,8 +340,9 @@ def trade_offs(
     *,
     full: float,
     is_denoising: bool,
+    sign: int = 1,
 ) -> tuple[TradeOff, ...]:
-    """The sets of each of some sizes that none beats in both, from the largest effect on."""
+    """The sets of each of some sizes that none beats in both, the strongest by a sign first."""
     by_size: dict[int, list[TradeOff]] = {size: [] for size in sizes}
     for members, means in measured.items():
         if len(members) in by_size:
@@ -349,7 +356,7 @@ def trade_offs(
     kept = []
     for size in sorted(by_size):
         nearest = float("inf")
-        for each in sorted(by_size[size], key=lambda each: (-each.effect, _distance(each))):
+        for each in sorted(by_size[size], key=lambda each: (-sign * each.effect, _distance(each))):
             if _distance(each) < nearest:
                 kept.append(each)
                 nearest = _distance(each)

@@ -119,10 +119,10 @@ def _held_out(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[dict[
     """Held-out effects and stability at each size."""
     rows, pairs = [], engine.pairs
     for rank, search in enumerate(fit.choice()):
-        effects = fit.effects[search, rank]
+        effects = fit.sign * fit.effects[search, rank]
         low, high = effect_interval(effects, bounds=engine.metric.bounds, **pairs.over)
         first, second = fit.sets[search]
-        by_search = fit.effects[:, rank].mean(-1).tolist()
+        by_search = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
         rows.append(
             {
                 "held_out": effects.mean().item(),

@@ -56,6 +56,8 @@ class RunFacts:
     """Whether the history holds an effect for each of several sizes."""
     objective: str
     """Quantity that the search maximised over the examples; `mean`: the mean effect."""
+    sign: str = "positive"
+    """Sign of the effects that the search sought: `positive` or `negative`."""
     config: Mapping[str, Any]
     """Every option of the search."""
     seed: int
@@ -72,9 +74,17 @@ class RunFacts:
     """Versions of Python and of the packages that numbers depend on."""
 
     def __post_init__(self) -> None:
+        if self.sign not in ("positive", "negative"):
+            raise ValueError(f"sign is {shortened(self.sign)}, which is none")
         # They become code in a report.
         if not all(map(str.isidentifier, self.config)):
             raise ValueError(f"config names {shortened(list(self.config))}, which are no options")
+
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """The objective if it is not the mean, and the sign of the effects if it is negative."""
+        sought = {"mean": self.objective, "positive": self.sign}
+        return tuple(value for usual, value in sought.items() if value != usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,15 +175,14 @@ class TraceResult:
 
     @property
     def title(self) -> str:
-        """Name of the method in figures and tables, with its objective if not the mean."""
-        objective = self.run.objective
-        return self.run.title if objective == "mean" else f"{self.run.title} ({objective})"
+        """Name of the method in figures and tables, with what is unusual in what it sought."""
+        unusual = ", ".join(self.run.unusual)
+        return f"{self.run.title} ({unusual})" if unusual else self.run.title
 
     @property
     def series(self) -> str:
-        """Name of a line in a figure: the method, and its objective if not the mean."""
-        objective = self.run.objective
-        return self.method if objective == "mean" else f"{self.method}, {objective}"
+        """Name of a line in a figure: the method, and what is unusual in what it sought."""
+        return ", ".join((self.method, *self.run.unusual))
 
     @property
     def components(self) -> list[Component]:

@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from tracekit._util.names import SignName
 from tracekit._util.options import check_seed, convert, is_whole, shortened
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
@@ -66,6 +67,8 @@ class Grid:
     """Further metrics by which every set is measured."""
     objective: ObjectiveName = "mean"
     """Objective over the examples, as in `Tracer.run`."""
+    sign: SignName | None = None
+    """Sign of the effects that are sought, as in `Tracer.run`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """As in `load_model`."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
@@ -184,6 +187,7 @@ class Grid:
             method=method_name,
             options=options,
             objective=self.objective,
+            sign=self.sign,
             budgets=tuple(sorted(self.budgets, key=lambda b: (isinstance(b, float), b))),
             limit=self.limit,
             held_out=self.held_out,

@@ -42,6 +42,8 @@ class Job:
     """Of the method."""
     objective: str = "mean"
     """As in `Tracer.run`."""
+    sign: str | None = None
+    """As in `Tracer.run`."""
     budgets: tuple[int | float, ...] = ()
     """Counts (int) or shares (float). Empty: the method decides its own size."""
     extra_metrics: tuple[str, ...] = ()
@@ -59,6 +61,8 @@ class Job:
         """Every field that decides the numbers, as JSON-ready values."""
         spec = {each.name: getattr(self, each.name) for each in fields(self)}
         del spec["variant"]
+        if self.sign is None:
+            del spec["sign"]  # As in stores from before it was known.
         return {**spec, "setup": self.setup.spec()}
 
     @property

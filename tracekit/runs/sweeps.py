@@ -144,6 +144,7 @@ def _run_of(result: TraceResult, folder: Path) -> Run:
         method=result.method,
         options={name: value for name, value in result.config.items() if value is not None},
         objective=result.run.objective,
+        sign=None if result.run.sign == "positive" else result.run.sign,
         budgets=() if result.budget is None else (result.budget,),
         seed=result.seed,
     )
@@ -349,6 +350,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             "method": job.method,
             "options": _named(job.options),
             "objective": job.objective,
+            "sign": result.run.sign,
             "seed": job.seed,
             "budget": result.budget,
             "selected": result.n_selected,

@@ -225,8 +225,9 @@ def _share(is_true: torch.Tensor | None) -> float:
 def _search(tracer: Tracer, job: Job) -> TraceCurve:
     goal: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
     objective: Any = job.objective
+    sign: Any = job.sign
     search = make(job.method, job.options)
-    results: Any = tracer.run(search, seed=job.seed, objective=objective, **goal)
+    results: Any = tracer.run(search, seed=job.seed, objective=objective, sign=sign, **goal)
     return TraceCurve((results,)) if isinstance(results, TraceResult) else results
 
 

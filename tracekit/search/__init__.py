@@ -2,7 +2,7 @@
 
 `learned/` holds the searches that train a soft mask (PGB-CT, DCM), `local/` the local search for
 the best set of every size, `baselines/` the rest. Each search is an immutable value with its
-options as fields and one method, `search(engine, goal, seed)`. `make` builds one from a name and
+options as fields and one method, `search(target, goal, seed)`. `make` builds one from a name and
 options.
 """
 

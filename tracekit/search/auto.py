@@ -22,10 +22,17 @@ from torch import Tensor
 
 from tracekit._util.clusters import by_cluster, ratio_and_error
 from tracekit.components import ComponentSet
+from tracekit.components.masks import members_of_mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.base import Goal, Search, Selection, log_spaced_sizes
+from tracekit.search.base import (
+    Goal,
+    Planned,
+    Search,
+    Selection,
+    log_spaced_sizes,
+    planned_for,
+)
 from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
 from tracekit.search.targets import Target
 
@@ -71,39 +78,35 @@ class Auto:
         """Both."""
         return [self.first, self.second]
 
-    def check(self, n_examples: int) -> None:
-        """Refuses data that cannot be halved."""
-        if n_examples < FEWEST_EXAMPLES:
-            raise ConfigError(
-                f"objective='auto' searches halves of the examples, and there are {n_examples}. "
-                f"Give at least {FEWEST_EXAMPLES}, or use 'mean'."
-            )
+    def planned(self, n_components: int, goal: Goal) -> Planned | None:
+        """Passes of both searches, on all examples and on each half."""
+        both = [planned_for(search, n_components, goal) for search in self.searches]
+        if None in both:
+            return None
+        on_halves = Cost(2 * len(both) * len(goal.budgets))
+        return Planned(cost=sum((each.cost * 2 for each in both if each), on_halves))
 
-    def check_goal(self, goal: Goal) -> None:
-        """Refuses a goal whose sets have no sizes to compare at."""
-        if not goal.budgets:
-            raise BudgetError(
-                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
-            )
-
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """For each budget the set of the search that holds better.
 
         After Ctrl-C, once the joint search has ended, its sets.
         """
-        self.check_goal(goal)
-        joint = self.first.search(engine, goal, seed)
+        if not goal.budgets:
+            raise BudgetError(
+                "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
+            )
+        joint = [replace(s, by=self.first) for s in self.first.search(target, goal, seed)]
         if joint[0].stopped == "interrupted":
             return joint
         try:
-            alone = self.second.search(engine, goal, seed)
+            alone = self.second.search(target, goal, seed)
             on_all = _effects_on_all(joint, alone)
-            fit = cross_fit(engine, self.searches, goal.budgets, seed, on_all=on_all)
+            fit = cross_fit(target, self.searches, goal.budgets, seed, on_all=on_all)
         except KeyboardInterrupt:
             return [replace(selection, stopped="interrupted") for selection in joint]
         selections = []
         for rank, choice in enumerate(fit.choice()):
-            means = fit.effects[:, rank].mean(-1).tolist()
+            means = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
             selections.append(
                 replace(
                     (joint, alone)[choice][rank],
@@ -116,7 +119,7 @@ class Auto:
 
     def front(
         self,
-        engine: Engine,
+        target: Target,
         joint: Mapping[int, Selection],
         sizes: Sequence[int],
         largest: int,
@@ -129,11 +132,11 @@ class Auto:
         searches are compared at `sizes`, ascending; the front ends at `largest`; the seed draws the
         halves.
         """
-        between = sizes_alone(engine.n_components, min(joint), largest)
+        between = sizes_alone(target.n_components, min(joint), largest)
         goal = Goal(budgets=tuple(sorted({*sizes, *between})))
-        alone = dict(zip(goal.budgets, self.second.search(engine, goal, seed), strict=True))
+        alone = dict(zip(goal.budgets, self.second.search(target, goal, seed), strict=True))
         on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
-        fit = cross_fit(engine, self.searches, sizes, seed, on_all=on_all)
+        fit = cross_fit(target, self.searches, sizes, seed, on_all=on_all)
         holds_better = {size: fit.choice_near(size) == 1 for size in {*joint, *alone}}
         sets = {
             size: each for size, each in joint.items() if not holds_better[size] or size in alone
@@ -185,6 +188,8 @@ class CrossFit:
     """Number of the independent example that each is part of; None if each stands for itself."""
     on_all: Float[Tensor, "search size example"] | None = None
     """Effect on each example of the set that was selected on all of them; needed to choose."""
+    sign: int = 1
+    """Factor of all effects here; see `Target.sign`."""
 
     @property
     def cost(self) -> Cost:
@@ -239,7 +244,7 @@ class CrossFit:
 
 
 def cross_fit(
-    engine: Target,
+    target: Target,
     searches: Sequence[Search],
     sizes: Sequence[int],
     seed: int,
@@ -253,19 +258,19 @@ def cross_fit(
     `searched` is the target of the searches, where that is another one (see `targets.py`). `on_all`
     are the effects of the sets that the searches select on all examples, needed to choose.
     """
-    n = engine.n_examples
+    n = target.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-    first, rest = engine.pairs.divide(order, n // 2)
+    first, rest = target.pairs.divide(order, n // 2)
     halves = (tuple(first), tuple(rest))
     goal = Goal(budgets=tuple(sizes))
-    effects, cost, before = torch.empty(len(searches), len(sizes), n), Cost(), engine.cost
+    effects, cost, before = torch.empty(len(searches), len(sizes), n), Cost(), target.cost
     sets: list[list[tuple[ComponentSet, ...]]] = [[] for _ in searches]
     for own, other in (halves, reversed(halves)):
-        half = (searched or engine).with_pairs(engine.pairs.subset(list(own)))
+        half = (searched or target).with_pairs(target.pairs.subset(list(own)))
         for rank, search in enumerate(map(_without_checkpoint, searches)):
             selected = tuple(map(_members, search.search(half, goal, seed)))
             sets[rank].append(selected)
-            measured = engine.set_effects(selected, "held-out effects")
+            measured = target.set_effects(selected, "held-out effects")
             effects[rank][:, list(other)] = measured[:, list(other)]
         share = len(own) / n
         cost += Cost(half.cost.forward * share, half.cost.backward * share)
@@ -275,10 +280,26 @@ def cross_fit(
         sets=tuple(map(tuple, sets)),
         effects=effects,
         on_halves=cost,
-        on_all_examples=engine.cost - before,
-        clusters=engine.pairs.clusters,
+        on_all_examples=target.cost - before,
+        clusters=target.pairs.clusters,
         on_all=on_all,
+        sign=target.sign,
     )
+
+
+def searches_of(search: Search) -> list[Search]:
+    """The search, or those that it chooses between, the joint one first."""
+    return search.searches if isinstance(search, Auto) else [search]
+
+
+def halving(search: Search, n_examples: int) -> Search:
+    """The choice between a search and components alone; refuses data that cannot be halved."""
+    if n_examples < FEWEST_EXAMPLES:
+        raise ConfigError(
+            f"objective='auto' searches halves of the examples, and there are {n_examples}. "
+            f"Give at least {FEWEST_EXAMPLES}, or use 'mean'."
+        )
+    return cast(Search, Auto(first=search))
 
 
 def only_first_raises(
@@ -298,4 +319,4 @@ def _without_checkpoint(search: Search) -> Search:
 def _members(selection: Selection) -> ComponentSet:
     if selection.stopped == "interrupted":
         raise KeyboardInterrupt
-    return tuple(selection.mask.nonzero()[:, 0].tolist())
+    return members_of_mask(selection.mask)

@@ -21,16 +21,16 @@ _ROUNDS = 2
 """Exchanges at each size."""
 
 
-def backward_elimination(engine: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
+def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
     """A set of each size, found from all components downwards by gradients and exchanges."""
 
     def gains(members: ComponentSet) -> Mask:
-        return engine.predict_changes(members).gains.nan_to_num()
+        return target.predict_changes(members).gains.nan_to_num()
 
-    members = tuple(range(engine.n_components))
+    members = tuple(range(target.n_components))
     by_size = {}
     for size in sorted(set(sizes), reverse=True):
-        members = by_size[size] = _exchanged(engine, reduced(members, size, gains))
+        members = by_size[size] = _exchanged(target, reduced(members, size, gains))
     return by_size
 
 
@@ -54,23 +54,23 @@ def most_passes(n_components: int, sizes: Sequence[int]) -> float:
     return passes
 
 
-def _exchanged(engine: Target, members: ComponentSet) -> ComponentSet:
+def _exchanged(target: Target, members: ComponentSet) -> ComponentSet:
     """A set after the best of some exchanges of one member, as long as they are improvements."""
-    outside = [index for index in range(engine.n_components) if index not in set(members)]
+    outside = [index for index in range(target.n_components) if index not in set(members)]
     if not outside:
         return members
-    best = engine.set_effects([members], "backward elimination").mean().item()
+    best = target.set_effects([members], "backward elimination").mean().item()
     for _ in range(_ROUNDS):
-        gains = engine.predict_changes(members).gains.nan_to_num()
+        gains = target.predict_changes(members).gains.nan_to_num()
         leaving = sorted(members, key=lambda index: gains[index].item())[:_CANDIDATES]
         joining = sorted(outside, key=lambda index: -gains[index].item())[:_CANDIDATES]
         exchanged = [
             tuple(sorted({*members, joins} - {leaves}))
             for leaves, joins in product(leaving, joining)
         ]
-        means = engine.set_effects(exchanged, "backward elimination").mean(1)
+        means = target.set_effects(exchanged, "backward elimination").mean(1)
         if not means.max() > best:
             break
         members, best = exchanged[int(means.argmax())], means.max().item()
-        outside = [index for index in range(engine.n_components) if index not in set(members)]
+        outside = [index for index in range(target.n_components) if index not in set(members)]
     return members

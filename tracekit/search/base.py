@@ -125,10 +125,10 @@ class Selection:
     """Of such a choice, the mean effect on examples that had no part in selecting, by search."""
 
     @classmethod
-    def measured(cls, engine: Target, indices: Sequence[int], **fields: Any) -> Selection:
+    def measured(cls, target: Target, indices: Sequence[int], **fields: Any) -> Selection:
         """Measures a set of flat indices; `fields` are the other fields."""
-        mask = from_indices(indices, engine.n_components)
-        return cls(mask=mask, effects=engine.effects(mask), **fields)
+        mask = from_indices(indices, target.n_components)
+        return cls(mask=mask, effects=target.effects(mask), **fields)
 
     @property
     def size(self) -> int:
@@ -165,8 +165,11 @@ class Search(Protocol):
     name: ClassVar[str]
     """Name of the method, e.g. `top-k`."""
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Answers the goal: one set per budget, ascending, or one for a target."""
+    def search(self, target: Target, goal: Goal, seed: int, /) -> list[Selection]:
+        """Answers the goal: one set per budget, ascending, or one for a target.
+
+        The arguments are given by position.
+        """
         ...
 
 

@@ -47,23 +47,23 @@ class Measured:
 class Checkpoint:
     """A file that holds the measurements of one search on one data set and model."""
 
-    def __init__(self, path: Path, engine: Target, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, target: Target, config: Mapping[str, Any]) -> None:
         """Tries whether the file can be written; reads nothing yet.
 
         Model, data and `config` must be the same for the file to be of use.
         """
         self._path = as_path("checkpoint", path)
-        self._engine = engine
-        self._key = _key(engine, config)
-        if engine.ranks.count > 1:
-            _ = engine.data.clean, engine.full_effects  # By all ranks together; one has the file.
-        engine.ranks.decide(self._check_writable)
+        self._target = target
+        self._key = _key(target, config)
+        if target.ranks.count > 1:
+            _ = target.data.clean, target.full_effects  # By all ranks together; one has the file.
+        target.ranks.decide(self._check_writable)
 
     @contextmanager
     def in_use(self) -> Iterator[Checkpoint]:
         """Keeps other searches, of this and of other processes, off the file."""
         with ExitStack() as lock:
-            self._engine.ranks.decide(lambda: self._enter(lock))
+            self._target.ranks.decide(lambda: self._enter(lock))
             yield self
 
     def _enter(self, lock: ExitStack) -> None:
@@ -78,13 +78,13 @@ class Checkpoint:
     @property
     def exists(self) -> bool:
         """Whether there is such a file."""
-        return self._engine.ranks.decide(self._path.exists)
+        return self._target.ranks.decide(self._path.exists)
 
     def save(self, measured: Measured) -> None:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
         from safetensors.torch import save
 
-        if not self._engine.ranks.is_first:
+        if not self._target.ranks.is_first:
             return
         predictions = list(measured.predictions.values())
         tensors = {
@@ -153,7 +153,7 @@ class Checkpoint:
 
     def _measured(self, tensors: Mapping[str, Tensor]) -> Measured:
         """The measurements in the tensors of a file; any error where they are of another form."""
-        n, n_examples = self._engine.n_components, self._engine.n_examples
+        n, n_examples = self._target.n_components, self._target.n_examples
         measured, predicted = _sets("measured", tensors, n), _sets("predicted", tensors, n)
         shares = tensors["soft_shares"].tolist()
         effects = _rows(tensors["effects"], len(measured), n_examples)
@@ -186,21 +186,21 @@ class Checkpoint:
 
     def _proof(self) -> Tensor:
         """Numbers that tell models and metrics apart: clean run, effects of all components."""
-        clean = self._engine.data.clean
+        clean = self._target.data.clean
         log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
-        return torch.stack([*(row.cpu() for row in log_probs), self._engine.full_effects])
+        return torch.stack([*(row.cpu() for row in log_probs), self._target.full_effects])
 
 
-def _key(engine: Target, config: Mapping[str, Any]) -> str:
+def _key(target: Target, config: Mapping[str, Any]) -> str:
     """Names a search on a data set."""
     return digest_of(
         {
-            "data": engine.pairs.fingerprint,
-            "components": engine.registry.spec(),
-            "metric": engine.metric.name,
-            "direction": engine.metric.direction,
-            "positions": engine.data.config.positions,
-            "continuation_mean": engine.data.config.continuation_mean,
+            "data": target.pairs.fingerprint,
+            "components": target.registry.spec(),
+            "metric": target.metric.name,
+            "direction": target.metric.direction,
+            "positions": target.data.config.positions,
+            "continuation_mean": target.data.config.continuation_mean,
             "config": dict(config),
             "format": _FORMAT,
         }

@@ -45,7 +45,7 @@ class Measurements:
 
     def __init__(
         self,
-        engine: Target,
+        target: Target,
         *,
         passes: float,
         seconds: float = float("inf"),
@@ -58,7 +58,7 @@ class Measurements:
         number for the mean effect: where an objective or a constraint makes gradients dearer, there
         are more passes in proportion. The checkpoint is written every minute, and by `save`.
         """
-        self.engine = engine
+        self.target = target
         self.spent: Cost = Cost()
         """Passes so far, those that the checkpoint saved included."""
         self.saved: Cost = Cost()
@@ -69,7 +69,7 @@ class Measurements:
         self._start = self._written = time.monotonic()
         self._kept = Measured()
         if checkpoint is not None and checkpoint.exists:
-            self._kept = engine.ranks.decide(checkpoint.load)
+            self._kept = target.ranks.decide(checkpoint.load)
         self._from_file = set(self._kept.effects)
 
     def effects(self, members: ComponentSet) -> Effects:
@@ -81,7 +81,7 @@ class Measurements:
         if self._checkpoint is None or not self._from_file:
             return
         held = [members for members in sets if members in self._from_file]
-        for members, row in zip(held, self.engine.set_effects(held, "checkpoint"), strict=True):
+        for members, row in zip(held, self.target.set_effects(held, "checkpoint"), strict=True):
             if not torch.allclose(row, self._kept.effects[members], rtol=1e-3, atol=1e-4):
                 raise self._checkpoint.differs()
         price = self._kept.prices[SET]
@@ -107,7 +107,7 @@ class Measurements:
             missing = [members for members in part if members not in self._kept.effects]
             if missing:
                 rows = self._priced(
-                    SET, lambda sets=missing: self.engine.set_effects(sets, label), len(missing)
+                    SET, lambda sets=missing: self.target.set_effects(sets, label), len(missing)
                 )
                 self._kept.effects.update(zip(missing, rows, strict=True))
             self._count(SET, part, len(part) - len(missing))
@@ -117,8 +117,8 @@ class Measurements:
         """First-order prediction of the change from adding or removing single components."""
 
         def compute() -> FirstOrderPrediction:
-            prediction = self.engine.predict_changes(members)
-            require_finite_gradient(prediction.gradient, self.engine.metric)
+            prediction = self.target.predict_changes(members)
+            require_finite_gradient(prediction.gradient, self.target.metric)
             # A prediction beyond the range of numbers is still the best one.
             return replace(prediction, gains=prediction.gains.nan_to_num())
 
@@ -128,10 +128,10 @@ class Measurements:
         """Gradient of the mean effect at the soft mask whose entries all equal a share."""
 
         def compute() -> Mask:
-            mask = torch.full((self.engine.n_components,), share)
-            gradient = self.engine.gradient(mask, torch.ones_like)[1].cpu()
-            require_finite_gradient(gradient, self.engine.metric)
-            return gradient / self.engine.n_examples
+            mask = torch.full((self.target.n_components,), share)
+            gradient = self.target.gradient(mask, torch.ones_like)[1].cpu()
+            require_finite_gradient(gradient, self.target.metric)
+            return gradient / self.target.n_examples
 
         return self._gradient(self._kept.soft_gradients, share, compute)
 
@@ -155,16 +155,31 @@ class Measurements:
         """Sets that the limit of passes leaves to be measured."""
         return self._n_affordable(SET)
 
-    def _n_affordable(self, kind: str) -> int:
+    def affords(self, n_gradients: int, n_sets: int) -> bool:
+        """Whether the limit of passes leaves so many gradients and sets."""
         prices = self._kept.prices
-        scale = prices[GRADIENT].forward_equivalents / 2 if self._is_for_mean else 1.0
-        left = scale * self._passes - self.spent.forward_equivalents
+        needed = n_gradients * prices[GRADIENT].forward_equivalents
+        needed += n_sets * prices[SET].forward_equivalents
+        return needed <= self._passes_left + 1e-9
+
+    def has_soft_gradients(self, shares: Iterable[float]) -> bool:
+        """Whether the gradients at all of these soft masks were taken."""
+        return all((GRADIENT, share) in self._asked for share in shares)
+
+    @property
+    def _passes_left(self) -> float:
+        scale = 1.0
+        if self._is_for_mean:
+            scale = self._kept.prices[GRADIENT].forward_equivalents / 2
+        return scale * self._passes - self.spent.forward_equivalents
+
+    def _n_affordable(self, kind: str) -> int:
         # The tolerance keeps 40 at 40.
-        return int(left / prices[kind].forward_equivalents + 1e-9)
+        return int(self._passes_left / self._kept.prices[kind].forward_equivalents + 1e-9)
 
     def _n_allowed(self, kind: str) -> int:
         """How many measurements of a kind the limits allow; raises where there is not even one."""
-        is_timed, ranks = self._seconds < float("inf"), self.engine.ranks
+        is_timed, ranks = self._seconds < float("inf"), self.target.ranks
         is_late = lambda: time.monotonic() - self._start > self._seconds  # noqa: E731
         if is_timed and ranks.decide(is_late):
             raise LimitReachedError("max_seconds")
@@ -175,9 +190,9 @@ class Measurements:
 
     def _priced(self, kind: str, compute: Callable[[], _T], count: int = 1) -> _T:
         """The result of some measurements; the price of one is noted."""
-        before = self.engine.cost
+        before = self.target.cost
         result = compute()
-        work, prices = self.engine.cost - before, self._kept.prices
+        work, prices = self.target.cost - before, self._kept.prices
         prices[kind] = Cost(work.forward / count, work.backward / count)
         if kind == GRADIENT and not self._kept.effects:
             # As long as no set was measured: one takes half of that at most.

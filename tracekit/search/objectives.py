@@ -4,7 +4,6 @@ The mean of an unbounded effect may be that of a few examples, and a set that wa
 does little on fresh ones. Hence the objectives:
 
     mean            the effects themselves (the paper)
-    decrease        the effects with the other sign: sets that move the metric towards x
     log-odds        the change of the quantity that changes about linearly with the mask, such as
                     the log-odds of y against x for `odds-ratio` (see `metrics.Linearization`)
     trimmed-mean    the mean without the least and the greatest effects
@@ -21,8 +20,8 @@ Results report effects of the metric, whatever was maximised.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
-from typing import ClassVar, get_args
+from math import isfinite, isinf
+from typing import Any, ClassVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -110,13 +109,6 @@ class LogOdds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decrease:
-    """The effects with the other sign: how far a set moves the metric towards x."""
-
-    title: ClassVar[str] = "decrease"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Faithful:
     """How close a set comes to doing what all components do, and its complement to doing nothing.
 
@@ -127,7 +119,7 @@ class Faithful:
 
     0 for no component and |F| for all of them. In noising, the mean of g decides the faithfulness
     of the MIB benchmark, and that of f the completeness (`results/faithfulness.py`); in denoising
-    it is the other way round. F has to be above 0, but where w = 0: sets that do what all do.
+    it is the other way round. F needs the sign that is sought, but where w = 0.
     """
 
     title: ClassVar[str] = "faithful"
@@ -154,10 +146,9 @@ class Faithful:
 
 ExampleScores = TrimmedMean | LowerBound | Quantile
 """Objectives that make scores of effects, example by example."""
-Objective = LogOdds | Decrease | ExampleScores | Faithful
+Objective = LogOdds | ExampleScores | Faithful
 _BY_NAME: dict[str, Objective | None] = {
     "mean": None,
-    "decrease": Decrease(),
     "log-odds": LogOdds(),
     "trimmed-mean": TrimmedMean(),
     "lower-bound": LowerBound(),
@@ -205,10 +196,24 @@ def log_odds_of(metric: Metric) -> Metric:
     return replace(metric, function=change, linearization=None)
 
 
-def decrease_of(metric: Metric) -> Metric:
-    """A metric whose effects are those of another one with the other sign."""
-    function = metric.function
-    return replace(metric, function=lambda *runs: -function(*runs), linearization=None)
+def opposite_of(metric: Metric) -> Metric:
+    """The metric whose effects have the other sign."""
+
+    def opposite(effects: Any) -> Any:
+        return None if effects is None else lambda *given: -effects(*given)
+
+    curve, (low, high, _) = metric.linearization, metric.bounds
+    if curve is not None:
+        to_effect, to_restored = opposite(curve.to_effect), opposite(curve.to_restored)
+        curve = replace(curve, to_effect=to_effect, to_restored=to_restored)
+    return replace(
+        metric,
+        name=f"{metric.name}, negative",
+        function=opposite(metric.function),
+        lower_bound=None if isinf(high) else -high,
+        upper_bound=None if isinf(low) else -low,
+        linearization=curve,
+    )
 
 
 def named_metric(metric: Metric, name: str) -> Metric:

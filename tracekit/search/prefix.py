@@ -24,17 +24,17 @@ _SCANNED = 512
 """Up to this many components every prefix is measured if no doubled size reaches a target."""
 
 
-def best_prefixes(engine: Target, goal: Goal, component_scores: Mask) -> list[Selection]:
+def best_prefixes(target: Target, goal: Goal, component_scores: Mask) -> list[Selection]:
     """Answers a goal with the first components of a ranking."""
     order = ranking(component_scores)
     if goal.target is not None:
-        prefix = smallest_prefix(engine, order, goal.target)
+        prefix = smallest_prefix(target, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
         return [replace(prefix, component_scores=component_scores, history=(record,))]
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
-        prefix = Selection.measured(engine, order[:budget])
+        prefix = Selection.measured(target, order[:budget])
         _progress.current().note(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
@@ -59,9 +59,9 @@ def most_prefixes(n_components: int) -> int:
 
 
 def smallest_prefix(
-    engine: Target, order: Sequence[int], target: float, *, largest_seen: float = -inf
+    target: Target, order: Sequence[int], wanted: float, *, largest_seen: float = -inf
 ) -> Selection:
-    """The smallest prefix of a ranking whose mean effect reaches a target.
+    """The smallest prefix of a ranking whose mean effect reaches an effect.
 
     Sizes are doubled and halved; if no doubled size reaches the target and there are few
     components, every prefix is measured. A smaller prefix than the returned one may exist. The
@@ -69,10 +69,10 @@ def smallest_prefix(
     """
 
     def measure(size: int) -> Selection:
-        return Selection.measured(engine, order[:size])
+        return Selection.measured(target, order[:size])
 
     def reaches(prefix: Selection) -> bool:
-        return prefix.effect >= target
+        return prefix.effect >= wanted
 
     prefix, tried = smallest_size(len(order), measure, reaches)
     if prefix is not None:
@@ -80,9 +80,9 @@ def smallest_prefix(
     best = max(largest_seen, *(prefix.effect for prefix in tried.values()))
     if len(order) <= _SCANNED:
         rest = [size for size in range(1, len(order) + 1) if size not in tried]
-        means = engine.set_effects([order[:size] for size in rest], "prefixes").mean(1).tolist()
-        reaching = [size for size, mean in zip(rest, means, strict=True) if mean >= target]
+        means = target.set_effects([order[:size] for size in rest], "prefixes").mean(1).tolist()
+        reaching = [size for size, mean in zip(rest, means, strict=True) if mean >= wanted]
         if reaching:
             return measure(min(reaching))
         best = max([best, *means])
-    raise not_reached(target, best)
+    raise not_reached(wanted, best)

@@ -1,17 +1,23 @@
-"""Targets: what a search maximises.
+"""The target of a search: what it maximises.
 
-A search measures sets and takes gradients through a target, and knows nothing else of what is
-asked. Targets are, by composition,
+A search measures sets and takes gradients through a `Target`, and knows nothing else of what is
+asked. A target measures effects, of a set and, where it is asked to, of its complement (all other
+components), and combines them into a score for each example by a differentiable function:
 
-    an engine             the mean effect (the paper); with the metric `log_odds_of`, its log-odds
-    a `ScoredTarget`      scores in place of effects, whose mean is an objective (`objectives.py`)
-    a `FaithfulTarget`    scores of a set and its complement (`faithful.py`)
-    a `ConstrainedTarget` effects or scores within the bounds of a `Constraint`
+    mean         the effects themselves (the paper); of the metric `log_odds_of`, its log-odds
+    an objective the examples together make scores of their effects (`objectives.py`)
+    faithful     effects of a set and its complement beside that of all components
+
+The gradient of scores is, by the chain rule, that of effects weighted by what an effect weighs in
+the scores. Where a score depends on its own example only, both are taken in one pass; where it
+depends on all of them, effects are measured first. A set with its complement takes two passes
+instead of one; complements of sets that differ little differ little, so they share blocks as sets
+do (`engine/prefix_tree.py`).
 
 A constraint keeps another metric within bounds, with k its mean effect, b the bound and F the
-effect of all components:
+score of all components:
 
-    measured sets    a set with |k| > b has an effect of -10^9 (1 + (|k| - b) / b), so that none
+    measured sets    a set with |k| > b has a score of -10^9 (1 + (|k| - b) / b), so that none
                      within the bounds is worse; one within them has its own numbers
     soft masks       lose |F| (|k| - b) / b beyond the bounds, with its gradient
 
@@ -20,50 +26,49 @@ Sets are still proposed by predictions, and chosen by what is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.devices import to_device
 from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, from_indices
+from tracekit.components.masks import Mask, complement_of, from_indices, members_of_mask
 from tracekit.data.prompts import PromptPairs
+from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import DataView, Engine
 from tracekit.engine.gradients import (
+    BatchPrediction,
     FirstOrderPrediction,
     GradientWeight,
     Precision,
-    predict_changes,
 )
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
-from tracekit.errors import ConfigError, NothingFoundError
+from tracekit.errors import ConfigError, MetricError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
-from tracekit.search.faithful import FaithfulTarget, require_full_effect
 from tracekit.search.objectives import (
-    Decrease,
-    ExampleScores,
     Faithful,
     LogOdds,
     Objective,
-    decrease_of,
     describe,
     log_odds_of,
     named_metric,
+    opposite_of,
 )
 
 Record = Mapping[str, Any]
 """Record of one step of a search."""
 _OUTSIDE = -1e9
-"""Effect of a measured set that lies just outside the bounds: below that of any other."""
+"""Score of a measured set that lies just outside the bounds: below that of any other."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,6 +115,13 @@ class ConstraintEffect:
         return abs(self.effect) <= self.at_most
 
 
+class EffectAndComplement(NamedTuple):
+    """Mean effects of a set and of all other components."""
+
+    own: float
+    others: float
+
+
 def nothing_within(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
     """The error for a search that found no set within the bounds.
 
@@ -127,39 +139,226 @@ def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
     return tuple(record for record in history if record.get("effect", 0.0) > _OUTSIDE / 2)
 
 
-class ScoredTarget(DataView):
-    """Scores in place of effects; each depends on all examples. It has accounts of its own."""
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of examples, as a differentiable function of effects."""
+
+    combine: Callable[..., Tensor]
+    """From the effects of sets on some examples, those of their complements `if_complement`, and
+    the numbers of the examples (None: all)."""
+    of_complement: bool = False
+    """Whether complements are measured, too; then a score depends on its own example only."""
+
+    def slopes(
+        self, effects: Sequence[Effects], weights: GradientWeight, numbers: Int[Tensor, " some"]
+    ) -> tuple[Effects, tuple[Effects, ...]]:
+        """Scores, and what each of the effects weighs in their weighted sum."""
+        with torch.enable_grad():
+            leaves = [each.detach().requires_grad_(True) for each in effects]
+            scores = self.combine(*leaves, numbers)
+            weighted = scores * weights(scores.detach())
+            slopes = torch.autograd.grad(weighted.sum(), leaves)
+        return scores.detach(), slopes
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """A constraint, and the engine that measures it for the components of a target."""
+
+    constraint: Constraint
+    measures: Engine
+    scale: float
+    """What soft masks lose where they are beyond the bound by as much as the bound."""
+    _steps: count[int] = field(default_factory=count)
+
+    def effect(self, members: Sequence[int]) -> float:
+        """Mean effect of a set by the constrained metric."""
+        return self.measures.set_effects([tuple(members)]).mean().item()
+
+    def beyond(self, constrained: Tensor) -> Tensor:
+        """How far mean effects lie outside the bounds, in units of the bound."""
+        return (constrained.abs() / self.constraint.at_most - 1).clamp(min=0)
+
+    def ranked(
+        self,
+        scores: Float[Tensor, "*set example"],
+        constrained: Float[Tensor, "*set constrained_example"],
+    ) -> Float[Tensor, "*set example"]:
+        """Scores of sets, below all others where a set leaves the bounds."""
+        beyond = self.beyond(constrained.mean(-1, keepdim=True))
+        return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
+
+    def penalty(
+        self, mask: Mask, size: int, precision: Precision
+    ) -> tuple[Float[Tensor, ""], Mask]:
+        """What a soft mask loses, and its gradient, on so many of the examples, in turn."""
+        n = self.measures.n_examples
+        size = min(size, n)
+        read = (torch.arange(size) + next(self._steps) * size) % n
+        constrained, slope = self.measures.gradient(
+            mask, torch.ones_like, read, precision=precision
+        )
+        penalty = self.scale * self.beyond(constrained.mean())
+        is_beyond = (penalty > 0).to(slope.dtype)
+        per_unit = self.scale / self.constraint.at_most
+        return penalty, is_beyond * per_unit * constrained.mean().sign() * slope / size
+
+    def less_penalty(
+        self, prediction: FirstOrderPrediction, members: ComponentSet
+    ) -> FirstOrderPrediction:
+        """Predictions less the penalty that they bring, predicted on all constrained examples."""
+        constrained, now = self.measures.predict_changes(members), self.effect(members)
+        is_inside = from_indices(members, len(prediction.gains)).bool()
+
+        def less(gains: Mask, of_constrained: Mask) -> Mask:
+            # A gain is the value of having a component: what joining brings, or leaving costs.
+            after = now + torch.where(is_inside, -of_constrained, of_constrained)
+            change = self.scale * (self.beyond(after) - self.beyond(torch.tensor(now)))
+            return gains - torch.where(is_inside, -change, change)
+
+        return FirstOrderPrediction(
+            less(prediction.gains, constrained.gains),
+            less(prediction.gradient, constrained.gradient),
+        )
+
+
+class Target(DataView):
+    """Scores of sets and masks on the examples of an engine, and what changes them.
+
+    A plain target gives the effects of its engine. It has what an `Engine` has: `data`, `pairs`,
+    `registry`, `metric`, `ranks`, `device`, `cost`, `n_components`, `n_examples`.
+    """
 
     def __init__(
-        self, engine: Engine, objective: ExampleScores, record: Recorder | None = None
+        self,
+        engine: Engine,
+        objective: Objective | None = None,
+        constraint: tuple[Constraint, Engine] | None = None,
+        record: Recorder | None = None,
+        record_effects: Recorder | None = None,
+        sign: int = 1,
     ) -> None:
-        """Measures nothing yet; `record` is told of the scores of measured sets."""
-        name = f"{engine.metric.name}, {describe(objective)}"
+        """Measures all components if they are needed; see `target_of`."""
+        # How faithful a set is does not depend on the sign.
+        self.sign: int = 1 if isinstance(objective, Faithful) else sign
+        """Factor of the measured effects: -1 where sets with effects below 0 are sought."""
+        self._given, self._objective, self._constraint = engine, objective, constraint
+        self._record, self._record_effects = record, record_effects
+        self._scores = scores_of(engine, objective)
+        metric = engine.metric
+        if isinstance(objective, LogOdds):
+            metric = log_odds_of(metric)
+        if self.sign < 0:
+            metric = opposite_of(metric)
+        if objective is not None:
+            name = engine.metric.name + (", negative" if self.sign < 0 else "")
+            metric = named_metric(metric, f"{name}, {describe(objective)}")
+        self._engine = engine.sharing(
+            metric=None if metric is engine.metric else metric, record=self._tell
+        )
+        self.data: PreparedData = self._engine.data
+        self.measured: dict[ComponentSet, EffectAndComplement] = {}
+        """Every set that was measured on all examples with its complement, and these."""
+        self._bound: _Bound | None = None
+        if constraint is not None:
+            bound, measures = constraint
+            scale = self.full_effects.mean().abs().item() or 1.0
+            self._bound = _Bound(bound, measures, scale)
+            keeping = f"keeping {bound.describe(self.pairs)} ({measures.pairs.fingerprint[:12]})"
+            is_smooth = metric.differentiable and measures.metric.differentiable
+            metric = named_metric(metric, f"{metric.name}, {keeping}")
+            metric = replace(metric, differentiable=is_smooth)
+        self._metric, self._before = metric, self._work()
 
-        def record_scores(sets: Sequence[ComponentSet], effects: Tensor) -> None:
-            if record is not None:
-                record(sets, objective.scores(effects))
+    # ---- what it is -----------------------------------------------------------------------
 
-        scored = engine.sharing(metric=named_metric(engine.metric, name), record=record_scores)
-        self._given, self._engine, self._objective = engine, scored, objective
-        self.data: PreparedData = scored.data
+    @property
+    def metric(self) -> Metric:
+        """The maximised score, named with objective and bounds."""
+        return self._metric
 
-    def with_pairs(self, pairs: PromptPairs) -> ScoredTarget:
-        """The same objective on other pairs."""
-        return ScoredTarget(self._given.with_pairs(pairs), self._objective)
+    @property
+    def is_plain(self) -> bool:
+        """Whether its scores are effects, each of its own example."""
+        return self._scores is None and self._bound is None
+
+    @property
+    def has_complement(self) -> bool:
+        """Whether sets are measured with their complements."""
+        return self._scores is not None and self._scores.of_complement
+
+    def with_pairs(self, pairs: PromptPairs) -> Target:
+        """The same on other traced pairs."""
+        constraint = self._constraint
+        if constraint is not None and constraint[0].pairs is None:
+            constraint = (constraint[0], constraint[1].with_pairs(pairs))
+        given = self._given.with_pairs(pairs)
+        return Target(given, self._objective, constraint, sign=self.sign)
 
     @cached_property
     def full_effects(self) -> Effects:
         """Scores of all components together."""
-        return self._objective.scores(self._engine.full_effects)
+        if isinstance(self._objective, LogOdds):
+            return self._engine.full_effects
+        full = self.sign * self._given.full_effects
+        return self._combined([full, torch.zeros_like(full)] if self.has_complement else [full])
+
+    @property
+    def cost(self) -> Cost:
+        """Work since this target was made, in passes over the traced data set."""
+        return self._work() - self._before
+
+    def _work(self) -> Cost:
+        work = self._engine.cost
+        return work if self._bound is None else work + self._bound.measures.cost * self._share
+
+    @property
+    def _share(self) -> float:
+        """Examples of the constraint for each traced one."""
+        return 0 if self._bound is None else self._bound.measures.n_examples / self.n_examples
 
     def cost_of(self, cost: Cost) -> Cost:
-        """Slopes of the objective need effects before each gradient."""
-        return cost + Cost(cost.backward)
+        """Approximate cost, through this target, of work that costs so much by the mean effect.
+
+        A complement doubles it; slopes of scores of all examples need effects before each
+        gradient. With a constraint a set is measured on both data sets, and a gradient taken.
+        """
+        if self._scores is not None:
+            cost += cost if self.has_complement else Cost(cost.backward)
+        if self._bound is not None:
+            cost += Cost(cost.forward_equivalents * (0.5 + 1.5 * self._share))
+        return cost
+
+    def report(self, members: Sequence[int]) -> ConstraintEffect | None:
+        """Effect of a set on the constrained metric; None without a constraint."""
+        if self._bound is None:
+            return None
+        measures = self._bound.measures
+        return ConstraintEffect(
+            metric=measures.metric.name,
+            dataset=measures.pairs.name,
+            dataset_fingerprint=measures.pairs.fingerprint,
+            at_most=self._bound.constraint.at_most,
+            effect=self._bound.effect(members),
+        )
+
+    # ---- measuring ------------------------------------------------------------------------
 
     def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
-        """Scores of masks."""
-        return self._objective.scores(self._engine.effects(mask))
+        """Scores of a mask or a stack of masks, those outside the bounds last."""
+        if self.has_complement:
+            entries = torch.as_tensor(mask).float()
+            stack = entries.reshape(-1, entries.shape[-1])
+            rows = self._engine.effects(torch.cat([stack, 1 - stack]))
+            if entries.ndim == 1 and ((entries == 0) | (entries == 1)).all():
+                members = members_of_mask(entries.bool())
+                self._tell([members, complement_of(members, self.n_components)], rows)
+            effects = [side.reshape(*entries.shape[:-1], -1) for side in rows.chunk(2)]
+        else:
+            effects = [self._engine.effects(mask)]
+        scores = self._combined(effects)
+        bound = self._bound
+        return scores if bound is None else bound.ranked(scores, bound.measures.effects(mask))
 
     def set_effects(
         self,
@@ -168,8 +367,45 @@ class ScoredTarget(DataView):
         *,
         examples: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "set some"]:
-        """Scores of sets."""
-        return self._objective.scores(self._engine.set_effects(sets, label, examples=examples))
+        """Scores of sets, those last that are outside the bounds on all constrained examples."""
+        listed, bound, constrained = [tuple(members) for members in sets], self._bound, None
+        if bound is not None:
+            constrained = bound.measures.set_effects(listed, f"{label}, constraint")
+        sides = [listed]
+        if self.has_complement:
+            sides.append([complement_of(members, self.n_components) for members in listed])
+        rows = self._engine.set_effects([*chain(*sides)], label, examples=examples)
+        scores = self._combined(rows.split([len(listed)] * len(sides)), examples)
+        if bound is None or constrained is None:
+            return scores
+        if examples is None and self._record is not None:
+            inside = members_of_mask(bound.beyond(constrained.mean(1)) == 0)
+            self._record([listed[number] for number in inside], scores[list(inside)])
+        return bound.ranked(scores, constrained)
+
+    def _combined(
+        self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
+    ) -> Tensor:
+        """Scores from effects, of complements too if these are measured."""
+        return effects[0] if self._scores is None else self._scores.combine(*effects, numbers)
+
+    def _tell(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+        """Hands on what the engine has measured on all examples, after Ctrl-C too."""
+        if self._record_effects is not None and not isinstance(self._objective, LogOdds):
+            self._record_effects(sets, self.sign * effects)
+        sides = [effects]
+        if self.has_complement:
+            place, n = {members: number for number, members in enumerate(sets)}, self.n_components
+            others = {members: place.get(complement_of(members, n)) for members in place}
+            sets = [members for members in place if others[members] is not None]
+            sides = [effects[[of[members] for members in sets]] for of in (place, others)]
+            means = zip(*(side.mean(1).tolist() for side in sides), strict=True)
+            self.measured.update(zip(sets, map(EffectAndComplement._make, means), strict=True))
+        # Of sets with a constraint only those within the bounds are told.
+        if self._record is not None and self._constraint is None and sets:
+            self._record(sets, self._combined(sides))
+
+    # ---- gradients ------------------------------------------------------------------------
 
     def gradient(
         self,
@@ -179,26 +415,55 @@ class ScoredTarget(DataView):
         *,
         precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
-        """Scores, and the gradient of their weighted sum."""
-        # The score of an example depends on all others, and these come a few at a time: so one
-        # pass for the scores, and one for the gradient.
+        """Scores, less the penalty for soft masks, and the gradient of their weighted sum.
+
+        With a part of the examples, as many of the constrained ones are read, in turn.
+        """
         numbers = torch.arange(self.n_examples) if examples is None else examples
-        scores, weights = self._slopes(mask, example_weights, numbers)
-        weights = weights.to(self.device)
-        batches = iter(self.data.batches_of(numbers))
-        _, gradient = self._engine.gradient(
-            mask, lambda effects: weights[next(batches).examples], numbers, precision=precision
+        weights, penalty, push = example_weights, None, None
+        if self._bound is not None:
+            penalty, push = self._bound.penalty(mask, len(numbers), precision)
+            weights = lambda scores: example_weights(scores - to_device(penalty, scores.device))  # noqa: E731
+        of_all = None
+        if self._scores is not None and not self.has_complement:
+            # The score of an example depends on all others, and these come a few at a time: so
+            # one pass for the scores, and one for the gradient.
+            of_all, slopes = self._slopes(mask, weights, numbers)
+            slopes, weights = to_device(slopes, self.device), torch.ones_like
+            combine = lambda effects, some: slopes[some] * effects  # noqa: E731
+        else:
+            combine = None if self._scores is None else self._scores.combine
+        scores, gradient = gradients.gradient(
+            self.data,
+            mask,
+            weights,
+            numbers,
+            precision=precision,
+            combine=combine,
+            with_complement=self.has_complement,
         )
-        return scores.to(mask.device), gradient
+        scores = scores if of_all is None else of_all.to(mask.device)
+        if penalty is None or push is None:
+            return scores, gradient
+        scores = scores - penalty.to(scores.device)
+        return scores, gradient - example_weights(scores).sum().to(gradient.device) * push
 
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
         """Change of the mean score from changing a component."""
-        mask = from_indices(members, self.n_components).float()
-        numbers = torch.arange(self.n_examples) if examples is None else examples
-        _, weights = self._slopes(mask, torch.ones_like, numbers)
-        return predict_changes(self.data, members, example_weights=weights, examples=examples)
+        weights = None
+        if self.has_complement:
+            prediction = self._predicted_with_complement(members, examples)
+        else:
+            if self._scores is not None:
+                mask = from_indices(members, self.n_components).float()
+                numbers = torch.arange(self.n_examples) if examples is None else examples
+                _, weights = self._slopes(mask, torch.ones_like, numbers)
+            prediction = gradients.predict_changes(
+                self.data, members, example_weights=weights, examples=examples
+            )
+        return prediction if self._bound is None else self._bound.less_penalty(prediction, members)
 
     def _slopes(
         self, mask: Mask, example_weights: GradientWeight, numbers: Int[Tensor, " some"]
@@ -207,190 +472,57 @@ class ScoredTarget(DataView):
 
         The weights are of all examples, 0 for the others.
         """
+        assert self._scores is not None
         effects = self._engine.effects(mask, numbers)
-        scores, slopes = slopes_of_scores(self._objective, effects, example_weights)
+        scores, (slopes,) = self._scores.slopes([effects], example_weights, numbers)
         return scores, torch.zeros(self.n_examples).index_put((numbers,), slopes)
 
-
-def slopes_of_scores(
-    objective: ExampleScores, effects: Effects, example_weights: GradientWeight
-) -> tuple[Effects, Effects]:
-    """Scores of examples with these effects, and what an effect weighs in their weighted sum."""
-    with torch.enable_grad():
-        leaf = effects.detach().requires_grad_(True)
-        scores = objective.scores(leaf)
-        weights = example_weights(scores.detach())
-        (slopes,) = torch.autograd.grad((scores * weights).sum(), leaf)
-    return scores.detach(), slopes
-
-
-class ConstrainedTarget(DataView):
-    """Another target's effects; sets that leave the bounds of a constraint come last."""
-
-    def __init__(
-        self,
-        target: Engine | ScoredTarget | FaithfulTarget,
-        measures: Engine,
-        constraint: Constraint,
-        record: Recorder | None = None,
-    ) -> None:
-        """Measures nothing yet.
-
-        `measures` gives the effects by the constrained metric, for the same components; `record` is
-        told of measured sets within the bounds.
-        """
-        pairs = measures.pairs
-        bound = f"keeping {constraint.describe(target.pairs)} ({pairs.fingerprint[:12]})"
-        metric = named_metric(target.metric, f"{target.metric.name}, {bound}")
-        is_smooth = metric.differentiable and measures.metric.differentiable
-        self._metric = replace(metric, differentiable=is_smooth)
-        self._inner, self._measures, self._constraint = target, measures, constraint
-        self.data: PreparedData = target.data
-        self._record = record
-        self._scale = target.full_effects.mean().abs().item() or 1.0
-        self._before, self._steps = self._work(), count()
-
-    @property
-    def metric(self) -> Metric:
-        """The maximised score, named with its bounds."""
-        return self._metric
-
-    def _work(self) -> Cost:
-        """Work on both data sets so far, in passes over the traced one."""
-        return self._inner.cost + self._measures.cost * (
-            self._measures.n_examples / self._inner.n_examples
-        )
-
-    @property
-    def cost(self) -> Cost:
-        """Work since this target was made, in passes over the traced data set."""
-        return self._work() - self._before
-
-    def cost_of(self, cost: Cost) -> Cost:
-        """A set is measured on both data sets, and a gradient is taken on both, too."""
-        own = cost_of(self._inner, cost)
-        share = self._measures.n_examples / self.n_examples
-        return own + Cost(own.forward_equivalents * (0.5 + 1.5 * share))
-
-    @cached_property
-    def full_effects(self) -> Effects:
-        """Effects of all components together."""
-        return self._inner.full_effects
-
-    def with_pairs(self, pairs: PromptPairs) -> ConstrainedTarget:
-        """This objective on other pairs; the constraint too, if it is on the traced ones."""
-        measures = self._measures
-        if self._constraint.pairs is None:
-            measures = measures.with_pairs(pairs)
-        return ConstrainedTarget(self._inner.with_pairs(pairs), measures, self._constraint)
-
-    def report(self, members: Sequence[int]) -> ConstraintEffect:
-        """Effect of a set on the constrained metric."""
-        return ConstraintEffect(
-            metric=self._measures.metric.name,
-            dataset=self._measures.pairs.name,
-            dataset_fingerprint=self._measures.pairs.fingerprint,
-            at_most=self._constraint.at_most,
-            effect=self.constrained_effect(members),
-        )
-
-    def constrained_effect(self, members: Sequence[int]) -> float:
-        """Mean effect of a set by the constrained metric."""
-        return self._measures.set_effects([tuple(members)]).mean().item()
-
-    def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
-        """Effects of masks, those outside the bounds last."""
-        return self._ranked(self._inner.effects(mask), self._measures.effects(mask))
-
-    def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: Int[Tensor, " some"] | None = None,
-    ) -> Float[Tensor, "set some"]:
-        """Effects of sets, those last that are outside the bounds on all constrained examples."""
-        listed = [tuple(members) for members in sets]
-        constrained = self._measures.set_effects(listed, f"{label}, constraint")
-        effects = self._inner.set_effects(listed, label, examples=examples)
-        if examples is None and self._record is not None:
-            inside = (self._beyond(constrained.mean(1)) == 0).nonzero()[:, 0].tolist()
-            self._record([listed[number] for number in inside], effects[inside])
-        return self._ranked(effects, constrained)
-
-    def _ranked(
-        self,
-        effects: Float[Tensor, "*set example"],
-        constrained: Float[Tensor, "*set constrained_example"],
-    ) -> Float[Tensor, "*set example"]:
-        """Effects of sets, below all others where a set leaves the bounds."""
-        beyond = self._beyond(constrained.mean(-1, keepdim=True))
-        return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), effects)
-
-    def _beyond(self, constrained: Tensor) -> Tensor:
-        """How far mean effects lie outside the bounds, in units of the bound."""
-        return (constrained.abs() / self._constraint.at_most - 1).clamp(min=0)
-
-    def gradient(
-        self,
-        mask: Mask,
-        example_weights: GradientWeight,
-        examples: Int[Tensor, " some"] | None = None,
-        *,
-        precision: Precision = "float32",
-    ) -> tuple[Effects, Mask]:
-        """Effects less the penalty for soft masks, and their gradient.
-
-        With a part of the examples, as many of the constrained ones are read, in turn.
-        """
-        n = self._measures.n_examples
-        size = n if examples is None else min(len(examples), n)
-        read = (torch.arange(size) + next(self._steps) * size) % n
-        constrained, slope = self._measures.gradient(
-            mask, torch.ones_like, read, precision=precision
-        )
-        penalty = self._scale * self._beyond(constrained.mean())
-        total = torch.zeros((), device=self.device)
-
-        def weights(effects: Effects) -> Effects:
-            nonlocal total
-            of_examples = example_weights(effects - penalty.to(effects.device))
-            total = total + of_examples.sum()
-            return of_examples
-
-        effects, gradient = self._inner.gradient(mask, weights, examples, precision=precision)
-        (total,) = self.ranks.add(total)
-        is_beyond = (penalty > 0).to(gradient.dtype)
-        per_unit = self._scale / self._constraint.at_most
-        push = is_beyond * per_unit * constrained.mean().sign() * slope / size
-        return effects - penalty.to(effects.device), gradient - total.to(gradient.device) * push
-
-    def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+    def _predicted_with_complement(
+        self, members: ComponentSet, examples: Int[Tensor, " some"] | None
     ) -> FirstOrderPrediction:
-        """Predictions less the penalty that they bring, predicted on all constrained examples."""
-        own = self._inner.predict_changes(members, examples=examples)
-        constrained = self._measures.predict_changes(members)
-        now = self.constrained_effect(members)
-        inside = torch.zeros(self.n_components, dtype=torch.bool)
-        inside[list(members)] = True
+        """From both predicted effects, example by example."""
+        part, total = self.data.own(examples), torch.zeros(2, self.n_components, device=self.device)
+        inside = to_device(from_indices(members, self.n_components), self.device)
+        sides = [members, complement_of(members, self.n_components)]
+        predictions = (gradients.changes_of(self.data, side, part) for side in sides)
+        for own, others in zip(*predictions, strict=True):
+            total += self._predicted(own, others, 1 - 2 * inside.float())
+        n_examples = self.n_examples if examples is None else len(examples)
+        self.data.account.count(2 * n_examples, backward=True)
+        (total,) = self.ranks.add(total)
+        return FirstOrderPrediction(*(total / n_examples).cpu())
 
-        def less_penalty(gains: Mask, of_constrained: Mask) -> Mask:
-            # A gain is the value of having a component: what joining brings, or leaving costs.
-            after = now + torch.where(inside, -of_constrained, of_constrained)
-            change = self._scale * (self._beyond(after) - self._beyond(torch.tensor(now)))
-            return gains - torch.where(inside, -change, change)
-
-        return FirstOrderPrediction(
-            less_penalty(own.gains, constrained.gains),
-            less_penalty(own.gradient, constrained.gradient),
+    def _predicted(
+        self, own: BatchPrediction, others: BatchPrediction, direction: Float[Tensor, " component"]
+    ) -> Float[Tensor, "2 component"]:
+        """Gains and gradient, summed over a batch; direction is 1 for those that would join."""
+        assert self._scores is not None
+        effects, numbers = [own.effects, others.effects], own.examples
+        scores, (slope, slope_of_others) = self._scores.slopes(effects, torch.ones_like, numbers)
+        # A component that joins the set leaves the complement.
+        changed = self._scores.combine(
+            (own.effects[:, None] + direction * own.gains).T,
+            (others.effects[:, None] - direction * others.gains).T,
+            numbers,
         )
+        gains = direction * (changed.T.contiguous() - scores[:, None])
+        slopes = slope[:, None] * own.slopes - slope_of_others[:, None] * others.slopes
+        return torch.stack([gains.sum(0), slopes.sum(0)])
 
 
-Target = Engine | ScoredTarget | FaithfulTarget | ConstrainedTarget
-"""The argument of searches. All have `data`, `pairs`, `registry`, `metric`, `ranks`, `device`,
-`cost`, `n_components`, `n_examples`, `full_effects`, `with_pairs`, `effects`, `set_effects`,
-`gradient` and `predict_changes`, with the meaning that they have in `Engine`."""
+def scores_of(engine: Engine, objective: Objective | None) -> Scores | None:
+    """Scores by an objective; None: the effects themselves."""
+    if objective is None or isinstance(objective, LogOdds):
+        return None
+    if not isinstance(objective, Faithful):
+        return Scores(lambda effects, numbers: objective.scores(effects))
+    full = engine.full_effects
+
+    def combine(own: Tensor, others: Tensor, numbers: Int[Tensor, " some"] | None) -> Tensor:
+        of_all = to_device(full, own.device)
+        return objective.scores(own, others, of_all if numbers is None else of_all[numbers])
+
+    return Scores(combine, of_complement=True)
 
 
 def target_of(
@@ -399,36 +531,41 @@ def target_of(
     constraint: tuple[Constraint, Engine] | None = None,
     record: Recorder | None = None,
     record_effects: Recorder | None = None,
+    sign: int = 1,
 ) -> Target:
     """The target of a search on an engine: its mean effect where there is no objective.
 
-    `record` is told of every set that was measured on all examples and is within the bounds, after
-    Ctrl-C too; `record_effects` of effects that a faithful search measures, within them or not.
+    With a sign of -1 effects are taken times -1, before anything else is made of them.
+
+    The engine of a constraint gives the effects by its metric, for the same components. `record` is
+    told of every set that was measured on all examples and is within the bounds, and of its scores,
+    after Ctrl-C too; `record_effects` of all measured effects, within them or not.
 
     Raises:
         MetricError: `objective` is faithful, and all components have no effect together, or one of
             the wrong sign.
     """
-    own_record = record if constraint is None else None
-    target: Engine | ScoredTarget | FaithfulTarget
-    if objective is None:
-        target = engine if own_record is None else engine.sharing(record=own_record)
-    elif isinstance(objective, (LogOdds, Decrease)):
-        made = log_odds_of if isinstance(objective, LogOdds) else decrease_of
-        metric = named_metric(made(engine.metric), f"{engine.metric.name}, {objective.title}")
-        target = engine.sharing(metric=metric, record=own_record)
-    elif isinstance(objective, Faithful):
-        if objective.complement:
-            require_full_effect(engine)
-        target = FaithfulTarget(engine, objective, own_record, record_effects)
-    else:
-        target = ScoredTarget(engine, objective, own_record)
-    if constraint is None:
-        return target
-    bound, measures = constraint
-    return ConstrainedTarget(target, measures, bound, record)
+    if isinstance(objective, Faithful) and objective.complement:
+        require_full_effect(engine, sign)
+    return Target(engine, objective, constraint, record, record_effects, sign)
 
 
-def cost_of(target: Target, cost: Cost) -> Cost:
-    """Approximate cost, through a target, of work that costs so much by the mean effect."""
-    return cost if isinstance(target, Engine) else target.cost_of(cost)
+def require_full_effect(engine: Engine, sign: int = 1) -> None:
+    """Refuses data on which there is nothing of a sign that a set could be faithful to.
+
+    Raises:
+        MetricError: All components have no effect together, or one of the wrong sign.
+    """
+    mean = engine.full_effects.mean().item()
+    if abs(mean) < 1e-9:
+        raise MetricError(
+            "All components together have no effect, so no set can be faithful to it. Trace "
+            "components, positions or examples that have one, or search by the effect."
+        )
+    if mean * sign < 0:
+        needed = "positive" if sign > 0 else "negative"
+        raise MetricError(
+            f"All components together have an effect of {mean:.4g}, and faithfulness needs a "
+            f"{needed} one. Exchange x and y, or the prompts, search by the effect, or seek sets "
+            "that do what all do: sign='full'."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import copysign
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from tracekit.errors import UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.search.objectives import Decrease, Faithful, resolve_objective
+from tracekit.search.objectives import Faithful
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -76,22 +77,20 @@ def warn_of_effects(engine: Engine) -> None:
         )
 
 
-def warn_of_sign(engine: Engine, objective: object) -> None:
-    """Warns where all components together do the opposite of what a search seeks."""
-    mean = engine.full_effects.mean().item()
+def warn_of_sign(engine: Engine, sought: int, asked: str | None, objective: object) -> None:
+    """Warns where all components together have another sign than what a search seeks.
+
+    Not where a positive one was `asked` for, nor where only what all do is sought.
+    """
+    mean, is_faithful = engine.full_effects.mean().item(), isinstance(objective, Faithful)
     is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO
-    sought = resolve_objective(objective)
-    if is_some and mean < 0 and not isinstance(sought, (Decrease, Faithful)):
+    if mean * sought < 0 and is_some and asked != "positive" and not is_faithful:
+        is_away = (mean > 0) == (engine.metric.direction == "noising")
         warn(
-            f"All components together have an effect of {mean:.3g}: they move the metric towards "
-            "x, and the search seeks sets that move it away. objective='decrease' seeks those that "
-            "move it towards x; or exchange x and y, or the prompts.",
-            UnreliableResultWarning,
-        )
-    elif isinstance(sought, Decrease) and mean > 0 and is_some:
-        warn(
-            f"All components together have an effect of {mean:.3g}, and objective='decrease' seeks "
-            "sets whose effect is below 0.",
+            f"All components together have an effect of {mean:.3g}: they move the metric "
+            f"{'away from x' if is_away else 'towards x'}, and the search seeks sets that move it "
+            f"the other way, with effects {'above' if sought > 0 else 'below'} 0. Give sign='full' "
+            "for sets that do what all do; or exchange x and y, or the prompts.",
             UnreliableResultWarning,
         )
 
@@ -129,7 +128,8 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     measured = [
         (result, result.faithfulness())
         for result in results
-        if result.full_effect > 0 and result.own.complement is not None
+        if result.full_effect * (-1 if result.run.sign == "negative" else 1) > 0
+        and result.own.complement is not None
     ]
     beyond = [each for each in measured if each[1].overshoots[0]]
     if beyond:
@@ -206,8 +206,9 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
     ]
     if not rows_measured:
         return
-    size, effect, held_out = min(rows_measured, key=lambda row: row[2] / max(abs(row[1]), 1e-12))
-    if held_out < effect / 2:
+    held = [copysign(1, row[1]) * row[2] / max(abs(row[1]), 1e-12) for row in rows_measured]
+    size, effect, held_out = rows_measured[held.index(min(held))]
+    if min(held) < 1 / 2:
         warn(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "

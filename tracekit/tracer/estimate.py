@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from tracekit._util.markup import html_text, printable
+from tracekit._util.names import SignName
 from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components.members import members_of
 from tracekit.engine.engine import Engine
@@ -23,6 +24,7 @@ from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
 from tracekit.results.traced import Traced
 from tracekit.search import DEFAULT_METHOD, Goal, Search, make
+from tracekit.search.auto import searches_of
 from tracekit.search.base import Planned
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
@@ -150,6 +152,7 @@ def estimate(
     budgets: Sequence[int | float] | None = None,
     target_effect: float | None = None,
     objective: ObjectiveName | Objective | None = None,
+    sign: SignName | None = None,
     constraint: Constraint | None = None,
     **options: Any,
 ) -> Estimate:
@@ -168,7 +171,7 @@ def estimate(
     )
     if getattr(search, "lambda1", None) is None:
         goal.require(search.name)
-    return _of_run(run_of(traced, search, goal, objective, constraint, 0))
+    return _of_run(run_of(traced, search, goal, objective, constraint, 0, sign))
 
 
 def estimate_pareto(
@@ -176,6 +179,7 @@ def estimate_pareto(
     *,
     max_budget: int | float | None = None,
     objective: ObjectiveName | Objective | None = None,
+    sign: SignName | None = None,
     constraint: Constraint | None = None,
     statistics: bool = True,
     **options: Any,
@@ -188,7 +192,7 @@ def estimate_pareto(
         UnknownNameError, ConfigError: About the options.
         BudgetError: About `max_budget`.
     """
-    run = pareto_run_of(traced, max_budget, objective, constraint, statistics, 0, options)
+    run = pareto_run_of(traced, max_budget, objective, constraint, statistics, 0, options, sign)
     return _of_run(run, statistics=statistics)
 
 
@@ -221,7 +225,7 @@ def _of_run(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
         planned,
         run.traced.own,
         further=run.further_passes(statistics=statistics),
-        max_seconds=getattr(search, "max_seconds", None),
+        max_seconds=getattr(searches_of(search)[0], "max_seconds", None),
     )
 
 

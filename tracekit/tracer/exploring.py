@@ -38,7 +38,7 @@ class Manual:
     selected: bool
     """Whether it was chosen by its effects on the examples."""
 
-    def search(self, engine: Any, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Any, goal: Goal, seed: int) -> list[Selection]:
         """Selects nothing."""
         raise NotImplementedError("Sets by hand are not searched for.")
 

@@ -1,8 +1,8 @@
 """A search on what a tracer asks: what it is given to search, and what becomes a result.
 
 A search is given a target (`search/targets.py`): by the objective, within the constraint. With
-`objective="auto"` halves of the examples choose between its sets and those of components ranked one
-by one (`search/auto.py`).
+`objective="auto"` it is a search that chooses between two by halves of the examples
+(`search/auto.py`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
 from tracekit._util import progress as _progress
+from tracekit._util.names import SignName, listed
 from tracekit._util.options import shortened
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import from_indices
+from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.components.members import members_of
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
-from tracekit.errors import BudgetError, ConfigError, NothingFoundError, SearchStoppedWarning
+from tracekit.errors import (
+    BudgetError,
+    ConfigError,
+    NothingFoundError,
+    SearchStoppedWarning,
+    TargetNotReachedError,
+)
 from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
 from tracekit.results.pareto_statistics import (
     MOST_CONTROLS,
@@ -40,13 +47,19 @@ from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.results.traced import KnownSets, Traced
 from tracekit.search import Goal, LocalSearch, Search, Selection, make
-from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit, sizes_alone
+from tracekit.search.auto import (
+    FEWEST_EXAMPLES,
+    Auto,
+    CrossFit,
+    cross_fit,
+    halving,
+    searches_of,
+    sizes_alone,
+)
 from tracekit.search.backward import backward_elimination
 from tracekit.search.base import Planned, Record, best_within, config_of, planned_for
-from tracekit.search.faithful import FaithfulTarget
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.objectives import (
-    Decrease,
     Faithful,
     Objective,
     ObjectiveName,
@@ -54,11 +67,9 @@ from tracekit.search.objectives import (
     resolve_objective,
 )
 from tracekit.search.targets import (
-    ConstrainedTarget,
     Constraint,
     ConstraintEffect,
     Target,
-    cost_of,
     measured_history,
     nothing_within,
     target_of,
@@ -94,6 +105,7 @@ class Found(NamedTuple):
     seed: int
     spent: Usage
     objective: Objective | None = None
+    sign: int = 1
 
 
 def results_of(
@@ -104,16 +116,17 @@ def results_of(
 ) -> list[TraceResult]:
     """A result for each set that a search selected; `bounds` are effects on its constraint.
 
-    Selections have scores instead of effects if there is an objective.
+    Selections have scores instead of effects if there is an objective, or a sign of -1.
     """
     facts, cost = traced.model_facts, outcome.spent.cost
     histories = [measured_history(selection.history) for selection in selections]
     effects = [selection.effects for selection in selections]
-    if outcome.objective is not None:
+    by_effect = outcome.objective is None and outcome.sign > 0
+    if not by_effect:
         cost += Cost(1, 0)
         effects = [traced.own.effects(selection.mask) for selection in selections]
         histories = [tuple(map(_of_scores, history)) for history in histories]
-    sets = [tuple(each.mask.nonzero()[:, 0].tolist()) for each in selections]
+    sets = [members_of_mask(each.mask) for each in selections]
     rows = zip(selections, traced.on_examples(sets, effects), bounds, histories, strict=True)
     results = []
     for selection, (own, held_out), bound, history in rows:
@@ -125,15 +138,16 @@ def results_of(
         # Penalties and scores are no effects of single components, nor of sets.
         is_plain = bound is None and outcome.objective is None
         scores = selection.component_scores if is_plain else None
+        scores = None if scores is None else outcome.sign * scores.float()
         results.append(
             TraceResult(
                 setup=traced.setup,
                 run=RunFacts(
                     method=search.name,
                     title=getattr(search, "title", search.name),
-                    records_every_size=outcome.objective is None
-                    and getattr(search, "records_every_size", False),
+                    records_every_size=by_effect and getattr(search, "records_every_size", False),
                     objective=describe(outcome.objective),
+                    sign="positive" if outcome.sign > 0 else "negative",
                     config=config_of(search),
                     seed=outcome.seed,
                     cost=cost + selection.saved,
@@ -145,7 +159,7 @@ def results_of(
                 registry=traced.registry,
                 binary_mask=mask,
                 soft_mask=mask.float() if soft_mask is None else soft_mask,
-                component_scores=None if scores is None else scores.float(),
+                component_scores=scores,
                 own=own,
                 held_out=held_out,
                 extra_metrics=tuple(metric.name for metric in traced.extra_metrics),
@@ -183,33 +197,23 @@ class SearchRun:
     search: Search
     goal: Goal
     objective: ObjectiveName | Objective
-    """Maximised over the examples; with `auto` halves of the examples choose between searches."""
+    """Maximised over the examples; with `auto` the mean, and the search is an `Auto`."""
     constraint: tuple[Constraint, Engine] | None
     """The constraint, and the engine that measures it."""
     seed: int
+    sign: int = 1
+    """Of the effects that are sought."""
 
     def __post_init__(self) -> None:
         _ = self._maximised
-        if self._auto is not None and self.constraint is not None:
-            raise ConfigError(
-                "objective='auto' chooses between sets that need not stay within a constraint. "
-                "Leave one of them out, or use another objective."
-            )
-        if self._auto is not None:
-            self._auto.check(self.traced.own.pairs.n_distinct)
 
     @property
     def _maximised(self) -> Objective | None:
         return resolve_objective(self.objective)
 
-    @cached_property
-    def _auto(self) -> Auto | None:
-        """The choice between searches, if there is one."""
-        return Auto(first=self.search) if self.objective == "auto" else None
-
     @property
     def _searches(self) -> list[Search]:
-        return [self.search] if self._auto is None else self._auto.searches
+        return searches_of(self.search)
 
     @cached_property
     def _best(self) -> KnownSets:
@@ -218,32 +222,22 @@ class SearchRun:
     @cached_property
     def target(self) -> Target:
         """Target of the search."""
-
-        def record(sets: Sequence[ComponentSet], effects: Tensor) -> None:
-            self._best.record(sets, effects)
-            if self._is_for_mean:
-                self.traced.sets.record(sets, effects)
-
-        return target_of(
-            self.traced.own,
-            self._maximised,
-            self.constraint,
-            record,
-            self.traced.sets.record,
-        )
-
-    @property
-    def _is_for_mean(self) -> bool:
-        """Whether the target gives the effects themselves."""
-        return self._maximised is None and self.constraint is None
+        records = self._best.record, self.traced.sets.record
+        return target_of(self.traced.own, self._maximised, self.constraint, *records, self.sign)
 
     @property
     def _goal_of_search(self) -> Goal:
-        if isinstance(self._maximised, Decrease) and self.goal.target is not None:
-            return replace(self.goal, target=-self.goal.target)
+        goal = self.goal
+        if goal.target is not None:
+            goal = replace(goal, target=self.sign * goal.target)
         if self.constraint is not None and getattr(self.search, "records_every_size", False):
-            return self.goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
-        return self.goal
+            return goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
+        return goal
+
+    @property
+    def _by_effect(self) -> bool:
+        """Whether the search is told of the effects themselves."""
+        return self._maximised is None and self.sign > 0
 
     # ---- what it takes --------------------------------------------------------------------
 
@@ -253,22 +247,19 @@ class SearchRun:
         Of a front, with its statistics or not; None: this is no front.
         """
         n, goal = self.traced.own.n_components, self.goal
-        planned = planned_for(self.search, n, self._goal_of_search)
-        cost = self._cost_of(self.search, self._goal_of_search)
+        # Of a front, halves are counted with its statistics.
+        search = self.search if statistics is None else self._searches[0]
+        planned = planned_for(search, n, self._goal_of_search)
+        cost = self._cost_of(search, self._goal_of_search)
         if planned is None or cost is None:
             return None
-        if self._maximised is not None:
+        if not self._by_effect:
             cost += Cost(1)
-        if self._auto is not None:
-            if statistics is not None:
-                last = goal.budgets[-1]
-                sizes = {*sizes_of_statistics(range(1, last + 1)), *sizes_alone(n, 1, last)}
-                goal = Goal(budgets=tuple(sorted(sizes)))
-            alone = self._cost_of(self._auto.second, goal)
-            # Those of a front are counted with its statistics.
-            halves = Cost() if statistics is not None else self._cost_of_halves(goal)
-            return None if alone is None or halves is None else Planned(cost=cost + alone + halves)
-        follows_scores = self._maximised is not None and planned.cost.backward > 0
+        if search is not self.search:
+            last = goal.budgets[-1]
+            sizes = {*sizes_of_statistics(range(1, last + 1)), *sizes_alone(n, 1, last)}
+            cost += self._cost_of(self._searches[1], Goal(budgets=tuple(sorted(sizes)))) or Cost()
+        follows_scores = not self._by_effect and planned.cost.backward > 0
         is_exact = planned.is_exact and self.constraint is None and not follows_scores
         return Planned(cost=cost, is_exact=is_exact)
 
@@ -283,13 +274,13 @@ class SearchRun:
         if statistics is None:
             return passes
         sizes = sizes_of_statistics(range(1, budgets[-1] + 1))
-        if statistics or self._auto is not None:
+        if statistics or isinstance(self.search, Auto):
             halves = self._cost_of_halves(Goal(budgets=tuple(sizes)))
             passes += 0 if halves is None else halves.forward_equivalents
         if statistics:
             downwards = passes_from_all(traced.own.n_components, sizes) / 2
             passes += MOST_CONTROLS * len(sizes)
-            passes += cost_of(self.target, Cost(downwards, downwards)).forward_equivalents
+            passes += self.target.cost_of(Cost(downwards, downwards)).forward_equivalents
         return passes
 
     def _cost_of(self, search: Search, goal: Goal) -> Cost | None:
@@ -299,7 +290,7 @@ class SearchRun:
             return None
         # A limit is on all that is run.
         is_limited = getattr(search, "max_passes", None) is not None
-        cost = planned.cost if is_limited else cost_of(self.target, planned.cost)
+        cost = planned.cost if is_limited else self.target.cost_of(planned.cost)
         if self.constraint is not None:
             share = self.constraint[1].n_examples / self.traced.own.n_examples
             cost += Cost(2 * max(1, len(goal.budgets)) * share)
@@ -332,49 +323,39 @@ class SearchRun:
 
     def results(self, on_note: Callable[..., None] | None = None) -> list[TraceResult]:
         """A result per budget, ascending, or one for a target; `on_note` is told of every step."""
-        self._check_target()
-        if self._auto is not None:
-            self._auto.check_goal(self.goal)
-        with self._bar(on_note):
-            return self._results()
-
-    def _check_target(self) -> None:
-        """Refuses a target that the search cannot reach."""
-        target, is_decrease = self.goal.target, isinstance(self._maximised, Decrease)
-        if target is None:
-            return
-        if (target < 0 and self._maximised is None) or (target > 0 and is_decrease):
-            raise BudgetError(
-                f"The target_effect is {target:g}, and the search seeks effects "
-                f"{'below' if is_decrease else 'above'} 0. Give one of these, or "
-                f"objective={'mean' if is_decrease else 'decrease'!r}."
-            )
-        if self._maximised is not None and not is_decrease:
+        if self._maximised is not None and self.goal.target is not None:
             raise BudgetError(
                 "A target_effect is a mean effect, and the search maximises something else. Give "
                 "a budget, or leave the objective out."
             )
-
-    def _results(self) -> list[TraceResult]:
-        goal, target, search = self.goal, self.target, self._auto or self.search
-        before, start = target.cost, time.perf_counter()
-        try:
-            selections, spent = accounted(
-                self.traced, target, lambda: search.search(target, self._goal_of_search, self.seed)
-            )
-        except KeyboardInterrupt:
-            selections = self._best_so_far()
-            spent = Usage(target.cost - before, time.perf_counter() - start)
-        if self.constraint is not None and goal.budgets:
-            selections = [best_within(selections, budget) for budget in goal.budgets]
-        bounds = [self._constraint_effect(selection.mask) for selection in selections]
-        for effect in bounds:
-            if self.constraint is not None and effect is not None and not effect.is_within:
-                raise nothing_within(self.constraint[0], effect.effect)
-        return self._results_of(selections, bounds, spent)
+        with self._bar(on_note):
+            goal, target, search = self.goal, self.target, self.search
+            before, start = target.cost, time.perf_counter()
+            try:
+                selections, spent = accounted(
+                    self.traced,
+                    target,
+                    lambda: search.search(target, self._goal_of_search, self.seed),
+                )
+            except TargetNotReachedError as error:
+                if self.sign > 0:
+                    raise
+                also = " Effects are told times -1 here: those below 0 are sought."
+                raise TargetNotReachedError(f"{error}{also}") from None
+            except KeyboardInterrupt:
+                selections = self._best_so_far()
+                spent = Usage(target.cost - before, time.perf_counter() - start)
+            if self.constraint is not None and goal.budgets:
+                selections = [best_within(selections, budget) for budget in goal.budgets]
+            bounds = [target.report(members_of_mask(each.mask)) for each in selections]
+            for effect in bounds:
+                if self.constraint is not None and effect is not None and not effect.is_within:
+                    raise nothing_within(self.constraint[0], effect.effect)
+            return self._results_of(selections, bounds, spent)
 
     def _best_so_far(self) -> list[Selection]:
         by_size, goal, n = self._best.by_size, self._goal_of_search, self.traced.own.n_components
+        goal = replace(goal, budgets=self.goal.budgets)
         fitting = [[size for size in by_size if size <= budget] for budget in goal.budgets]
         if goal.target is not None:
             reaching = [size for size in by_size if by_size[size].mean >= goal.target]
@@ -394,20 +375,13 @@ class SearchRun:
             )
         return selections
 
-    def _constraint_effect(self, mask: Tensor) -> ConstraintEffect | None:
-        """Effect of a set on the constrained metric; None without a constraint."""
-        target = self.target
-        if not isinstance(target, ConstrainedTarget):
-            return None
-        return target.report(mask.nonzero()[:, 0].tolist())
-
     def _results_of(
         self,
         selections: Sequence[Selection],
         bounds: Sequence[ConstraintEffect | None],
         spent: Usage,
     ) -> list[TraceResult]:
-        outcome = Found(self.search, self.goal, self.seed, spent, self._maximised)
+        outcome = Found(self._searches[0], self.goal, self.seed, spent, self._maximised, self.sign)
         results = results_of(self.traced, outcome, selections, bounds)
         self.traced.sets.selected |= {members_of(each, each.registry) for each in results}
         return results
@@ -420,12 +394,12 @@ class SearchRun:
             return self._front(statistics=statistics)
 
     def _front(self, *, statistics: bool) -> ParetoFront:
-        search, target = cast(LocalSearch, self.search), self.target
+        search, target = cast(LocalSearch, self._searches[0]), self.target
         state, spent = accounted(
             self.traced, target, lambda: search.run(target, self.goal, self.seed)
         )
         best_sets, fit, note = state.best_sets, None, None
-        if self._is_for_mean:
+        if target.is_plain and self._by_effect:
             measured = self.traced.sets.by_size.values()
             fitting = [each for each in measured if len(each.members) <= best_sets.largest]
             best_sets.take_over({each.members: each.effects for each in fitting})
@@ -439,8 +413,8 @@ class SearchRun:
             elif statistics:
                 walk, walked = self._walk_of(best_sets)
                 sets = {size: state.selection(size, size) for size in best_sets.improving}
-            if note is None and self._auto is not None:
-                sets, fit, spent = self._chosen(self._auto, sets, spent)
+            if note is None and isinstance(self.search, Auto):
+                sets, fit, spent = self._chosen(self.search, sets, spent)
         except KeyboardInterrupt:
             note = _CUT_SHORT
         except NothingFoundError:
@@ -466,7 +440,7 @@ class SearchRun:
     def _trade_offs(self, sizes: Sequence[int]) -> tuple[TradeOff, ...]:
         """Sets between the largest effect that the tracer knows and the most faithful one."""
         target, engine = self.target, self.traced.own
-        if not isinstance(target, FaithfulTarget):
+        if not target.has_complement:
             return ()
         by_size = self.traced.sets.by_size
         strongest = [by_size[size].members for size in sizes if size in by_size]
@@ -476,6 +450,7 @@ class SearchRun:
             sizes,
             full=engine.full_effects.mean().item(),
             is_denoising=engine.metric.direction == "denoising",
+            sign=self.sign,
         )
 
     def _walk_of(self, best_sets: BestSets) -> tuple[dict[int, ComponentSet], Usage]:
@@ -494,12 +469,11 @@ class SearchRun:
         self, auto: Auto, sets: Mapping[int, Selection], spent: Usage
     ) -> tuple[dict[int, Selection], CrossFit, Usage]:
         """The sets of the search that holds better, by size, what chose, and what both took."""
-        engine = self.traced.own
-        sizes = sizes_of_statistics(sorted(sets))
+        target, sizes = self.target, sizes_of_statistics(sorted(sets))
         (chosen, fit), more = accounted(
             self.traced,
-            engine,
-            lambda: auto.front(engine, sets, sizes, self.goal.budgets[-1], self.seed),
+            target,
+            lambda: auto.front(target, sets, sizes, self.goal.budgets[-1], self.seed),
         )
         cost = spent.cost + more.cost - fit.on_all_examples
         return chosen, fit, Usage(cost, spent.seconds + more.seconds)
@@ -507,7 +481,7 @@ class SearchRun:
     def _front_of(
         self, sets: Mapping[int, Selection], spent: Usage, order: Sequence[int]
     ) -> ParetoFront:
-        bounds = {size: self._constraint_effect(sets[size].mask) for size in sets}
+        bounds = {size: self.target.report(members_of_mask(sets[size].mask)) for size in sets}
         within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
         if not within:
             assert self.constraint is not None
@@ -522,17 +496,15 @@ class SearchRun:
     ) -> ParetoFront:
         """A front with what it takes to believe it."""
         engine, target = self.traced.own, self.target
-        # A constrained target counts the traced work too; a score has accounts of its own.
-        accounts = [target] if self.constraint is not None else [engine, target]
-        is_shared = len(accounts) == 2 and target.data.account is engine.data.account
-        accounts = accounts[:1] if is_shared else accounts
+        # Scores have an account of their own.
+        accounts = [target] if target.data.account is engine.data.account else [engine, target]
         before = [account.cost for account in accounts]
         sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
         cost = front.statistics_cost
         if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
-            fit = cross_fit(engine, self._searches, sizes, self.seed, searched=target)
+            fit = cross_fit(target_of(engine), self._searches, sizes, self.seed, searched=target)
             cost += fit.on_halves
-        sets = {size: tuple(front.at(size).binary_mask.nonzero()[:, 0].tolist()) for size in sizes}
+        sets = {size: members_of_mask(front.at(size).binary_mask) for size in sizes}
         names = [search.name for search in self._searches]
         rows = measure_statistics(
             engine, sets, self.seed, maximised=target, others=walk, fit=fit, names=names
@@ -551,20 +523,52 @@ def run_of(
     objective: ObjectiveName | Objective | None,
     constraint: Constraint | None,
     seed: int,
+    sign: SignName | None = None,
 ) -> SearchRun:
     """A search on a question, by default for the mean effect.
 
-    Between two models (`OtherModel`) that has either sign, and by default those components are
-    sought that do what all do; a target says its sign.
+    What two models differ in is what carries the whole effect: so between these (`OtherModel`) the
+    default is a set that does what all components do.
     """
-    if objective is None and isinstance(traced.bound.setup.source, OtherModel):
-        objective = Faithful(complement=0.0) if goal.target is None else None
-        objective = objective or ("decrease" if (goal.target or 0) < 0 else "mean")
-    objective = objective or "mean"
+    if objective is None:
+        is_between = isinstance(traced.bound.setup.source, OtherModel) and goal.target is None
+        objective = Faithful(complement=0.0) if is_between else "mean"
     bound = None if constraint is None else (constraint, _constrained(traced, constraint))
+    if objective == "auto":
+        if constraint is not None:
+            raise ConfigError(
+                "objective='auto' chooses between sets that need not stay within a constraint. "
+                "Leave one of them out, or use another objective."
+            )
+        search = halving(search, traced.own.pairs.n_distinct)
     return SearchRun(
-        traced=traced, search=search, goal=goal, objective=objective, constraint=bound, seed=seed
+        traced=traced,
+        search=search,
+        goal=goal,
+        objective=objective,
+        constraint=bound,
+        seed=seed,
+        sign=_sign_of(traced, sign, goal.target),
     )
+
+
+def _sign_of(traced: Traced, sign: SignName | None, wanted: float | None) -> int:
+    """Sign of the effects that are sought, 1 or -1; `wanted` is the effect to reach, if any."""
+    if sign is not None and sign not in get_args(SignName):
+        raise ConfigError(f"sign is {shortened(sign)}. Give one of {listed(SignName)}.")
+    is_between = isinstance(traced.bound.setup.source, OtherModel)
+    if sign is None and wanted:
+        found = 1 if wanted > 0 else -1
+    elif sign == "full" or (sign is None and is_between):
+        found = -1 if traced.own.full_effects.mean() < 0 else 1
+    else:
+        found = -1 if sign == "negative" else 1
+    if wanted and wanted * found < 0:
+        raise BudgetError(
+            f"The target_effect is {wanted:g}, and sign={sign!r} seeks effects "
+            f"{'below' if found < 0 else 'above'} 0. Leave out sign, or give an effect of its sign."
+        )
+    return found
 
 
 def pareto_run_of(
@@ -575,6 +579,7 @@ def pareto_run_of(
     statistics: bool,
     seed: int,
     options: Mapping[str, Any],
+    sign: SignName | None = None,
 ) -> SearchRun:
     """The search of a front; see `Tracer.pareto`."""
     search = make(LocalSearch, options)
@@ -582,7 +587,7 @@ def pareto_run_of(
     if objective is None and not isinstance(traced.bound.setup.source, OtherModel):
         has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES
         objective = "auto" if has_halves and constraint is None else "mean"
-    return run_of(traced, search, goal, objective, constraint, seed)
+    return run_of(traced, search, goal, objective, constraint, seed, sign)
 
 
 def _constrained(traced: Traced, constraint: Constraint) -> Engine:

@@ -15,6 +15,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
 from tracekit._util.markup import printable
+from tracekit._util.names import SignName
 from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
@@ -233,6 +234,7 @@ class Tracer:
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective | None = ...,
+        sign: SignName | None = ...,
         constraint: Constraint | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
@@ -247,6 +249,7 @@ class Tracer:
         budget: int | float | None = ...,
         target_effect: float | None = ...,
         objective: ObjectiveName | Objective | None = ...,
+        sign: SignName | None = ...,
         constraint: Constraint | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
@@ -261,6 +264,7 @@ class Tracer:
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
         objective: ObjectiveName | Objective | None = None,
+        sign: SignName | None = None,
         constraint: Constraint | None = None,
         observe: Observer | None = None,
         seed: int = 0,
@@ -278,11 +282,14 @@ class Tracer:
             target_effect: Instead of a budget, the mean effect to reach with as few components
                 as possible.
             objective: What the search maximises over the examples, if not the mean effect:
-                `decrease` (its opposite), `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a
-                value of `tracekit.search.objectives`. `auto` chooses between the search and single
-                effects by what holds on other examples. None: the mean effect; with an
-                `OtherModel` as source `Faithful(complement=0)`, sets that do what all components
-                do, whatever its sign. Results report mean effects all the same.
+                `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a value of
+                `tracekit.search.objectives`. `auto` chooses between the search and single effects
+                by what holds on other examples. Where the source is another model, the default is
+                `Faithful(complement=0)`: sets that do what all components do. Results report mean
+                effects all the same.
+            sign: Sign of the effects that are sought: `positive`, away from x; `negative`; or
+                `full`, that of the effect of all components. By default that of `target_effect`,
+                `full` where the source is another model, else `positive`.
             constraint: A metric to leave within bounds: only sets within them are given back.
             observe: Is called with a `RunRecord` at the start, at every step, with every result and
                 at the end; one of `tracekit.tracer.trackers`, say. If it raises, that is a warning.
@@ -299,13 +306,13 @@ class Tracer:
             NothingFoundError: No set that was tried stays within the bound of `constraint`.
         """
         check_seed(seed)
-        search = make(method, options, ("budget", "budgets", "target_effect", "objective"))
+        search = make(method, options, ("budget", "budgets", "target_effect", "objective", "sign"))
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
-        run = run_of(self.traced, search, goal, objective, constraint, seed)
+        run = run_of(self.traced, search, goal, objective, constraint, seed, sign)
         _ = self._warned_of_effects
-        diagnostics.warn_of_sign(self.engine, run.objective)
+        diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
         with self._observed(observe, run) as observed:
             results = run.results(observed.step)
             observed.results(results)
@@ -321,6 +328,7 @@ class Tracer:
         *,
         max_budget: int | float | None = None,
         objective: ObjectiveName | Objective | None = None,
+        sign: SignName | None = None,
         constraint: Constraint | None = None,
         statistics: bool = True,
         observe: Observer | None = None,
@@ -339,6 +347,7 @@ class Tracer:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             objective: What the search maximises over the examples, as in `run`. By default
                 `auto`, or `mean` without statistics or with a constraint.
+            sign: As in `run`.
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
@@ -358,10 +367,10 @@ class Tracer:
         """
         check_seed(seed)
         run = pareto_run_of(
-            self.traced, max_budget, objective, constraint, statistics, seed, options
+            self.traced, max_budget, objective, constraint, statistics, seed, options, sign
         )
         _ = self._warned_of_effects
-        diagnostics.warn_of_sign(self.engine, run.objective)
+        diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
         with self._observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)

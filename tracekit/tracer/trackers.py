@@ -17,6 +17,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
+from tracekit.search.auto import searches_of
 from tracekit.search.base import config_of
 
 if TYPE_CHECKING:
@@ -113,13 +114,15 @@ class Observed:
 def settings_of(run: SearchRun) -> dict[str, Any]:
     """Settings of a search in its records."""
     goal, objective = run.goal, run.objective
+    config = config_of(searches_of(run.search)[0])
     return {
         "method": run.search.name,
         "objective": objective if isinstance(objective, str) else repr(objective),
+        "sign": "positive" if run.sign > 0 else "negative",
         "budgets": list(goal.budgets),
         "target_effect": goal.target,
         "seed": run.seed,
-        **{f"options.{name}": value for name, value in config_of(run.search).items()},
+        **{f"options.{name}": value for name, value in config.items()},
     }
 
 

@@ -46,12 +46,12 @@ def test_sets_that_several_training_runs_propose_are_measured_once(model, monkey
     monkeypatch.setitem(
         vars(engine), "effects", lambda mask: asked.append(tuple(mask.tolist())) or original(mask)
     )
-    first = best_within_budgets(runs, engine, [2, 4, 6], measured)
+    first = best_within_budgets(runs, tk.search.Target(engine), [2, 4, 6], measured)
     assert len(asked) > 3
     assert len(set(asked)) == len(asked)
     assert not while_training & {tuple(i for i, on in enumerate(m) if on) for m in asked}
     asked.clear()
-    again = best_within_budgets(runs, engine, [2, 4, 6], measured)
+    again = best_within_budgets(runs, tk.search.Target(engine), [2, 4, 6], measured)
     assert not asked
     assert [a.effect for a in again] == [a.effect for a in first]
 
@@ -63,14 +63,16 @@ def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
         mask[soft] = above
         trial.add(engine, mask, torch.zeros(12), mask > 0.5)
     means = {size: [s.effect for s in trial.snapshots if s.n_selected == size] for size in (2, 3)}
-    two, three = best_within_budgets([trial], engine, [2, 3], measured_sets([trial]))
+    two, three = best_within_budgets(
+        [trial], tk.search.Target(engine), [2, 3], measured_sets([trial])
+    )
     proposals = [
         engine.effects(from_indices(s.order()[:2], 12)).mean().item() for s in trial.snapshots
     ]
     assert two.effects.mean().item() == pytest.approx(max(means[2] + proposals))
     assert three.effects.mean().item() >= max(two.effects.mean().item(), means[3][0]) - 1e-6
     only = TrainingRun(1.0, snapshots=trial.snapshots[1:3])
-    (found,) = best_within_budgets([only], engine, [2], measured_sets([only]))
+    (found,) = best_within_budgets([only], tk.search.Target(engine), [2], measured_sets([only]))
     assert found.soft_mask.max() == pytest.approx(0.6)
 
 
@@ -78,9 +80,9 @@ def test_mask_entries_that_tie_are_ranked_by_the_reward_gradient(tracer):
     search_ = tk.search.PGBCT(lambda1=0.0, epochs=1, batch_size=12)
     trial = search_._train(tracer.engine, 0.0, 0, stop_at=0)
     start = torch.full((12,), 0.5)
-    gradient = RewardGradient(tracer.engine, make_objective("dataset", tracer.engine)).step(
-        start, torch.arange(12)
-    )
+    gradient = RewardGradient(
+        tk.search.Target(tracer.engine), make_objective("dataset", tk.search.Target(tracer.engine))
+    ).step(start, torch.arange(12))
     torch.testing.assert_close(trial.last.reward_gradient_sum, -gradient, rtol=1e-3, atol=1e-7)
     tied = replace(trial.last, soft_mask=torch.ones(12))
     assert tied.order() == gradient.argsort(stable=True).tolist()

@@ -67,7 +67,11 @@ def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(mod
     search = tk.search.PGBCT(epochs=10)
     start = torch.full((12,), search.init)
     weight = search._first_lambda(engine, budget)
-    reward = RewardGradient(engine, make_objective(search.objective, engine), "float32")
+    reward = RewardGradient(
+        tk.search.Target(engine),
+        make_objective(search.objective, tk.search.Target(engine)),
+        "float32",
+    )
     gains = -reward.step(start, torch.arange(12))
     at_the_bound = gains.sort(descending=True).values[budget - 1].abs().item()
     assert search.penalty(weight).slope(start, 5) == pytest.approx(at_the_bound, rel=1e-4)
@@ -117,8 +121,10 @@ def test_learning_rates_of_the_paper(model, pairs):
 def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
     engine = tiny.engine(model, pairs, metric="accuracy")
     with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for pgb-ct"):
-        tk.search.PGBCT().search(engine, Goal(budgets=(2,)), 0)
-    assert tk.search.TopK().search(engine, Goal(budgets=(2,)), 0)[0].mask.sum() == 2
+        tk.search.PGBCT().search(tk.search.Target(engine), Goal(budgets=(2,)), 0)
+    assert (
+        tk.search.TopK().search(tk.search.Target(engine), Goal(budgets=(2,)), 0)[0].mask.sum() == 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ def test_the_per_example_reward_weighs_each_example_by_its_own_slope(tracer):
     """The gradient of the per-example reward weighs each example by its own slope."""
     engine = tracer.engine
     start = torch.full((12,), 0.5)
-    by_example = RewardGradient(engine, make_objective("per-example", engine))
+    by_example = RewardGradient(
+        tk.search.Target(engine), make_objective("per-example", tk.search.Target(engine))
+    )
     found = by_example.step(start, torch.arange(12))
     effects = engine.effects(start)
     _, expected = engine.gradient(start, lambda e: -1 / (1 + e) ** 2 / 12)
@@ -29,7 +31,9 @@ def test_the_per_example_reward_weighs_each_example_by_its_own_slope(tracer):
 def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
     engine = tracer.engine
     start = torch.full((12,), 0.5)
-    reward = RewardGradient(engine, make_objective("dataset", engine))
+    reward = RewardGradient(
+        tk.search.Target(engine), make_objective("dataset", tk.search.Target(engine))
+    )
     reward.step(start, torch.arange(6))
     found = reward.step(start, torch.arange(6, 12))
     effects = engine.effects(start)
@@ -41,7 +45,7 @@ def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
 def test_unbounded_metrics_meet_no_pole(model):
     """Below -1/2 the reward goes on along its tangent, so an effect of -1 is nothing special."""
     tracer = tk.Tracer(model, tiny.pairs(6, seed=2), metric="logit-difference")
-    objective = make_objective("dataset", tracer.engine)
+    objective = make_objective("dataset", tk.search.Target(tracer.engine))
     effects = torch.tensor([-3.0, -1.0, -0.5, 0.0, 1.0])
     rewards = [objective.value(effect[None]).item() for effect in effects]
     assert rewards == pytest.approx([12, 4, 2, 1, 0.5])
@@ -60,7 +64,9 @@ def test_the_pole_of_the_reward_is_never_reached(model):
     metric = tk.Metric("ruined", ruined, lower_bound=-1.0)
     engine = tiny.engine(model, tiny.pairs(4), metric=metric)
     for reward in ("per-example", "dataset"):
-        gradient = RewardGradient(engine, make_objective(reward, engine))
+        gradient = RewardGradient(
+            tk.search.Target(engine), make_objective(reward, tk.search.Target(engine))
+        )
         step = gradient.step(torch.full((12,), 0.5), torch.tensor([0]))
         assert torch.isfinite(step).all()
         assert gradient.value() < float("inf")

@@ -227,3 +227,36 @@ def test_metrics_without_a_finite_gradient_are_refused(model):
         warnings.simplefilter("ignore", UnreliableResultWarning)
         warnings.simplefilter("ignore", DataWarning)
         tk.Tracer(model, data).pareto(max_budget=2)
+
+
+@pytest.mark.parametrize("max_passes", [24, 30, 60])
+@pytest.mark.parametrize("metric", ["logit-difference", "odds-ratio"])
+def test_a_limit_leaves_no_set_below_what_rankings_find(demo_model, max_passes, metric):
+    """Neurons of all layers: too many to be measured one by one."""
+    pairs = tk.load_dataset("demo-bias", demo_model)[:6]
+    tracer = tk.Tracer(demo_model, pairs, "mlp-neurons", metric)
+    found = tracer.run("local-search", budget=20, max_passes=max_passes)
+    for method in ("mask-ig", "attribution"):
+        ranked = tracer.run(method, budget=20)
+        if ranked.cost.forward_equivalents + 2 <= max_passes:
+            assert found.effect >= ranked.effect - 1e-6, method
+    assert found.cost.forward_equivalents <= max_passes
+
+
+def test_what_a_limit_leaves_out_is_said(demo_model):
+    pairs = tk.load_dataset("demo-bias", demo_model)[:6]
+    tracer = tk.Tracer(demo_model, pairs, "mlp-neurons", "logit-difference")
+    with pytest.warns(SearchStoppedWarning, match=r"\(max_passes\) left no room for .* 22 passes"):
+        tracer.run("local-search", budget=4, max_passes=20)
+
+
+@pytest.mark.parametrize(("steps", "is_rough"), [(1, True), (40, False)])
+def test_scores_that_do_not_add_up_are_a_warning(demo_model, steps, is_rough):
+    pairs = tk.load_dataset("demo-facts", demo_model)[:6]
+    tracer = tk.Tracer(demo_model, pairs, "head-outputs", "probability-drop")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        tracer.run("mask-ig", budget=2, steps=steps)
+    gaps = [str(each.message) for each in told if "scores of mask-ig sum to" in str(each.message)]
+    assert bool(gaps) == is_rough
+    assert all(f"Give steps={2 * steps}" in text for text in gaps)

@@ -31,10 +31,10 @@ class Exhaustive:
         count = sum(comb(n_components, size) for size in range(1, goal.budgets[-1] + 1))
         return Planned(cost=Cost(count + len(goal.budgets)), is_exact=True)
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """The best set within each budget; for a target, the best of the smallest size."""
         goal.require(self.name)
-        n = engine.n_components
+        n = target.n_components
         largest = goal.budgets[-1] if goal.budgets else n
         if goal.budgets:
             self._refuse_large(n, largest)
@@ -44,7 +44,7 @@ class Exhaustive:
         for size in range(1, largest + 1):
             self._refuse_large(n, size)
             sets = list(combinations(range(n), size))
-            means = engine.set_effects(sets, f"exhaustive, {size}").mean(1)
+            means = target.set_effects(sets, f"exhaustive, {size}").mean(1)
             rank = int(means.argmax())
             history.append({"n_selected": size, "effect": means[rank].item()})
             _progress.current().note(size=size, effect=means[rank].item())
@@ -53,7 +53,7 @@ class Exhaustive:
             if reached or size in goal.budgets:
                 budget = size if goal.target is None else None
                 selections.append(
-                    Selection.measured(engine, best[1], history=tuple(history), budget=budget)
+                    Selection.measured(target, best[1], history=tuple(history), budget=budget)
                 )
             if reached:
                 return selections

@@ -29,17 +29,17 @@ class Greedy:
         n_answers = max(1, len(goal.budgets))
         return Planned(cost=Cost(candidates + n_answers), is_exact=goal.target is None)
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Adds components until the largest budget, or until the target is reached."""
         goal.require(self.name)
-        last = goal.budgets[-1] if goal.budgets else engine.n_components
+        last = goal.budgets[-1] if goal.budgets else target.n_components
         members: list[int] = []
         history: list[Record] = []
         selections = []
         for _ in range(last):
-            candidates = sorted(set(range(engine.n_components)) - set(members))
+            candidates = sorted(set(range(target.n_components)) - set(members))
             sets = [(*members, i) for i in candidates]
-            means = engine.set_effects(sets, "candidates").mean(1)
+            means = target.set_effects(sets, "candidates").mean(1)
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()
@@ -48,14 +48,14 @@ class Greedy:
                 {
                     "n_selected": len(members),
                     "effect": effect,
-                    "component": engine.registry.label(candidates[best]),
+                    "component": target.registry.label(candidates[best]),
                 }
             )
             reached = goal.target is not None and effect >= goal.target
             if reached or len(members) in goal.budgets:
                 budget = len(members) if goal.target is None else None
                 selections.append(
-                    Selection.measured(engine, members, history=tuple(history), budget=budget)
+                    Selection.measured(target, members, history=tuple(history), budget=budget)
                 )
             if reached:
                 return selections

@@ -41,33 +41,33 @@ class Random:
         draws = sum(1 if size == n_components else self.draws for size in goal.budgets)
         return Planned(cost=Cost(draws + len(goal.budgets)), is_exact=True)
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Draws and measures; for a target, looks for the smallest size at which a draw reaches it.
 
         The draws of a size depend on the seed and that size alone.
         """
         goal.require(self.name)
         if goal.target is None:
-            return [self._best(engine, budget, seed, budget) for budget in goal.budgets]
-        target = goal.target
+            return [self._best(target, budget, seed, budget) for budget in goal.budgets]
+        wanted = goal.target
         selection, tried = smallest_size(
-            engine.n_components,
-            lambda size: self._best(engine, size, seed, None),
-            lambda best: best.effect >= target,
+            target.n_components,
+            lambda size: self._best(target, size, seed, None),
+            lambda best: best.effect >= wanted,
         )
         if selection is None:
-            raise not_reached(target, max(best.effect for best in tried.values()))
+            raise not_reached(wanted, max(best.effect for best in tried.values()))
         return [selection]
 
-    def _best(self, engine: Target, size: int, seed: int, budget: int | None) -> Selection:
+    def _best(self, target: Target, size: int, seed: int, budget: int | None) -> Selection:
         generator = torch.Generator().manual_seed((seed * 1_000_003 + size) % 2**63)
         # All components make one set only.
-        draws = 1 if size == engine.n_components else self.draws
+        draws = 1 if size == target.n_components else self.draws
         sets = [
-            tuple(torch.randperm(engine.n_components, generator=generator)[:size].tolist())
+            tuple(torch.randperm(target.n_components, generator=generator)[:size].tolist())
             for _ in range(draws)
         ]
-        means = engine.set_effects(sets, f"random, {size}").mean(1)
+        means = target.set_effects(sets, f"random, {size}").mean(1)
         best = int(means.argmax())
         _progress.current().note(size=size, effect=means[best].item())
         record: Record = {
@@ -77,4 +77,4 @@ class Random:
             "mean": means.mean().item(),
             "std": means.std(correction=0).item(),
         }
-        return Selection.measured(engine, sets[best], history=(record,), budget=budget)
+        return Selection.measured(target, sets[best], history=(record,), budget=budget)

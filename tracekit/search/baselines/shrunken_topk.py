@@ -19,7 +19,6 @@ from tracekit._util.clusters import by_cluster
 from tracekit._util.options import check_at_least, check_types
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.engine.gradients import expand
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
@@ -57,29 +56,29 @@ class ShrunkenTopK:
         cost = Cost(points, points) if takes_gradients else Cost(n_components)
         return planned_prefixes(n_components, goal, cost, is_exact=True)
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks all components, then measures the union of the best at each budget."""
         goal.require(self.name)
-        if self._takes_gradients(engine.n_components):
-            scores = shrunken_effects_by_slopes(engine, self._slopes(engine))
+        if self._takes_gradients(target.n_components):
+            scores = shrunken_effects_by_slopes(target, self._slopes(target))
         else:
-            sets = [(i,) for i in range(engine.n_components)]
-            scores = shrunken_effects(engine, engine.set_effects(sets, self.title))
-        return best_prefixes(engine, goal, scores)
+            sets = [(i,) for i in range(target.n_components)]
+            scores = shrunken_effects(target, target.set_effects(sets, self.title))
+        return best_prefixes(target, goal, scores)
 
     def _takes_gradients(self, n_components: int) -> bool:
         return n_components > MOST_ALONE if self.by_gradients is None else self.by_gradients
 
-    def _slopes(self, engine: Target) -> Float[Tensor, "component example"]:
+    def _slopes(self, target: Target) -> Float[Tensor, "component example"]:
         """Mean slopes of every example along the line."""
-        require_gradient(engine.metric, self.name)
-        n_examples, n_components = engine.n_examples, engine.n_components
+        require_gradient(target.metric, self.name)
+        n_examples, n_components = target.n_examples, target.n_components
         slopes = torch.zeros(n_examples, n_components)
         for examples in torch.arange(n_examples).split(max(1, _ENTRIES // n_components)):
             for level, weight in weights_along_line(self.steps).items():
                 masks = torch.full((len(examples), n_components), level)
-                slopes[examples] += weight * expand(engine.data, masks, examples).slopes
-        require_finite_gradient(slopes, engine.metric)
+                slopes[examples] += weight * expand(target.data, masks, examples).slopes
+        require_finite_gradient(slopes, target.metric)
         return slopes.T
 
 
@@ -91,18 +90,18 @@ _WIDEST = 30.0
 """How far the quantity may be taken to move, in nats."""
 
 
-def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]) -> Mask:
+def shrunken_effects(target: Target, effects: Float[Tensor, "component example"]) -> Mask:
     """Mean effects of single components, shrunken to what all have in common.
 
     They are the mean effects where the effect on an example depends on the other examples: with a
     constraint, and with objectives other than `mean` and `log-odds`.
     """
-    if not isinstance(engine, Engine):
+    if not target.is_plain:
         return effects.mean(1)
-    data = engine.data
+    data = target.data
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
-    weights = _weights(engine)
-    clusters = engine.pairs.clusters
+    weights = _weights(target)
+    clusters = target.pairs.clusters
     if curves is None:
         return shrunken_means(effects / weights, weights, clusters).float()
     start = curves.linearization.to_linear(curves.clean).double()
@@ -111,16 +110,16 @@ def shrunken_effects(engine: Target, effects: Float[Tensor, "component example"]
     return _effects_of_shrunken(curves, changes, weights, clusters)
 
 
-def shrunken_effects_by_slopes(engine: Target, slopes: Float[Tensor, "component example"]) -> Mask:
+def shrunken_effects_by_slopes(target: Target, slopes: Float[Tensor, "component example"]) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
     The slopes are of the quantity of the metric's linearization; see
     `tracekit.engine.gradients.expand`.
     """
-    data = engine.data
+    data = target.data
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
-    weights = _weights(engine)
-    clusters = engine.pairs.clusters
+    weights = _weights(target)
+    clusters = target.pairs.clusters
     if curves is None:
         # Those of the effect, times the weight of the example.
         return shrunken_means(slopes / weights, weights, clusters).float()
@@ -177,7 +176,7 @@ def _weighted_means(
     return torch.cat([part.to(weights.dtype) @ weights for part in parts]) / len(weights)
 
 
-def _weights(engine: Target) -> Float[Tensor, " example"]:
+def _weights(target: Target) -> Float[Tensor, " example"]:
     """Weight of each example; 1 on average."""
-    weights = engine.pairs.weights
-    return torch.ones(engine.n_examples).double() if weights is None else weights.double()
+    weights = target.pairs.weights
+    return torch.ones(target.n_examples).double() if weights is None else weights.double()

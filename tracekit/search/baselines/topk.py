@@ -25,8 +25,8 @@ class TopK:
         """A pass for each component, and one for each budget."""
         return planned_prefixes(n_components, goal, Cost(n_components), is_exact=True)
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Measures every component alone, then the union of the best at each budget."""
         goal.require(self.name)
-        sets = [(i,) for i in range(engine.n_components)]
-        return best_prefixes(engine, goal, engine.set_effects(sets, self.name).mean(1))
+        sets = [(i,) for i in range(target.n_components)]
+        return best_prefixes(target, goal, target.set_effects(sets, self.name).mean(1))

@@ -15,7 +15,7 @@ from math import sqrt
 import torch
 
 from tracekit.components import ComponentSet
-from tracekit.components.masks import BinaryMask, Mask, from_indices, ranking
+from tracekit.components.masks import BinaryMask, Mask, from_indices, members_of_mask, ranking
 from tracekit.errors import TargetNotReachedError
 from tracekit.metrics import Effects
 from tracekit.search.base import Record, Selection
@@ -62,15 +62,15 @@ class TrainingRun:
         return self.snapshots[-1]
 
     def add(
-        self, engine: Target, soft_mask: Mask, reward_gradient_sum: Mask, selected: BinaryMask
+        self, target: Target, soft_mask: Mask, reward_gradient_sum: Mask, selected: BinaryMask
     ) -> Snapshot:
         """Measures the selection, unless it is the previous one or empty."""
         if self.snapshots and torch.equal(self.last.selected, selected):
             effects = self.last.effects
         elif not selected.any():
-            effects = torch.zeros(engine.n_examples)
+            effects = torch.zeros(target.n_examples)
         else:
-            effects = engine.effects(selected)
+            effects = target.effects(selected)
         snapshot = Snapshot(soft_mask.detach().clone(), reward_gradient_sum, selected, effects)
         self.snapshots.append(snapshot)
         return snapshot
@@ -156,7 +156,7 @@ def runs_for_target(
 def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:
     """The selections that the training runs measured."""
     return {
-        tuple(snapshot.selected.nonzero()[:, 0].tolist()): snapshot.effects
+        members_of_mask(snapshot.selected): snapshot.effects
         for run in runs
         for snapshot in run.snapshots
     }
@@ -164,16 +164,16 @@ def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:
 
 def best_within_budgets(
     runs: Sequence[TrainingRun],
-    engine: Target,
+    target: Target,
     budgets: Sequence[int],
     measured: dict[ComponentSet, Effects],
 ) -> list[Selection]:
     """The best set for each budget; what gets measured is added to `measured`."""
-    return [_best_within(runs, engine, budget, measured) for budget in budgets]
+    return [_best_within(runs, target, budget, measured) for budget in budgets]
 
 
 def _best_within(
-    runs: Sequence[TrainingRun], engine: Target, budget: int, measured: dict[ComponentSet, Effects]
+    runs: Sequence[TrainingRun], target: Target, budget: int, measured: dict[ComponentSet, Effects]
 ) -> Selection:
     """The best set of at most `budget` components that the training runs propose.
 
@@ -186,9 +186,9 @@ def _best_within(
     for run in runs:
         for snapshot in run.snapshots:
             largest = tuple(sorted(snapshot.order()[:budget]))
-            mask = from_indices(largest, engine.n_components)
+            mask = from_indices(largest, target.n_components)
             if largest not in measured:
-                measured[largest] = engine.effects(mask)
+                measured[largest] = target.effects(mask)
             projected = replace(snapshot, selected=mask, effects=measured[largest])
             for candidate in (snapshot, projected):
                 fits = 0 < candidate.n_selected <= budget
@@ -199,7 +199,7 @@ def _best_within(
     return best[0].selection(best[1], budget)
 
 
-def smallest_reaching(runs: Sequence[TrainingRun], engine: Target, target: float) -> Selection:
+def smallest_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float) -> Selection:
     """The smallest set that reaches a mean effect, among all that the training runs propose.
 
     These include prefixes of the ranking by the run that ends with the largest effect.
@@ -208,14 +208,14 @@ def smallest_reaching(runs: Sequence[TrainingRun], engine: Target, target: float
         (snapshot.n_selected, -snapshot.effect, number, snapshot, run)
         for number, run in enumerate(runs)
         for snapshot in run.snapshots
-        if snapshot.effect >= target and snapshot.n_selected > 0
+        if snapshot.effect >= wanted and snapshot.n_selected > 0
     ]
     best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
     run = best[4] if best else max(runs, key=lambda run: run.last.effect)
-    # The order of the soft mask may reach the target earlier than the threshold does.
+    # The order of the soft mask may reach it earlier than the threshold does.
     seen = max(snapshot.effect for run in runs for snapshot in run.snapshots)
     try:
-        prefix = smallest_prefix(engine, run.last.order(), target, largest_seen=seen)
+        prefix = smallest_prefix(target, run.last.order(), wanted, largest_seen=seen)
     except TargetNotReachedError:
         if best is None:
             raise

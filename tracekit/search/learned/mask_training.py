@@ -124,10 +124,10 @@ class MaskTraining(ABC):
         """The selection that a soft mask stands for."""
 
     def best_sets(
-        self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+        self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
     ) -> list[Selection]:
         """The best set within each budget, ascending; `before` is the work before the first run."""
-        return best_within_budgets(runs, engine, budgets, measured_sets(runs))
+        return best_within_budgets(runs, target, budgets, measured_sets(runs))
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """Two passes for each epoch, and what is measured of its mask."""
@@ -147,56 +147,56 @@ class MaskTraining(ABC):
             return max(self.max_trials, DEFAULT_TRIALS)
         return self.max_trials + (len(goal.budgets) - 1) * ((self.max_trials + 1) // 2)
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Trains once with a fixed lambda1, or searches it."""
-        require_gradient(engine.metric, self.name)
-        before = engine.cost
-        runs = self._runs(engine, goal, seed)
+        require_gradient(target.metric, self.name)
+        before = target.cost
+        runs = self._runs(target, goal, seed)
         if goal.target is not None:
-            return [smallest_reaching(runs, engine, goal.target)]
+            return [smallest_reaching(runs, target, goal.target)]
         if goal.budgets:
-            return self.best_sets(engine, runs, goal.budgets, before)
+            return self.best_sets(target, runs, goal.budgets, before)
         # Without budget or target: the paper's single run.
         return [runs[0].selection(runs[0].last, None)]
 
-    def _runs(self, engine: Target, goal: Goal, seed: int) -> list[TrainingRun]:
+    def _runs(self, target: Target, goal: Goal, seed: int) -> list[TrainingRun]:
         """One training run with a fixed lambda1, or several; see `lambda_search.py`."""
         smallest = min(goal.budgets, default=0)
 
         def train(lambda1: float) -> TrainingRun:
-            return self._train(engine, lambda1, seed, stop_at=smallest)
+            return self._train(target, lambda1, seed, stop_at=smallest)
 
         if self.lambda1 is not None:
             return [train(self.lambda1)]
         goal.require(self.name)
         if goal.target is not None:
-            start = self._first_lambda(engine, max(1, engine.n_components // 10))
+            start = self._first_lambda(target, max(1, target.n_components // 10))
             most = max(self.max_trials, DEFAULT_TRIALS)
             return runs_for_target(train, start, goal.target, most)
-        start = self._first_lambda(engine, smallest)
+        start = self._first_lambda(target, smallest)
         return runs_for_budgets(train, start, goal.budgets, self.max_trials)
 
-    def _first_lambda(self, engine: Target, budget: int) -> float:
+    def _first_lambda(self, target: Target, budget: int) -> float:
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
-        start = torch.full((engine.n_components,), self.init, device=engine.device)
+        start = torch.full((target.n_components,), self.init, device=target.device)
         objective = "effect" if self.objective == "effect" else "dataset"
-        reward = RewardGradient(engine, make_objective(objective, engine), self.precision)
-        gradient = reward.step(start, torch.arange(engine.n_examples)).cpu()
+        reward = RewardGradient(target, make_objective(objective, target), self.precision)
+        gradient = reward.step(start, torch.arange(target.n_examples)).cpu()
         reward.check()
         last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
         slope = self.penalty(1.0).slope(start, self.epochs // 2)
         return max(last_gain, 1e-12) / slope
 
-    def _train(self, engine: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
+    def _train(self, target: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
-        mask = torch.full((engine.n_components,), self.init, device=engine.device)
-        optimizer = torch.optim.Adam([mask], lr=self._learning_rate(engine), betas=self.betas)
-        reward = RewardGradient(engine, make_objective(self.objective, engine), self.precision)
+        mask = torch.full((target.n_components,), self.init, device=target.device)
+        optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target), betas=self.betas)
+        reward = RewardGradient(target, make_objective(self.objective, target), self.precision)
         penalty = self.penalty(lambda1)
         run = TrainingRun(lambda1)
         for epoch in range(self.epochs):
             reward_gradient_sum = torch.zeros_like(mask)
-            for examples in self._order(engine, epoch, seed).split(self.batch_size):
+            for examples in self._order(target, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
                 reward_gradient_sum -= gradient
                 mask.grad = gradient + penalty.gradient(mask, epoch)
@@ -206,7 +206,7 @@ class MaskTraining(ABC):
             reward.check()
             soft_mask = mask.cpu()
             snapshot = run.add(
-                engine, soft_mask, reward_gradient_sum.cpu(), self.selected(soft_mask)
+                target, soft_mask, reward_gradient_sum.cpu(), self.selected(soft_mask)
             )
             record: dict[str, Any] = {"epoch": epoch, **penalty.terms(soft_mask, epoch)}
             record |= {
@@ -221,14 +221,14 @@ class MaskTraining(ABC):
                 break
         return run
 
-    def _order(self, engine: Target, epoch: int, seed: int) -> Tensor:
+    def _order(self, target: Target, epoch: int, seed: int) -> Tensor:
         if self.example_order is not None:
             return torch.tensor(list(self.example_order[epoch]))
         generator = torch.Generator().manual_seed((seed * 100_003 + epoch) % 2**63)
-        return torch.randperm(engine.n_examples, generator=generator)
+        return torch.randperm(target.n_examples, generator=generator)
 
-    def _learning_rate(self, engine: Target) -> float:
+    def _learning_rate(self, target: Target) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
-        kinds = engine.registry.kinds
+        kinds = target.registry.kinds
         return kind_of(kinds[0]).learning_rate if len(kinds) == 1 else _JOINT_LEARNING_RATE

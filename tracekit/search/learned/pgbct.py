@@ -11,7 +11,7 @@ one after the other while the rest is driven to 1; {i : m_i > 0.5} is the select
 given, and `pgbct_local.py` the method with refinement by local search.
 
 Where the paper and its published code differ, both are available: `reward` and `inclusive` here,
-the mean over continuation tokens in the engine.
+the mean over continuation tokens in the target.
 """
 
 from __future__ import annotations

@@ -43,15 +43,15 @@ class PGBCTLocal(PGBCT):
         return Planned(cost=trained + Cost(left / 2, left / 2))
 
     def best_sets(
-        self, engine: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+        self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
     ) -> list[Selection]:
         """The best set within each budget, improved by local search."""
         measured = measured_sets(runs)
-        selections = best_within_budgets(runs, engine, budgets, measured)
-        passes_left = _passes(budgets) - (engine.cost - before).forward_equivalents
+        selections = best_within_budgets(runs, target, budgets, measured)
+        passes_left = _passes(budgets) - (target.cost - before).forward_equivalents
         if passes_left < 1:
             return selections
-        refined = refine(engine, measured, budgets, passes_left)
+        refined = refine(target, measured, budgets, passes_left)
         return [_improved(selection, refined) for selection in selections]
 
 

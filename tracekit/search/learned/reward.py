@@ -47,11 +47,11 @@ class Objective(NamedTuple):
     """Value in the history; effects of examples not seen yet are NaN."""
 
 
-def make_objective(name: ObjectiveName, engine: Target) -> Objective:
+def make_objective(name: ObjectiveName, target: Target) -> Objective:
     """An objective by name."""
     if name == "effect":
         return Objective(torch.ones_like, lambda mean: -torch.ones_like(mean), torch.nanmean)
-    lowest, is_weighted = engine.metric.lower_bound, engine.pairs.weights is not None
+    lowest, is_weighted = target.metric.lower_bound, target.pairs.weights is not None
     # The reward has a pole at -1.
     has_pole = lowest is None or lowest < -1
     if name == "per-example":
@@ -82,15 +82,15 @@ class RewardGradient:
     """
 
     def __init__(
-        self, engine: Target, objective: Objective, precision: Precision = "float32"
+        self, target: Target, objective: Objective, precision: Precision = "float32"
     ) -> None:
         """Starts without any effect seen."""
-        self._engine = engine
+        self._target = target
         self._objective = objective
         self._precision: Precision = precision
-        self._latest = torch.full((engine.n_examples,), torch.nan, device=engine.device)
-        self._failed = torch.zeros((), dtype=torch.bool, device=engine.device)
-        self._suspect = torch.zeros(engine.n_components, device=engine.device)
+        self._latest = torch.full((target.n_examples,), torch.nan, device=target.device)
+        self._failed = torch.zeros((), dtype=torch.bool, device=target.device)
+        self._suspect = torch.zeros(target.n_components, device=target.device)
 
     def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
         """Gradient of the objective on some examples with respect to the mask."""
@@ -98,7 +98,7 @@ class RewardGradient:
         def example_weights(effects: Effects) -> Effects:
             return self._objective.example_weights(effects) / len(examples)
 
-        effects, gradient = self._engine.gradient(
+        effects, gradient = self._target.gradient(
             mask, example_weights, examples, precision=self._precision
         )
         # The mask at which a number first failed is kept, to name the examples later.
@@ -111,10 +111,10 @@ class RewardGradient:
         """Refuses the steps so far if an effect or a gradient was not finite."""
         if not self._failed:
             return
-        self._engine.effects(self._suspect)
+        self._target.effects(self._suspect)
         also = "" if self._precision == "float32" else ", or precision='float32'"
         raise NonFiniteMetricError(
-            f"The gradient of the metric {self._engine.metric.name!r} is not finite although its "
+            f"The gradient of the metric {self._target.metric.name!r} is not finite although its "
             f"effects are. Use a bounded metric such as probability-drop{also}."
         )
 

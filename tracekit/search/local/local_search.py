@@ -1,10 +1,12 @@
 """Local search: the best set of every size from one run, within a number of passes.
 
-1. Single components are measured: all of them where that is cheap, else those that the gradient at
-   the empty set ranks first.
-2. Components are ranked: by two predictions from the gradient at the empty set, by the effects of
-   single components if all were measured, else by integrated gradients (as the method mask-ig).
-   Prefixes of these rankings are measured at the sizes that are visited. From 384 components on, so
+1. Components are ranked: by two predictions from the gradient at the empty set and, where these
+   are many or the user set a limit that has room for it, by integrated gradients (as mask-ig).
+   Where these fit into the limit, prefixes of both are measured first, at the sizes asked for: so
+   no set is below what mask-ig and attribution find in as many passes.
+2. Single components are measured: all of them where that is cheap, which ranks them too, else those
+   that the gradient at the empty set ranks first. Prefixes of all rankings are measured at the
+   sizes that are visited. From 384 components on, so
    is what remains at these sizes when components leave the set of all: that finds components that
    no gradient at the empty set points to. Up to 20 components, all pairs
    are, if they take half of the passes at most.
@@ -30,10 +32,11 @@ from typing import ClassVar
 import torch
 
 from tracekit._util.options import check_positive, check_types
+from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices, ranking
 from tracekit.engine.cost import Cost
-from tracekit.errors import NothingFoundError
+from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
 from tracekit.search.backward import reduced
 from tracekit.search.base import (
@@ -83,10 +86,10 @@ class LocalSearch:
         half = (self.max_passes or default_passes(n_components)) / 2
         return Planned(cost=Cost(half, half))
 
-    def search(self, engine: Target, goal: Goal, seed: int) -> list[Selection]:
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal from one run."""
         goal.require(self.name)
-        state = self.run(engine, goal, seed)
+        state = self.run(target, goal, seed)
         if goal.target is None:
             return [state.selection(budget, budget) for budget in goal.budgets]
         best_sets = state.best_sets
@@ -97,7 +100,7 @@ class LocalSearch:
             raise not_reached(goal.target, max(map(best_sets.effect, best_sets.sizes)))
         return [state.selection(size, None)]
 
-    def run(self, engine: Target, goal: Goal, seed: int) -> SearchState:
+    def run(self, target: Target, goal: Goal, seed: int) -> SearchState:
         """Searches up to the largest budget; Ctrl-C, or a limit, ends it with the best so far.
 
         Nothing is drawn: `seed` only names the search in its checkpoint.
@@ -106,14 +109,14 @@ class LocalSearch:
             NothingFoundError: It ended before any set was measured.
             ResultFormatError: The checkpoint cannot be used, or another search uses it.
         """
-        require_gradient(engine.metric, self.name)
-        n, context = engine.n_components, nullcontext()
+        require_gradient(target.metric, self.name)
+        n, context = target.n_components, nullcontext()
         if self.checkpoint is not None:
             asked = {"budgets": goal.budgets, "target": goal.target, "seed": seed}
-            context = Checkpoint(self.checkpoint, engine, asked).in_use()
+            context = Checkpoint(self.checkpoint, target, asked).in_use()
         with context as checkpoint:
             measurements = Measurements(
-                engine,
+                target,
                 passes=self.max_passes or default_passes(n),
                 seconds=self.max_seconds or float("inf"),
                 is_for_mean=self.max_passes is None,
@@ -121,7 +124,7 @@ class LocalSearch:
             )
             state = SearchState(BestSets(measurements, goal.budgets[-1] if goal.budgets else n))
             try:
-                _search(state.best_sets, goal, goes_on=self.max_passes is not None)
+                _search(state.best_sets, goal, self)
             except LimitReachedError as reached:
                 state.stopped = reached.limit
             except KeyboardInterrupt:
@@ -139,6 +142,13 @@ class LocalSearch:
             )
         if state.stopped == "max_passes" and self.max_passes is None:
             state.stopped = None  # The method's own number of passes, not the user's limit.
+        points = weights_along_line(MaskIG().steps)
+        if state.stopped is not None and not measurements.has_soft_gradients(points):
+            warn(
+                f"The limit ({state.stopped}) left no room for integrated gradients, "
+                f"{2 * len(points)} passes, so mask-ig may find better sets. Allow more.",
+                SearchStoppedWarning,
+            )
         return state
 
 
@@ -164,7 +174,7 @@ class SearchState:
         """The best set of at most a size."""
         measurements, members = self.best_sets.measurements, self.best_sets.best_within(size)
         return Selection(
-            mask=from_indices(members, measurements.engine.n_components),
+            mask=from_indices(members, measurements.target.n_components),
             effects=measurements.effects(members),
             history=self.history(),
             budget=budget,
@@ -174,30 +184,42 @@ class SearchState:
 
 
 def refine(
-    engine: Target, measured: Mapping[ComponentSet, Effects], budgets: Sequence[int], passes: float
+    target: Target, measured: Mapping[ComponentSet, Effects], budgets: Sequence[int], passes: float
 ) -> BestSets:
     """Improves measured sets by sweeps that start from them, in at most so many passes."""
-    best_sets = BestSets(Measurements(engine, passes=passes), budgets[-1])
+    best_sets = BestSets(Measurements(target, passes=passes), budgets[-1])
     best_sets.take_over(measured)
     with suppress(LimitReachedError):
-        _search(best_sets, Goal(budgets=tuple(budgets)), goes_on=False)
+        _search(best_sets, Goal(budgets=tuple(budgets)), LocalSearch())
     return best_sets
 
 
-def _search(best_sets: BestSets, goal: Goal, *, goes_on: bool) -> None:
-    """Measures single components, prefixes of rankings, and neighbours; see the module."""
+def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
+    """Measures prefixes of rankings, single components, and neighbours; see the module."""
     measurements = best_sets.measurements
     rankings = _rankings_at_empty(measurements)
-    n, passes = measurements.engine.n_components, measurements.n_affordable
+    n, passes = measurements.target.n_components, measurements.n_affordable
     takes_all = n <= SETTINGS.share_of_all_singles * passes
+    is_limited = search.max_passes is not None or search.max_seconds is not None
+    asked = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
+    along_line = weights_along_line(MaskIG().steps)
+    starts = [order[:size] for size in asked for order in rankings]
+    # Of few components all are measured alone, which ranks them too and costs less than a line.
+    has_line = is_limited and 2 * len(along_line) <= SETTINGS.share_of_all_singles * passes
+    has_line = (has_line or not takes_all) and measurements.affords(len(along_line), len(asked))
+    # Where passes are for one of both, prefixes by the line come first.
+    if is_limited and measurements.affords(len(along_line), len(asked) + len(starts)):
+        best_sets.measure(starts, "prefixes of rankings")
+    if has_line:
+        parts = [weight * measurements.soft_gradient(at) for at, weight in along_line.items()]
+        rankings.insert(0, ranking(torch.stack(parts).sum(0)))
+    if is_limited:
+        starts = [rankings[0][:size] for size in asked] + starts
+        best_sets.measure(starts, "prefixes of rankings")
     n_singles = n if takes_all else max(1, int(SETTINGS.share_of_some_singles * passes))
-    best_sets.measure([[index] for index in in_turn(*rankings)[:n_singles]], "singles")
-    weights = weights_along_line(MaskIG().steps)
+    best_sets.measure([[index] for index in in_turn(*rankings[-2:])[:n_singles]], "singles")
     if takes_all:
         rankings.append(best_sets.singles)
-    elif 2 * len(weights) <= SETTINGS.share_of_all_singles * passes:
-        parts = [weight * measurements.soft_gradient(share) for share, weight in weights.items()]
-        rankings.append(ranking(torch.stack(parts).sum(0)))
     most = SETTINGS.most_sizes
     n_sizes = min(max(passes // SETTINGS.passes_per_size, most // 2), most)
     sweeps = Sweeps(best_sets, goal, n_sizes)
@@ -208,13 +230,13 @@ def _search(best_sets: BestSets, goal: Goal, *, goes_on: bool) -> None:
         best_sets.measure(_remaining(measurements, sweeps.sizes), "backward elimination")
     if has_few and n * n <= measurements.n_affordable:
         best_sets.measure(combinations(range(n), 2), "pairs")
-    sweeps.go_on(with_effort=goes_on or has_many or has_few)
+    sweeps.go_on(with_effort=search.max_passes is not None or has_many or has_few)
     sweeps.fill()
 
 
 def _remaining(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
     """A set of each size, of all components without those that are missed least."""
-    sets = [tuple(range(measurements.engine.n_components))]
+    sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
         gains = lambda members: measurements.predict_changes(members).gains  # noqa: E731
         sets.append(reduced(sets[-1], size, gains))

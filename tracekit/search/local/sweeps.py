@@ -33,7 +33,7 @@ class Sweeps:
     def __init__(self, best_sets: BestSets, goal: Goal, n_sizes: int) -> None:
         """Starts before the first sweep, which goes up."""
         self._best_sets, self._goal, self._n_sizes = best_sets, goal, n_sizes
-        self._n_components = best_sets.measurements.engine.n_components
+        self._n_components = best_sets.measurements.target.n_components
         self._running_mean: Mask | None = None
 
     @property
