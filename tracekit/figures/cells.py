@@ -160,31 +160,26 @@ def _add_cells(
     is_first_with_bar = scale is not None and not any(
         trace.type == "heatmap" and trace.showscale for trace in drawn
     )
+    spread = {"x": list(range(len(panel.indices))), "y": list(rows), "xgap": gap, "ygap": gap}
     # White under the cells of studied components that have no value.
     figure.add_heatmap(
         z=[[None if cell is None else 0 for cell in row] for row in panel.selected],
-        x=list(range(len(panel.indices))),
-        y=list(rows),
         colorscale=[[0, "white"], [1, "white"]],
         showscale=False,
-        xgap=gap,
-        ygap=gap,
         hoverinfo="skip",
+        **spread,
         **axes,
     )
     figure.add_heatmap(
         z=panel.values,
-        x=list(range(len(panel.indices))),
-        y=list(rows),
         text=panel.hover,
         hovertemplate="%{text}<extra></extra>",
         colorscale=[[0, "white"], [1, SELECTED]] if scale is None else scale.colors,
         zmin=0 if scale is None else scale.low,
         zmax=1 if scale is None else scale.high,
-        xgap=gap,
-        ygap=gap,
         showscale=is_first_with_bar,
         colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale)),
+        **spread,
         **axes,
     )
     if scale is not None and scale.low < 0:
@@ -242,18 +237,9 @@ def _add_bars(
     figure: go.Figure, panel: SelectionPanel, rows: Sequence[int], axes: dict[str, str]
 ) -> None:
     """The share of each layer, and a line at the share of all layers."""
-    figure.add_shape(
-        type="rect",
-        xref=f"{axes['xaxis']} domain",
-        yref=f"{axes['yaxis']} domain",
-        x0=0,
-        x1=1,
-        y0=0,
-        y1=1,
-        fillcolor="white",
-        line={"width": 0},
-        layer="below",
-    )
+    area = {"xref": f"{axes['xaxis']} domain", "yref": f"{axes['yaxis']} domain"}
+    ground = {"fillcolor": "white", "line_width": 0, "layer": "below"}
+    figure.add_shape(type="rect", x0=0, x1=1, y0=0, y1=1, **area, **ground)
     figure.add_bar(
         x=[100 * share for share in panel.shares],
         y=list(rows),
@@ -279,36 +265,20 @@ def _add_bars(
 
 
 def _add_panel_title(figure: go.Figure, panel: SelectionPanel, number: int) -> None:
-    figure.add_annotation(
-        text=panel.title,
-        xref=f"{_axis('x', number)} domain",
-        yref=f"{_axis('y', number)} domain",
-        x=0,
-        y=1,
-        yshift=3,
-        name="panel",
-        xanchor="left",
-        yanchor="bottom",
-        showarrow=False,
-        font={"size": SUBTITLE_SIZE},
-    )
+    axes = {"xref": f"{_axis('x', number)} domain", "yref": f"{_axis('y', number)} domain"}
+    at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom"}
+    font = {"size": SUBTITLE_SIZE}
+    figure.add_annotation(text=panel.title, name="panel", showarrow=False, font=font, **axes, **at)
 
 
 def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int) -> None:
     """A line between neighbouring rows whose layers are no neighbours."""
     for row, (upper, lower) in enumerate(pairwise(layers)):
-        if lower != upper + 1:
-            for number in range(1, n_panels + 1):
-                figure.add_shape(
-                    type="line",
-                    xref=f"{_axis('x', number)} domain",
-                    yref=_axis("y", number),
-                    x0=0,
-                    x1=1,
-                    y0=row + 0.5,
-                    y1=row + 0.5,
-                    line={"color": "black", "width": 1, "dash": "dash"},
-                )
+        line = {"color": "black", "width": 1, "dash": "dash"}
+        for number in range(1, n_panels + 1) if lower != upper + 1 else ():
+            axes = {"xref": f"{_axis('x', number)} domain", "yref": _axis("y", number)}
+            at = {"x0": 0, "x1": 1, "y0": row + 0.5, "y1": row + 0.5}
+            figure.add_shape(type="line", line=line, **axes, **at)
 
 
 def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None, str]:

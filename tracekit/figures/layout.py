@@ -7,7 +7,7 @@ size of texts: nothing is fitted by eye, so nothing lies outside the page or on 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import unescape
 from itertools import pairwise
 from math import ceil, inf
@@ -413,9 +413,7 @@ def _scale_marks(figure: go.Figure, factor: float) -> None:
             if isinstance(line.width, (int, float)):
                 line.width *= factor
         size = trace.marker.size if trace.type == "scatter" else None
-        if size is not None:
-            trace.marker.size = _times(size, factor)
-
-
-def _times(size: float | Iterable[float], factor: float) -> Any:
-    return size * factor if isinstance(size, (int, float)) else [one * factor for one in size]
+        if isinstance(size, (int, float)):
+            trace.marker.size = size * factor
+        elif size is not None:
+            trace.marker.size = [one * factor for one in size]
