@@ -174,7 +174,7 @@ def _place_panels(
         note.x = (lefts[start] / whole - first) / (last - first)
     for these in (notes, [axis.title for axis in axes]):
         for each in these:
-            each.font.size = min(one.font.size for one in these)
+            each.font.size = min(text.font.size for text in these)
     return whole, low if any(counts) else CELL
 
 
@@ -416,4 +416,4 @@ def _scale_marks(figure: go.Figure, factor: float) -> None:
         if isinstance(size, (int, float)):
             trace.marker.size = size * factor
         elif size is not None:
-            trace.marker.size = [one * factor for one in size]
+            trace.marker.size = [each * factor for each in size]

@@ -228,15 +228,15 @@ def _warn_of_whole(engine: Engine) -> None:
     mean, size = full.mean().item(), full.abs().mean().item()
     low, high = effect_interval(full, bounds=engine.metric.bounds, **engine.pairs.over)
     if low <= 0 <= high or abs(mean) < 1e-9:
-        what = f"does not differ from 0 ({interval_text(low, high)}), and shares of it say little"
+        said = f"does not differ from 0 ({interval_text(low, high)}), and shares of it say little"
     elif mean < 0:
-        what = "is below 0: faithful is what moves the metric as far towards that side"
+        said = "is below 0: faithful is what moves the metric as far towards that side"
     elif mean < _ALIKE * size:
-        what = f"is mixed: on single examples it is {size:.3g} in size, with either sign"
+        said = f"is mixed: on single examples it is {size:.3g} in size, with either sign"
     else:
         return
     warn(
-        f"The effect of all components together, {mean:.3g}, {what}. Exchange x and y, or the "
+        f"The effect of all components together, {mean:.3g}, {said}. Exchange x and y, or the "
         "prompts, or keep the pairs that the model knows, unless that is meant.",
         UnreliableResultWarning,
     )

@@ -395,10 +395,10 @@ class Target(DataView):
             self._record_effects(sets, self.sign * effects)
         sides = [effects]
         if self.has_complement:
-            place, n = {members: number for number, members in enumerate(sets)}, self.n_components
-            others = {members: place.get(complement_of(members, n)) for members in place}
-            sets = [members for members in place if others[members] is not None]
-            sides = [effects[[of[members] for members in sets]] for of in (place, others)]
+            rows, n = {members: number for number, members in enumerate(sets)}, self.n_components
+            others = {members: rows.get(complement_of(members, n)) for members in rows}
+            sets = [members for members in rows if others[members] is not None]
+            sides = [effects[[of[members] for members in sets]] for of in (rows, others)]
             means = zip(*(side.mean(1).tolist() for side in sides), strict=True)
             self.measured.update(zip(sets, map(EffectAndComplement._make, means), strict=True))
         # Of sets with a constraint only those within the bounds are told.

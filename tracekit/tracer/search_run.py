@@ -558,17 +558,17 @@ def _sign_of(traced: Traced, sign: SignName | None, wanted: float | None) -> int
         raise ConfigError(f"sign is {shortened(sign)}. Give one of {listed(SignName)}.")
     is_between = isinstance(traced.bound.setup.source, OtherModel)
     if sign is None and wanted:
-        found = 1 if wanted > 0 else -1
+        sought = 1 if wanted > 0 else -1
     elif sign == "full" or (sign is None and is_between):
-        found = -1 if traced.own.full_effects.mean() < 0 else 1
+        sought = -1 if traced.own.full_effects.mean() < 0 else 1
     else:
-        found = -1 if sign == "negative" else 1
-    if wanted and wanted * found < 0:
+        sought = -1 if sign == "negative" else 1
+    if wanted and wanted * sought < 0:
         raise BudgetError(
             f"The target_effect is {wanted:g}, and sign={sign!r} seeks effects "
-            f"{'below' if found < 0 else 'above'} 0. Leave out sign, or give an effect of its sign."
+            f"{'below' if sought < 0 else 'above'} 0. Leave out sign, or give an effect of its sign."
         )
-    return found
+    return sought
 
 
 def pareto_run_of(
