@@ -81,7 +81,6 @@ TYPES = {
     "tracekit.data.spans": ["Spans"],
     "tracekit.engine.layout": ["Positions"],
     "tracekit.search.objectives": ["ObjectiveName", "Objective"],
-    "tracekit.engine.gradients": ["Precision"],
     "tracekit.engine.sources": ["SourceName", "Source"],
     "tracekit.components.kinds": ["KindName", "Axis"],
     "tracekit.components.masks": ["Mask", "BinaryMask"],

@@ -15,7 +15,7 @@ import tests.tiny as tiny
 import tracekit as tk
 from tracekit import metrics
 from tracekit.components.kinds import KINDS
-from tracekit.engine import layout, precision, setup
+from tracekit.engine import layout, setup
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, UnknownNameError
 from tracekit.metrics import METRICS
@@ -68,12 +68,11 @@ def test_new_objective(tracer):
     "call",
     [
         lambda engine: reward.make_objective(NEW, tk.search.Target(engine)),
-        lambda engine: precision.autocast(NEW, engine.device),
         lambda engine: metrics.continuation_log_prob(
             torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), NEW
         ),
     ],
-    ids=["reward", "precision", "continuation mean"],
+    ids=["reward", "continuation mean"],
 )
 def test_new_name_of_an_internal_choice(tracer, call):
     """Annotations that are checked refuse it too."""

@@ -18,7 +18,6 @@ from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import sampled_values
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine
-from tracekit.engine.gradients import Precision
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
 
@@ -86,11 +85,10 @@ def step(plan: Plan) -> Iterator[Figure]:
             yield Figure(f"naive tokens per second, {kinds}, {name}", tokens, None, "1/s")
 
 
-def stepper(engine, precision: Precision = "float32") -> Callable[[], object]:
+def stepper(engine) -> Callable[[], object]:
     """A step of PGB-CT on all examples of an engine."""
-    reward = RewardGradient(
-        tk.search.Target(engine), make_objective("dataset", tk.search.Target(engine)), precision
-    )
+    target = tk.search.Target(engine)
+    reward = RewardGradient(target, make_objective("dataset", target))
     mask = torch.full((engine.n_components,), 0.5, device=engine.device)
     examples = torch.arange(engine.n_examples)
     optimizer = torch.optim.Adam([mask], lr=0.1)
@@ -101,40 +99,6 @@ def stepper(engine, precision: Precision = "float32") -> Callable[[], object]:
         mask.clamp_(0, 1)
 
     return run
-
-
-def precision(plan: Plan) -> Iterator[Figure]:
-    """bfloat16 against float32: time of a step, and effect of what is found."""
-    model = plan.model()
-    pairs = model.pairs("winobias")
-    pairs = pairs.subset(some(pairs, STEP))
-    for low in ("bfloat16", "tf32") if plan.device.type == "cuda" else ("bfloat16",):
-        for kinds in ("attention-patterns", "mlp-outputs"):
-            engine = model.engine(pairs, kinds)
-            tasks = {"float32": stepper(engine), low: stepper(engine, low)}
-            took = medians(tasks, plan.device, plan.repeats)
-            bound = 1.8 if low == "bfloat16" else None
-            yield Figure(
-                f"step, {kinds}, float32 / {low}", took["float32"] / took[low], bound, "", True
-            )
-    if plan.quick:
-        return
-    demo = tk.load_model("demo", device=plan.device)
-    for name in ("demo-bias", "demo-facts"):
-        pairs = tk.load_dataset(name, demo)
-        metric = "odds-ratio" if name == "demo-bias" else "probability-drop"
-        tracer = tk.Tracer(demo, pairs, metric=metric)
-        for budget in (0.1, 0.2):
-            exact, rough = (
-                tracer.run(budget=budget, trials=4, precision=p).effect
-                for p in ("float32", "bfloat16")
-            )
-            yield Figure(
-                f"effect at {budget:.0%} of {name}, off float32's by",
-                max(0.0, 1 - rough / exact),
-                0.02,
-                "",
-            )
 
 
 def searches(plan: Plan) -> Iterator[Figure]:
@@ -451,7 +415,6 @@ class CompiledTrunk:
 
 FIGURES = {
     "step": step,
-    "precision": precision,
     "searches": searches,
     "values": values,
     "epoch": epoch,

@@ -145,7 +145,7 @@ def test_own_pairs_held_out(command, tmp_path, demo_model):
     assert f"{result.held_out_effect:.4g}" in out
 
 
-def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
+def test_bounds_on_memory(command, tmp_path, monkeypatch):
     bounds = []
     original = tk.Tracer.__init__
 
@@ -157,12 +157,10 @@ def test_bounds_on_memory_and_precision(command, tmp_path, monkeypatch):
     code, _, err = command(
         *("trace", "--limit", 4, "--budget", 2, "--max-batch-size", 3, "--max-memory", 5),
         *("--method", "pgb-ct", "--option", "trials=1", "--option", "epochs=2"),
-        *("--option", "precision=bfloat16", "--output", tmp_path, "--quiet"),
+        *("--output", tmp_path, "--quiet"),
     )
     assert code == 0, err
     assert bounds == [(3, 5 * 2**20)]
-    result = tk.TraceResult.load(next(tmp_path.glob("pgb-ct-*")))
-    assert result.config["precision"] == "bfloat16"
 
 
 def test_targets_and_positions(command, tmp_path):

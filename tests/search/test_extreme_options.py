@@ -67,8 +67,6 @@ def test_the_message_says_what_is_allowed(tracer):
     text = "The option max_seconds is inf. Give finite numbers, of at most 1e\\+12 in size."
     with pytest.raises(ConfigError, match=text):
         tracer.run("local-search", budget=2, max_seconds="inf")
-    with pytest.raises(ConfigError, match="betas is .* Both must be at least 0 and below 1."):
-        tracer.run("dcm", budget=2, betas=(0.5, 1.0))
 
 
 def test_searches_given_ready_made_are_checked_too(tracer):

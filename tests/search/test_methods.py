@@ -177,7 +177,7 @@ def test_options_of_the_wrong_type(tracer, option, value, text):
         (tk.search.PGBCT, "epochs", "3", "The option epochs is '3'. Give a number"),
         (tk.search.PGBCT, "epochs", 2.5, "The option epochs is 2.5. Input should be a"),
         (tk.search.PGBCT, "threshold", None, "The option threshold is None. Input should be a"),
-        (tk.search.DCM, "betas", 0.9, "The option betas is 0.9. Input should be a valid tuple"),
+        (tk.search.PGBCT, "example_order", 0.9, "The option example_order is 0.9. Input should be"),
         (
             tk.search.LocalSearch,
             "max_passes",

@@ -17,7 +17,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import mask_effects
-from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight, Precision
+from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import EngineConfig, PreparedData
 from tracekit.engine.set_effects import Recorder, set_effects
 from tracekit.metrics import Effects, Metric
@@ -194,8 +194,6 @@ class Engine(DataView):
         mask: Mask,
         example_weights: GradientWeight,
         examples: Int[Tensor, " some"] | None = None,
-        *,
-        precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
         """Effects, and the gradient of their weighted sum with respect to the mask.
 
@@ -207,12 +205,11 @@ class Engine(DataView):
             example_weights: Gives the weight w of each example in the sum from its effect l, for
                 a few examples at a time; w is held fixed, so the gradient is sum_i w_i dl_i/dm.
             examples: Numbers of the examples to use; all by default.
-            precision: Of the matrix products.
 
         Returns:
             The effects in the order of `examples`, and the gradient; both where the mask is.
         """
-        return gradients.gradient(self.data, mask, example_weights, examples, precision=precision)
+        return gradients.gradient(self.data, mask, example_weights, examples)
 
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None

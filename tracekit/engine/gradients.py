@@ -14,21 +14,18 @@ there: it is taken halfway to the full mask instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import assert_never
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.batch import Batch
 from tracekit.engine.prepared import PreparedData
-from tracekit.errors import ConfigError
 from tracekit.metrics import Effects
 from tracekit.models.hooked import frozen
 
@@ -78,7 +75,6 @@ def gradient(
     example_weights: GradientWeight,
     examples: Int[Tensor, " some"] | None = None,
     *,
-    precision: Precision = "float32",
     combine: Combine | None = None,
     with_complement: bool = False,
 ) -> tuple[Effects, Mask]:
@@ -89,8 +85,6 @@ def gradient(
     """
     if examples is None:
         examples = torch.arange(data.n_examples)
-    _ = data.clean  # Not inside, where it would be computed in another precision.
-    check_precision(precision)
     leaf = mask.detach().float().to(data.device).requires_grad_(True)
     total = torch.zeros_like(leaf)
     effects = torch.zeros(data.n_examples, device=data.device)
@@ -99,15 +93,13 @@ def gradient(
         for batch in data.batches_of(examples, n_masks=n_masks):
             source = data.counterfactual_cache.activations_for(batch)
             clean = data.clean_of(batch)
-            with products_in(precision, data.device):
-                with autocast(precision, data.device):
-                    masks = torch.stack([leaf, 1 - leaf][:n_masks])
-                    log_probs = data.log_probs(batch, source, masks)
-                    of_masks = data.effects_from(batch, log_probs, clean=clean)
-                values = of_masks[0]
-                if combine is not None:
-                    values = combine(*of_masks, batch.examples)
-                total += data.slopes(example_weights(values.detach()) * values, leaf)
+            masks = torch.stack([leaf, 1 - leaf][:n_masks])
+            log_probs = data.log_probs(batch, source, masks)
+            of_masks = data.effects_from(batch, log_probs, clean=clean)
+            values = of_masks[0]
+            if combine is not None:
+                values = combine(*of_masks, batch.examples)
+            total += data.slopes(example_weights(values.detach()) * values, leaf)
             effects[batch.examples] = values.detach()
     data.account.count(n_masks * len(examples), backward=True)
     effects, total = data.ranks.add(effects, total)
@@ -236,45 +228,3 @@ def _batch_prediction(
     gains = data.weighted(batch, changes.T).T * direction
     of_effect = data.weighted(batch, curvature)[:, None] * slopes
     return BatchPrediction(batch.examples, gains, of_effect, data.weighted(batch, effects.detach()))
-
-
-Precision = Literal["float32", "tf32", "bfloat16"]
-PRECISIONS = ("float32", "tf32", "bfloat16")
-
-
-def check_precision(precision: str) -> None:
-    """Refuses an unknown precision."""
-    if precision not in PRECISIONS:
-        raise ConfigError(f"Unknown precision {precision!r}. Use one of {', '.join(PRECISIONS)}.")
-
-
-@contextmanager
-def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Within, float32 matrix products on CUDA are TensorFloat-32 if `precision` is `tf32`.
-
-    A setting of the whole process, read when a product is computed: it must span the backward
-    pass too, and is put back afterwards.
-    """
-    if precision != "tf32" or device.type != "cuda":
-        yield
-        return
-    products = torch.backends.cuda.matmul
-    # Reading the older of the two settings fails where the newer one was used.
-    name, value = (
-        ("fp32_precision", "tf32") if hasattr(products, "fp32_precision") else ("allow_tf32", True)
-    )
-    before = getattr(products, name)
-    setattr(products, name, value)
-    try:
-        yield
-    finally:
-        setattr(products, name, before)
-
-
-def autocast(precision: Precision, device: torch.device) -> Any:
-    """Context for a forward pass: matrix products in bfloat16 if `precision` says so."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, torch.bfloat16)
-    if precision in ("float32", "tf32"):
-        return nullcontext()
-    assert_never(precision)

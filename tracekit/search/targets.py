@@ -49,7 +49,6 @@ from tracekit.engine.gradients import (
     BatchPrediction,
     FirstOrderPrediction,
     GradientWeight,
-    Precision,
 )
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
@@ -188,16 +187,12 @@ class _Bound:
         beyond = self.beyond(constrained.mean(-1, keepdim=True))
         return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
 
-    def penalty(
-        self, mask: Mask, size: int, precision: Precision
-    ) -> tuple[Float[Tensor, ""], Mask]:
+    def penalty(self, mask: Mask, size: int) -> tuple[Float[Tensor, ""], Mask]:
         """What a soft mask loses, and its gradient, on so many of the examples, in turn."""
         n = self.measures.n_examples
         size = min(size, n)
         read = (torch.arange(size) + next(self._steps) * size) % n
-        constrained, slope = self.measures.gradient(
-            mask, torch.ones_like, read, precision=precision
-        )
+        constrained, slope = self.measures.gradient(mask, torch.ones_like, read)
         penalty = self.scale * self.beyond(constrained.mean())
         is_beyond = (penalty > 0).to(slope.dtype)
         per_unit = self.scale / self.constraint.at_most
@@ -412,8 +407,6 @@ class Target(DataView):
         mask: Mask,
         example_weights: GradientWeight,
         examples: Int[Tensor, " some"] | None = None,
-        *,
-        precision: Precision = "float32",
     ) -> tuple[Effects, Mask]:
         """Scores, less the penalty for soft masks, and the gradient of their weighted sum.
 
@@ -422,7 +415,7 @@ class Target(DataView):
         numbers = torch.arange(self.n_examples) if examples is None else examples
         weights, penalty, push = example_weights, None, None
         if self._bound is not None:
-            penalty, push = self._bound.penalty(mask, len(numbers), precision)
+            penalty, push = self._bound.penalty(mask, len(numbers))
             weights = lambda scores: example_weights(scores - to_device(penalty, scores.device))  # noqa: E731
         of_all = None
         if self._scores is not None and not self.has_complement:
@@ -438,7 +431,6 @@ class Target(DataView):
             mask,
             weights,
             numbers,
-            precision=precision,
             combine=combine,
             with_complement=self.has_complement,
         )

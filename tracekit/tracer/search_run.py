@@ -566,7 +566,7 @@ def _sign_of(traced: Traced, sign: SignName | None, wanted: float | None) -> int
     if wanted and wanted * sought < 0:
         raise BudgetError(
             f"The target_effect is {wanted:g}, and sign={sign!r} seeks effects "
-            f"{'below' if sought < 0 else 'above'} 0. Leave out sign, or give an effect of its sign."
+            f"{'below' if sought < 0 else 'above'} 0. Leave out sign, or give one of its sign."
         )
     return sought
 

@@ -24,7 +24,6 @@ from tracekit._util.options import check_at_least, check_positive, check_types
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.gradients import Precision, check_precision
 from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
@@ -82,11 +81,6 @@ class MaskTraining(ABC):
     """Starting value of every entry."""
     threshold: float = 0.5
     """tau: entries above it are selected."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Adam's decay rates."""
-    precision: Precision = "float32"
-    """Of the matrix products while the mask is learned: `float32`, `tf32` or `bfloat16`. Selected
-    sets are always measured in the model's own precision."""
     example_order: Sequence[Sequence[int]] | None = None
     """Order of the examples in each epoch, to repeat a run exactly. None: shuffled by the seed."""
     trials: int | None = None
@@ -101,9 +95,6 @@ class MaskTraining(ABC):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must lie in [0, 1].")
         check_positive(self, "learning_rate")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas is {self.betas}. Both must be at least 0 and below 1.")
-        check_precision(self.precision)
 
     @property
     @abstractmethod
@@ -180,7 +171,7 @@ class MaskTraining(ABC):
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
         start = torch.full((target.n_components,), self.init, device=target.device)
         objective = "effect" if self.objective == "effect" else "dataset"
-        reward = RewardGradient(target, make_objective(objective, target), self.precision)
+        reward = RewardGradient(target, make_objective(objective, target))
         gradient = reward.step(start, torch.arange(target.n_examples)).cpu()
         reward.check()
         last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
@@ -190,8 +181,8 @@ class MaskTraining(ABC):
     def _train(self, target: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
         mask = torch.full((target.n_components,), self.init, device=target.device)
-        optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target), betas=self.betas)
-        reward = RewardGradient(target, make_objective(self.objective, target), self.precision)
+        optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target))
+        reward = RewardGradient(target, make_objective(self.objective, target))
         penalty = self.penalty(lambda1)
         run = TrainingRun(lambda1)
         for epoch in range(self.epochs):

@@ -24,7 +24,6 @@ from typing_extensions import assert_never
 
 from tracekit._util.devices import to_device
 from tracekit.components.masks import Mask
-from tracekit.engine.gradients import Precision
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.metrics import Effects
 from tracekit.search.targets import Target
@@ -81,13 +80,10 @@ class RewardGradient:
     Nothing is read back from the device in a step. `check` is for the end of an epoch.
     """
 
-    def __init__(
-        self, target: Target, objective: Objective, precision: Precision = "float32"
-    ) -> None:
+    def __init__(self, target: Target, objective: Objective) -> None:
         """Starts without any effect seen."""
         self._target = target
         self._objective = objective
-        self._precision: Precision = precision
         self._latest = torch.full((target.n_examples,), torch.nan, device=target.device)
         self._failed = torch.zeros((), dtype=torch.bool, device=target.device)
         self._suspect = torch.zeros(target.n_components, device=target.device)
@@ -98,9 +94,7 @@ class RewardGradient:
         def example_weights(effects: Effects) -> Effects:
             return self._objective.example_weights(effects) / len(examples)
 
-        effects, gradient = self._target.gradient(
-            mask, example_weights, examples, precision=self._precision
-        )
+        effects, gradient = self._target.gradient(mask, example_weights, examples)
         # The mask at which a number first failed is kept, to name the examples later.
         self._suspect = torch.where(self._failed, self._suspect, mask.detach())
         self._failed |= ~(torch.isfinite(effects).all() & torch.isfinite(gradient).all())
@@ -112,10 +106,9 @@ class RewardGradient:
         if not self._failed:
             return
         self._target.effects(self._suspect)
-        also = "" if self._precision == "float32" else ", or precision='float32'"
         raise NonFiniteMetricError(
             f"The gradient of the metric {self._target.metric.name!r} is not finite although its "
-            f"effects are. Use a bounded metric such as probability-drop{also}."
+            f"effects are. Use a bounded metric such as probability-drop."
         )
 
     def value(self) -> float:
