@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tracekit.components import masks
 from tracekit.errors import ConfigError, MaskError
-from tracekit.search.learned import schedules
+from tracekit.search.learned import pgbct as schedules
 
 
 def test_penalties():
