@@ -25,8 +25,8 @@ from tracekit.errors import (
     NonFiniteMetricError,
 )
 from tracekit.explore import Exploration, Measurement, Prediction
-from tracekit.explore.data import circuit_of
 from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
+from tracekit.explore.explorer import circuit_of
 from tracekit.results.evaluation import measure_faithfulness
 
 

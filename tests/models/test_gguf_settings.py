@@ -292,7 +292,7 @@ def test_a_setting_acts_or_is_named(case, tmp_path):
     ("kind", "layers", "expected"), [("gemma2", 46, 12), ("gemma2", 26, 16), ("gemma3", 62, 12)]
 )
 def test_scalar_of_published_gemmas_is_known_by_their_layers(kind, layers, expected):
-    from tracekit.models.gguf_settings import completed
+    from tracekit.models.gguf import completed
 
     config = CONFIGS[kind](**{**SIZES, "num_hidden_layers": layers, "head_dim": 16})
     config, problems = completed(config, {}, {})

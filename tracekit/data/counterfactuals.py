@@ -236,7 +236,7 @@ class Constants:
         self,
         hook_name: str,
         seen: Bool[Tensor, "row head query key"],
-        key_positions: Int[Tensor, "row key"],
+        key_positions: Int[Tensor, "#row key"],
     ) -> Float[Tensor, "row head query key"]:
         """Rows of attention over the keys that each query sees, if there are any, as distributions.
 

@@ -6,6 +6,7 @@ people who load a data set by name get the same one.
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -41,6 +42,17 @@ class Files:
     """Public repository that files are downloaded from, as owner/name."""
     remotes: Mapping[str, Remote] = field(default_factory=dict)
     """Files that can be downloaded, by name."""
+
+    @classmethod
+    def of(cls, dataset: str) -> Files:
+        """Those that `files.json` lists for a data set."""
+        table = json.loads(Path(__file__).with_name("files.json").read_text(encoding="utf-8"))
+        remotes = table[dataset].pop("remotes").items()
+        return cls(
+            dataset=dataset,
+            remotes={name: Remote(**remote) for name, remote in remotes},
+            **table[dataset],
+        )
 
     def read(self, data_dir: Path | None, name: str) -> str:
         """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download."""

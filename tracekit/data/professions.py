@@ -11,31 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tracekit.data.download import Files, Remote, check_count
+from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
 
-_FILES = Files(
-    dataset="professions",
-    origin="the repository of Vig et al. 2020, CausalMediationAnalysis (experiment_data)",
-    repository="ZiruiYan/multi-component-causal-tracing",
-    remotes={
-        "templates.txt": Remote(
-            commit="d25876dc0383e0e6784ea13db492817b1b941bc5",
-            path="data/professions/templates.txt",
-            sha256="b77f0bf0386914085bc3d7d8d98181b108d7a3f8b55d753248652a5608147974",
-        ),
-        "male_occupations.txt": Remote(
-            commit="d25876dc0383e0e6784ea13db492817b1b941bc5",
-            path="data/professions/male_occupations.txt",
-            sha256="bebe498b6628d782bf7220b666747c571588ab170f3d70e60faa365d8501157c",
-        ),
-        "female_occupations.txt": Remote(
-            commit="d25876dc0383e0e6784ea13db492817b1b941bc5",
-            path="data/professions/female_occupations.txt",
-            sha256="0a9fa1cac5fa0b22de18d619e5840af5f849daba4164a9661d80b6b41adc5d17",
-        ),
-    },
-)
+_FILES = Files.of("professions")
 _N_PUBLISHED = 2873
 _REASON = "169 occupations, of which the published files have 159"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -37,10 +38,14 @@ class Dataset:
     """Metric that it is usually traced with."""
     about: str
     """One line for lists."""
-    options: tuple[str, ...] = ()
-    """Keyword arguments of `load`, beside `on_mismatch`."""
     positions: str = "prompt"
     """Positions that are usually intervened on."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Keyword arguments of `load`; the data set itself has a name."""
+        given = signature(self.load).parameters.values()
+        return tuple(p.name for p in given if p.kind is p.KEYWORD_ONLY and p.name != "name")
 
 
 DATASETS: Mapping[str, Dataset] = {
@@ -60,7 +65,6 @@ DATASETS: Mapping[str, Dataset] = {
         load=demo.load_facts,
         components="mlp-outputs",
         metric="probability-drop",
-        options=("noise_factor", "seed"),
         about="embedded: invented facts, counterfactual by noise",
     ),
     "demo-binding": Dataset(
@@ -68,69 +72,54 @@ DATASETS: Mapping[str, Dataset] = {
         components="head-outputs+mlp-blocks",
         metric="logit-difference",
         positions="last",
-        options=("desideratum", "weights"),
         about="embedded: arithmetic on two bound variables",
     ),
     "winobias": Dataset(
         load=winobias.load,
         components="attention-patterns",
         metric="odds-ratio",
-        options=("data_dir", "split", "keep_case", "prepend_bos"),
         about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples",
     ),
     "winogender": Dataset(
         load=winogender.load,
         components="attention-patterns",
         metric="odds-ratio",
-        options=("data_dir", "statistic", "keep_case", "prepend_bos"),
         about="WinoGender (Rudinger et al. 2018), structure-filtered: 44 examples",
     ),
     "professions": Dataset(
         load=professions.load,
         components="mlp-outputs",
         metric="odds-ratio",
-        options=("data_dir", "prepend_bos"),
         about="Professions (Vig et al. 2020): 2703 examples",
     ),
     "counterfact": Dataset(
         load=factual_recall.load_counterfact,
         components="mlp-outputs",
         metric="probability-drop",
-        options=(
-            *("data_dir", "n", "seed", "noise_std", "noise_seed", "leading_space"),
-            *("min_probability", "prepend_bos"),
-        ),
         about="CounterFact (Meng et al. 2022): 200 facts, counterfactual by noise",
     ),
     "known-facts": Dataset(
         load=factual_recall.load_known,
         components="mlp-outputs",
         metric="probability-drop",
-        options=(
-            *("data_dir", "n", "seed", "noise_std", "noise_seed", "leading_space"),
-            *("min_probability", "prepend_bos"),
-        ),
         about="1209 facts that GPT-2 xl knows (Meng et al. 2022), counterfactual by noise",
     ),
     "ioi": Dataset(
         load=generated.load_ioi,
         components="head-outputs",
         metric="logit-difference",
-        options=("n", "counterfactual", "seed", "prepend_bos"),
         about="indirect object identification, made up: which name is not repeated",
     ),
     "greater-than": Dataset(
         load=generated.load_greater_than,
         components="head-outputs",
         metric="set-probability-difference",
-        options=("n", "seed", "prepend_bos"),
         about="years after a year, made up: which numbers are greater",
     ),
     "gendered-pronouns": Dataset(
         load=generated.load_gendered_pronouns,
         components="head-outputs",
         metric="logit-difference",
-        options=("n", "seed", "prepend_bos"),
         about="the pronoun that suits a first name, made up",
     ),
     "variable-binding": Dataset(
@@ -138,7 +127,6 @@ DATASETS: Mapping[str, Dataset] = {
         components="head-outputs+mlp-blocks",
         metric="logit-difference",
         positions="last",
-        options=("desideratum", "weights", "form", "split", "n", "seed", "prepend_bos"),
         about="variable binding, made up: value dependence and operation invariance, 50 each",
     ),
 }
@@ -160,7 +148,6 @@ def describe(name: str) -> Dataset:
             load=partial(from_file.load_pairs, name),
             components="attention-patterns",
             metric="odds-ratio",
-            options=("columns", "format", "noise_std", "seed", "prepend_bos", "chat"),
             about="pairs in a file",
         )
     raise UnknownNameError(
@@ -188,8 +175,8 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
     dataset = describe(name)
     model = load_model(model) if isinstance(model, (str, Path)) else model
     for option in options:
-        if option not in (*dataset.options, "on_mismatch"):
-            raise UnknownOptionError(option, (*dataset.options, "on_mismatch"))
+        if option not in dataset.options:
+            raise UnknownOptionError(option, dataset.options)
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
     typed = {option: convert(option, value, hints[option]) for option, value in options.items()}

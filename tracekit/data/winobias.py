@@ -18,27 +18,11 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.data.download import Files, Remote, check_count
+from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError
 
-_FILES = Files(
-    dataset="winobias",
-    origin="the repository of Zhao et al. 2018, corefBias (WinoBias/wino/data)",
-    repository="sebastianGehrmann/CausalMediationAnalysis",
-    remotes={
-        "pro_stereotyped_type1.txt.dev": Remote(
-            commit="bd26623003023f779ad1df90f689d359d23909a7",
-            path="winobias_data/pro_stereotyped_type1.txt.dev",
-            sha256="0797fa341a4921b541e9ac88fe87fab77f8be58e59fd3b7a7d778ac9b882355e",
-        ),
-        "pro_stereotyped_type1.txt.test": Remote(
-            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
-            path="winobias_data/pro_stereotyped_type1.txt.test",
-            sha256="20c21915806aba5a6c461daf0222b44590acb9f6bab227f08e65a2836c16900b",
-        ),
-    },
-)
+_FILES = Files.of("winobias")
 _N_PUBLISHED = {"dev": 160, "test": 130}
 _BRACKETED_PRONOUN = re.compile(r"\[(he|she|him|his|her|himself|herself)\]")
 _PRONOUNS = {

@@ -14,30 +14,11 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.data.download import Files, Remote, check_count
+from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError
 
-_FILES = Files(
-    dataset="winogender",
-    origin=(
-        "the repositories of Rudinger et al. 2018, winogender-schemas (data), and Vig et al. 2020, "
-        "CausalMediationAnalysis (winogender_data)"
-    ),
-    repository="sebastianGehrmann/CausalMediationAnalysis",
-    remotes={
-        "winogender_templates_structurefilter.tsv": Remote(
-            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
-            path="winogender_data/winogender_templates_structurefilter.tsv",
-            sha256="b2c2580187e411e48d262bb9f5d0a7141973adba6e046875bc0bec0d2030f456",
-        ),
-        "winogender_occupation_stats.tsv": Remote(
-            commit="7ae624cb5f2ace7dd1e8aaad32d4e9cd8ccc6c18",
-            path="winogender_data/winogender_occupation_stats.tsv",
-            sha256="a4f1ba2bbe6bb415bc55efbe15f5e0dbe0bb54e1d1707fad09dfb1ee06547528",
-        ),
-    },
-)
+_FILES = Files.of("winogender")
 _N_PUBLISHED = 44
 _TEMPLATES = "winogender_templates_structurefilter.tsv"
 _STATISTICS = "winogender_occupation_stats.tsv"

@@ -1,13 +1,18 @@
 """GGUF files: models as llama.cpp keeps them, read by transformers.
 
 Weights of few bits are widened: they keep their values, so that such a model is one of its own, not
-the checkpoint that it was made from.
+the checkpoint that it was made from. transformers reads sizes and few settings from the header, and
+leaves out the rest without a word: here every setting of the architecture is the configuration's,
+is put into it, or is named.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import isclose, log
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +21,18 @@ import torch
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
-from tracekit.models.gguf_settings import completed
 from tracekit.models.verification import Loader, listed
+
+Settings = dict[str, Any]
+
+_TABLE = Path(__file__).with_name("gguf_settings.json")
+_LIKE: dict[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
+"""By key the value that changes nothing, and names that configurations have for it."""
+_SIZES = _LIKE.pop("sizes")
+"""Of shapes, which are those of the weights, or of how the file was made."""
+_GATES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
+_SCALARS = {"gemma2": {26: 0, 42: 0, 46: 1}, "gemma3_text": {18: 0, 26: 0, 34: 0, 48: 0, 62: 1}}
+"""By layers, whether a Gemma divides queries by the root of its width per head, not of 256."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +112,7 @@ class GGUFModel:
             return None
 
 
-def _settings(reader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
     """Settings of a file's architecture, and tensors of factors of rotary frequencies."""
     prefix, settings = f"{_read(reader, 'general.architecture')}.", {}
     for key in reader.fields:
@@ -131,3 +146,210 @@ def _unplaced(reader: Any, model: Any) -> list[str]:
     names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
     return [f"the tensors {listed(left)}"] if left else []
+
+
+def completed(config: Any, settings: Settings, tensors: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The configuration with settings of a file, and those that it cannot have, with values.
+
+    `settings` are without the architecture's prefix; `tensors` are those that say how to compute.
+    """
+    left = {key: value for key, value in settings.items() if key not in _SIZES}
+    changes: Settings = {}
+    problems: list[str] = []
+    for step in (_rotary, _window, _scalar, _values):
+        problems += step(config, left, tensors, changes)
+    problems += [f"{key} = {_shown(value)}" for key, value in left.items()]
+    pad = getattr(config, "pad_token_id", None)
+    if pad is not None and pad >= config.vocab_size:
+        # A default of the architecture, which files without a tokenizer do not overwrite.
+        changes["pad_token_id"] = None
+    if changes:
+        config = type(config).from_dict({**config.to_dict(), **changes})
+    return config, problems
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) < 60 else f"{text[:56]} ..."
+
+
+def _is_same(first: Any, other: Any) -> bool:
+    if isinstance(first, (int, float)) and isinstance(other, (int, float)):
+        return isclose(first, other, rel_tol=1e-5)
+    return first == other
+
+
+def _values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+    """Settings that a configuration has under another name."""
+    problems = []
+    head_dim = changes.get("head_dim", left.get("attention.key_length", _head_dim(config)))
+    if left.get("attention.value_length", head_dim) in (head_dim, getattr(config, "v_head_dim", 0)):
+        left.pop("attention.value_length", None)
+    gate = _GATES.get(left.get("expert_gating_func", 0))
+    if gate is not None and getattr(config, "scoring_func", "softmax") == gate:
+        del left["expert_gating_func"]
+    if "attention.max_alibi_bias" in left and (
+        config.model_type == "bloom" or getattr(config, "alibi", False)
+    ):
+        del left["attention.max_alibi_bias"]
+    for key, (neutral, *names) in _LIKE.items():
+        if key not in left:
+            continue
+        value = left.pop(key)
+        name = next((name for name in names if hasattr(config, name)), None)
+        if name is None:
+            # A weight's shape says it, or it changes nothing.
+            is_unset = value == 0 and neutral == 1 and not isinstance(value, bool)
+            if neutral is not None and value != neutral and not is_unset:
+                problems.append(f"{key} = {_shown(value)}")
+        elif not isinstance(value, list) and not _is_same(getattr(config, name) or 0, value):
+            changes[name] = value
+    return problems
+
+
+def _head_dim(config: Any) -> int:
+    given = getattr(config, "head_dim", None)
+    return given or config.hidden_size // config.num_attention_heads
+
+
+def _window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+    """A sliding window, and the layers that have it."""
+    window = left.pop("attention.sliding_window", None)
+    # Older files of some architectures have it under this name.
+    window = left.pop("sliding_window", window)
+    pattern = left.pop("attention.sliding_window_pattern", None)
+    problems = []
+    if window is not None:
+        has_none = not hasattr(config, "sliding_window") or hasattr(config, "use_sliding_window")
+        if not has_none and (config.sliding_window or 0) != window:
+            changes["sliding_window"] = window or None
+        if has_none and window:
+            problems.append(f"attention.sliding_window = {window}")
+    if pattern is not None:
+        n_layers = config.num_hidden_layers
+        if isinstance(pattern, int):
+            pattern = [
+                bool((layer + 1) % pattern) if pattern else False for layer in range(n_layers)
+            ]
+        names = ["sliding_attention" if each else "full_attention" for each in pattern]
+        if getattr(config, "layer_types", None) is None:
+            problems.append(f"attention.sliding_window_pattern = {_shown(pattern)}")
+        elif list(config.layer_types) != names:
+            changes["layer_types"] = names
+    return problems
+
+
+def _scalar(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+    """What Gemma divides the queries by; llama.cpp knows it by the number of layers."""
+    if not hasattr(config, "query_pre_attn_scalar"):
+        return []
+    scale = left.pop("attention.scale", 0)
+    by_width = _SCALARS.get(config.model_type, {}).get(config.num_hidden_layers)
+    if scale:
+        changes["query_pre_attn_scalar"] = scale**-2
+    elif by_width is not None:
+        per_head = config.hidden_size // config.num_attention_heads
+        changes["query_pre_attn_scalar"] = per_head if by_width else _head_dim(config)
+    else:
+        return [
+            f"query_pre_attn_scalar, which no GGUF file says ({config.query_pre_attn_scalar} is "
+            f"taken; no published size has {config.num_hidden_layers} layers)"
+        ]
+    return []
+
+
+def _rotary(
+    config: Any, left: Settings, tensors: Mapping[str, Any], changes: Settings
+) -> list[str]:
+    """Rotary embeddings: their base, their dimensions, and how their frequencies are scaled."""
+    given = {key: left.pop(key) for key in list(left) if key.startswith("rope.")}
+    named = [f"{key} = {_shown(value)}" for key, value in given.items()]
+    before = getattr(config, "rope_parameters", None)
+    if not before:
+        # Some write 0 for none.
+        return [text for text, value in zip(named, given.values(), strict=True) if value] + list(
+            tensors
+        )
+    is_nested = any(isinstance(value, Mapping) for value in before.values())
+    if is_nested and "full_attention" not in before:
+        return named + list(tensors)
+    after = {**(before["full_attention"] if is_nested else before)}
+    given.pop("rope.scaling.finetuned", None)
+    if "rope.freq_base" in given:
+        after["rope_theta"] = given.pop("rope.freq_base")
+    whole = {**before, "full_attention": after} if is_nested else after
+    if is_nested and "rope.freq_base_swa" in given:
+        theta = given.pop("rope.freq_base_swa")
+        whole["sliding_attention"] = {**before["sliding_attention"], "rope_theta": theta}
+    dims, head_dim = given.pop("rope.dimension_count", None), _head_dim(config)
+    head_dim = left.get("attention.key_length", head_dim)
+    share = after.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    problems = []
+    if dims and dims != int(head_dim * (1 if share is None else share)):
+        if share is None:
+            problems.append(f"rope.dimension_count = {dims}")
+        else:
+            after["partial_rotary_factor"] = dims / head_dim
+    scaled, unused = _scaling(given, tensors, config, dims or head_dim)
+    if scaled:
+        after = {
+            k: after[k] for k in ("rope_theta", "partial_rotary_factor") if k in after
+        } | scaled
+        whole = {**whole, "full_attention": after} if is_nested else after
+    if whole != before:
+        changes["rope_parameters"] = whole
+        original = after.get("original_max_position_embeddings")
+        if original and hasattr(config, "original_max_position_embeddings"):
+            changes["original_max_position_embeddings"] = original
+    return problems + unused
+
+
+def _scaling(
+    given: Settings, tensors: Mapping[str, Any], config: Any, dims: int
+) -> tuple[Settings, list[str]]:
+    """Parameters of transformers for scaled frequencies, and what they cannot express."""
+    rest = {key.removeprefix("rope.scaling."): value for key, value in given.items()}
+    factor = rest.pop("factor", 0) or rest.pop("rope.scale_linear", 0)
+    kind = rest.pop("type", "linear" if factor not in (0, 1) else "none")
+    original = rest.pop("original_context_length", 0) or config.max_position_embeddings
+    attention = rest.pop("attn_factor", 0) or rest.pop("yarn_attn_factor", 0)
+    factors = {name: [float(each) for each in value] for name, value in tensors.items()}
+    scaled: Settings = {}
+    short = factors.pop("rope_factors_short.weight", None)
+    long = factors.pop("rope_factors_long.weight", None)
+    frequencies = factors.pop("rope_freqs.weight", None)
+    if short and long:
+        scaled = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        scaled["original_max_position_embeddings"] = original
+        scaled["factor"] = config.max_position_embeddings / original
+        scaled |= {"attention_factor": attention} if attention else {}
+        kind, factor, attention = "none", 0, 0
+    elif frequencies and kind == "none":
+        # The same factors at any length: what llama.cpp divides the frequencies by.
+        scaled = {"rope_type": "longrope", "short_factor": frequencies, "long_factor": frequencies}
+        scaled["attention_factor"] = attention or 1.0
+        scaled["original_max_position_embeddings"] = config.max_position_embeddings
+        factor, attention, frequencies = 0, 0, None
+    elif kind == "linear" and factor not in (0, 1):
+        scaled = {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn" and factor:
+        scaled = {"rope_type": "yarn", "factor": factor}
+        scaled["original_max_position_embeddings"] = original
+        for name in ("beta_fast", "beta_slow"):
+            if value := rest.pop(f"yarn_{name}", 0):
+                scaled[name] = value
+        if attention:
+            scaled["attention_factor"] = attention * (1 + 0.1 * log(factor))
+            attention = 0
+    is_done = kind in ("none", "linear") or scaled
+    unused = {
+        **({} if is_done else {"type": kind, "factor": factor}),
+        **({"attn_factor": attention} if attention not in (0, 1) else {}),
+        **{key: value for key, value in rest.items() if value},
+    }
+    if rest.get("yarn_ext_factor") == 1 and kind == "yarn":
+        unused.pop("yarn_ext_factor")
+    lost = [name for name in (*factors, *(["rope_freqs.weight"] if frequencies else []))]
+    if scaled and config.model_type == "gpt_oss":
+        scaled["truncate"] = False
+    return scaled, [f"rope.scaling.{k} = {_shown(v)}" for k, v in unused.items()] + lost

@@ -198,7 +198,7 @@ def data_options(
     tokenizer makes unequal and facts that it does not know are left out, noise is that of its own
     embeddings, and targets have their leading space.
     """
-    allowed = (*describe(dataset).options, "on_mismatch")
+    allowed = describe(dataset).options
     requested = {name: value for name, value in setting.data_options.items() if name in allowed}
     published = dict(_AS_PUBLISHED.get(dataset, {}))
     if model.paper is not None and model.paper.prepends_bos and "prepend_bos" in allowed:

@@ -197,7 +197,7 @@ def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
         for each in fields(METHODS[job.method])  # type: ignore[arg-type]
     }
     for given, allowed in (
-        (setting.data_options, {*of_data, "on_mismatch"}),
+        (setting.data_options, of_data),
         (setting.method_options, of_methods),
     ):
         for option in given:

@@ -250,7 +250,7 @@ def _method(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _dataset(entry: Any) -> tuple[str, dict[str, Any]]:
     name, options = _name_and_options("data set", entry)
-    allowed = (*describe(name).options, "on_mismatch")
+    allowed = describe(name).options
     for option in options:
         if option not in allowed:
             raise UnknownOptionError(option, allowed)
