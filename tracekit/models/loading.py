@@ -14,6 +14,7 @@ from copy import deepcopy
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,8 @@ _SMALL_MODEL = 8 * 2**30
 AUTO = "auto"
 """float32 where it fits into memory, else the dtype that a checkpoint names."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_loading = RLock()
+"""Held while files are read: transformers changes torch for all threads meanwhile."""
 
 
 def load_model(
@@ -127,7 +130,7 @@ def _from_files(
     loader = Loader(name, device, options.pop("model_class", causal))
     is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
-    with torch.random.fork_rng(devices=[]), threads_for(), _loading_errors(name):
+    with _loading, torch.random.fork_rng(devices=[]), threads_for(), _loading_errors(name):
         if files.gguf is not None:
             file = GGUFModel.read(files)
             dtype = dtype or torch.float32

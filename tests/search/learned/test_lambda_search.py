@@ -41,17 +41,17 @@ def test_sets_that_several_training_runs_propose_are_measured_once(model, monkey
     runs = [search._train(engine, lambda1, 0, stop_at=0) for lambda1 in (1e-3, 3e-3, 1e-2)]
     measured = measured_sets(runs)
     while_training = set(measured)
-    asked = []
-    original = engine.effects
-    monkeypatch.setitem(
-        vars(engine), "effects", lambda mask: asked.append(tuple(mask.tolist())) or original(mask)
+    asked, target = [], tk.search.Target(engine)
+    original = target.effects
+    monkeypatch.setattr(
+        target, "effects", lambda mask: asked.append(tuple(mask.tolist())) or original(mask)
     )
-    first = best_within_budgets(runs, tk.search.Target(engine), [2, 4, 6], measured)
+    first = best_within_budgets(runs, target, [2, 4, 6], measured)
     assert len(asked) > 3
     assert len(set(asked)) == len(asked)
     assert not while_training & {tuple(i for i, on in enumerate(m) if on) for m in asked}
     asked.clear()
-    again = best_within_budgets(runs, tk.search.Target(engine), [2, 4, 6], measured)
+    again = best_within_budgets(runs, target, [2, 4, 6], measured)
     assert not asked
     assert [a.effect for a in again] == [a.effect for a in first]
 

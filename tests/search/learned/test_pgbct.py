@@ -70,7 +70,6 @@ def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(mod
     reward = RewardGradient(
         tk.search.Target(engine),
         make_objective(search.objective, tk.search.Target(engine)),
-        "float32",
     )
     gains = -reward.step(start, torch.arange(12))
     at_the_bound = gains.sort(descending=True).values[budget - 1].abs().item()
