@@ -325,7 +325,7 @@ def _check_values(name: str, values: Any, like: Effects) -> None:
         problem = tuple(values.shape)
     elif values.is_complex():
         problem = "complex numbers"
-    elif values.is_meta:
+    elif values.is_meta and not like.is_meta:
         problem = "a tensor on the device meta, which holds no numbers"
     else:
         return

@@ -13,7 +13,6 @@ import tracekit as tk
 from tests import tiny
 from tests.conftest import FRONT_PASSES
 from tracekit.components.masks import from_indices
-from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
 from tracekit.results.traced import KnownSets
@@ -116,7 +115,7 @@ class TestSetsFromAll:
 
     @pytest.mark.parametrize("sign", [1, -1])
     def test_are_judged_by_what_was_maximised(self, tracer, sign):
-        class Maximised(Engine):
+        class Maximised(tk.search.Target):
             def __init__(self):
                 pass
 

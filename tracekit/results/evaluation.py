@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tracekit._util.markup import interval_text
+from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of
@@ -105,7 +106,7 @@ def from_mib(traced: Traced, path: str | Path) -> Tensor:
     Raises:
         DataFormatError: The file is none, or is of another model or other components.
     """
-    return read_mib(Path(path), traced.registry, model_sizes(traced.model.cfg))
+    return read_mib(as_path("path", path), traced.registry, model_sizes(traced.model.cfg))
 
 
 def _said(traced: Traced, given: Any, engine: Engine) -> str | None:
@@ -130,14 +131,8 @@ def _by_metric(
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
     full = metric_effects(engine.data, torch.ones_like(mask), metrics)
-    own = OnExamples.of(engine, engine.full_effects)
-    columns = {
-        metric.name: replace(
-            own, effects=effects[metric.name], full=full[metric.name], metric=metric.name
-        ).row()
-        for metric in metrics
-    }
-    return pd.DataFrame(columns)
+    own = {name: OnExamples.of(engine, each, full=full[name]) for name, each in effects.items()}
+    return pd.DataFrame({name: replace(each, metric=name).row() for name, each in own.items()})
 
 
 def faithfulness(traced: Traced, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:

@@ -53,12 +53,18 @@ class OnExamples:
     """`noising` or `denoising`."""
 
     @classmethod
-    def of(cls, engine: Engine, effects: Effects, complement: Effects | None = None) -> OnExamples:
-        """Measured effects on the examples of an engine."""
+    def of(
+        cls,
+        engine: Engine,
+        effects: Effects,
+        complement: Effects | None = None,
+        full: Effects | None = None,
+    ) -> OnExamples:
+        """Measured effects on the examples of an engine; `full` by another metric than its own."""
         pairs = engine.pairs
         return cls(
             effects=effects,
-            full=engine.full_effects,
+            full=engine.full_effects if full is None else full,
             complement=complement,
             weights=pairs.weights,
             clusters=pairs.clusters,

@@ -528,7 +528,7 @@ class TraceResult:
             parts[part] = asked | written
         if parts["held_out"]["fingerprint"] is None:
             parts["held_out"] = None
-        run = document["run"] | {"held_out_by": document.pop("held_out_by")}
+        run = document["run"] | {"held_out_by": document.pop("held_out_by"), "sign": "positive"}
         facts = document["model_facts"] | {"explained_variance": {}}
         gone = ("dataset", "effect", "full_effect")
         kept = {name: entry for name, entry in document.items() if name not in gone}

@@ -112,7 +112,7 @@ def test_learning_rates_of_the_paper(model, pairs):
         ("head-outputs+mlp-blocks", 0.01),
     ):
         engine = tiny.engine(model, pairs, kinds)
-        assert tk.search.PGBCT()._learning_rate(engine) == rate
+        assert tk.search.PGBCT()._learning_rate(tk.search.Target(engine)) == rate
     usual = tk.search.PGBCT()
     assert (usual.epochs, usual.init, usual.threshold) == (15, 0.5, 0.5)
 
