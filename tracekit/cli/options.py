@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tracekit._util.files import write_beside
 from tracekit._util.names import (
     KindName,
     MetricName,
@@ -502,6 +501,8 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
 def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
     """Writes options as TOML, but for None, empty lists, and leave to run the code of a model."""
     import tomli_w
+
+    from tracekit._util.files import write_beside
 
     plain = {name: _plain(value) for name, value in options.items()}
     content = {name: value for name, value in plain.items() if value not in (None, [])}
