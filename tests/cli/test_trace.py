@@ -244,8 +244,9 @@ def test_warnings_are_one_line(command, tmp_path):
         *("--output", tmp_path / "run"),
     )
     assert code == 0
-    (line,) = [line for line in err.splitlines() if "Warning" in line]
-    assert line.startswith("Warning: A continuation begins within a word; give it its leading")
+    of_space, of_sign = err.splitlines()
+    assert of_space.startswith("Warning: A continuation begins within a word; give it its leading")
+    assert of_sign.startswith("Warning: All components together have an effect of -0.0366")
 
 
 @pytest.mark.parametrize("text", ["0-3000000000", "0-99999999999999999999", "1,2-20000"])

@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit.anatomy.attention import Attention
-from tracekit.anatomy.explanation import Explanation
-from tracekit.anatomy.paths import Paths
-from tracekit.anatomy.side_effects import SideEffects
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, Given, takes
 from tracekit.cli.output import check_file, console
 from tracekit.errors import ResultFormatError
-from tracekit.results.generations import Generations
-from tracekit.results.result import TraceResult
 
 if TYPE_CHECKING:
-    from tracekit.results.result import TraceResult
+    from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
+    from tracekit.results import Generations, TraceResult
 
 
 @app.command()
@@ -76,7 +71,6 @@ def _read(path: Path) -> list[Any]:
 def _of_run(kind: Any, folder: Path) -> Any:
     """What was measured of a set, which must be of the run beside it, if there is one."""
     import tracekit as tk
-    from tracekit.cli.report import check_of_run
 
     loaded = kind.load(folder)
     if (folder / "result.json").exists():
@@ -94,14 +88,16 @@ def check_of_run(
     Raises:
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """
+    import tracekit as tk
+
     stem = Path(saved.FILE).stem.replace("_", " ")
-    noun = stem if isinstance(saved, Explanation) else f"record of {stem}"
+    noun = stem if isinstance(saved, tk.anatomy.Explanation) else f"record of {stem}"
     pairs: list[tuple[Any, Any]] = [(saved.model, result.model)]
-    if isinstance(saved, Generations):
+    if isinstance(saved, tk.results.Generations):
         mine, theirs = ((each.source, each.positions) for each in (saved.setup, result.setup))
         pairs += [(saved.dataset_fingerprint, result.dataset_fingerprint), (mine, theirs)]
     else:
-        asked = saved.target if isinstance(saved, SideEffects) else saved
+        asked = saved.target if isinstance(saved, tk.anatomy.SideEffects) else saved
         pairs += [
             # Of held-out examples, those that the set was selected on.
             (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
@@ -110,7 +106,7 @@ def check_of_run(
             (saved.direction, result.setup.direction),
             (saved.positions, result.setup.positions),
         ]
-    if isinstance(saved, Attention):
+    if isinstance(saved, tk.anatomy.Attention):
         # Only heads are read.
         pairs.append(({*saved.components} - {*result.components}, set()))
     else:
