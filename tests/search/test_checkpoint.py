@@ -12,7 +12,6 @@ from safetensors.torch import save
 import tracekit as tk
 from tests import tiny
 from tracekit._util.files import tensors_digest
-from tracekit.engine.engine import Engine
 from tracekit.errors import (
     RecordWarning,
     ResultFormatError,
@@ -26,7 +25,7 @@ def interrupted_after(calls, monkeypatch):
     number = count()
 
     def counted(name):
-        original = getattr(Engine, name)
+        original = getattr(tk.search.Target, name)
 
         def call(*given, **options):
             if next(number) == calls:
@@ -36,7 +35,7 @@ def interrupted_after(calls, monkeypatch):
         return call
 
     for name in ("set_effects", "predict_changes"):
-        monkeypatch.setattr(Engine, name, counted(name))
+        monkeypatch.setattr(tk.search.Target, name, counted(name))
 
 
 @pytest.mark.parametrize("components", ["attention-patterns", "mlp-outputs"])
