@@ -532,7 +532,8 @@ def run_of(
     """
     if objective is None:
         is_between = isinstance(traced.bound.setup.source, OtherModel) and goal.target is None
-        objective = Faithful(complement=0.0) if is_between else "mean"
+        is_whole = is_between and sign in (None, "full")
+        objective = Faithful(complement=0.0) if is_whole else "mean"
     bound = None if constraint is None else (constraint, _constrained(traced, constraint))
     if objective == "auto":
         if constraint is not None:
