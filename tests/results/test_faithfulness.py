@@ -184,6 +184,21 @@ def test_a_result_holds_its_own_and_measures_nothing(model, tmp_path, direction)
         assert tracer.faithfulness(without).sizes == (2,)
 
 
+@pytest.mark.parametrize(
+    "n_exchanged, said", [(12, "is below 0: faithful is"), (6, "does not differ from 0|is mixed")]
+)
+def test_an_effect_that_says_little_as_a_whole_is_warned_of(demo_model, n_exchanged, said):
+    pairs = tk.load_dataset("demo-bias", demo_model)[:12]
+    given = [
+        replace(pair, x_ids=pair.y_ids, y_ids=pair.x_ids) if number < n_exchanged else pair
+        for number, pair in enumerate(pairs)
+    ]
+    pairs = replace(pairs, pairs=tuple(given))
+    tracer = tk.Tracer(demo_model, pairs, "head-outputs", "logit-difference")
+    with pytest.warns(UnreliableResultWarning, match=f"all components together, .* ({said})"):
+        tracer.faithfulness(["L0H1"])
+
+
 def test_what_is_refused(tracer, unchecked):
     with pytest.raises(MaskError, match="Only sets of components can be asked about"):
         tracer.faithfulness(torch.full((12,), 0.5))
