@@ -185,7 +185,8 @@ def test_a_result_holds_its_own_and_measures_nothing(model, tmp_path, direction)
 
 
 @pytest.mark.parametrize(
-    "n_exchanged, said", [(12, "is below 0: faithful is"), (6, "does not differ from 0|is mixed")]
+    ("n_exchanged", "said"),
+    [(12, "is below 0: faithful is"), (6, "does not differ from 0|is mixed")],
 )
 def test_an_effect_that_says_little_as_a_whole_is_warned_of(demo_model, n_exchanged, said):
     pairs = tk.load_dataset("demo-bias", demo_model)[:12]

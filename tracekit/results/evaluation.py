@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import interval_text
@@ -20,7 +21,7 @@ from tracekit.components.members import mask_of, members_of, scores_of
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
-from tracekit.metrics import Direction, Effects, Metric, MetricFunction
+from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
@@ -38,6 +39,27 @@ _ALIKE = 0.5
 """Share of the size of effects on single examples below which their mean is mixed."""
 
 
+@overload
+def evaluate(traced: Traced, mask: Any, *, held_out: bool | None = ...) -> float: ...
+
+
+@overload
+def evaluate(
+    traced: Traced, mask: Any, *, per_example: Literal[True], held_out: bool | None = ...
+) -> Float[Tensor, " example"]: ...
+
+
+@overload
+def evaluate(
+    traced: Traced,
+    mask: Any,
+    *,
+    metrics: Sequence[str | Metric | MetricFunction],
+    per_example: bool = ...,
+    held_out: bool | None = ...,
+) -> pd.DataFrame: ...
+
+
 def evaluate(
     traced: Traced,
     mask: Any,
@@ -45,8 +67,31 @@ def evaluate(
     metrics: Sequence[str | Metric | MetricFunction] | None = None,
     per_example: bool = False,
     held_out: bool | None = None,
-) -> float | Effects | pd.DataFrame:
-    """Mean effect of a mask; see `Tracer.evaluate`."""
+) -> float | Float[Tensor, " example"] | pd.DataFrame:
+    """Mean effect of a mask.
+
+    Args:
+        traced: The question, laid out.
+        mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
+            component, where one kind is studied whole in every layer. Or a set: a result,
+            whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
+            and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
+        metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
+            pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
+            (95 % interval), `full_effect` (all components) and `share` of it; the name of its
+            index says of which examples.
+        per_example: Give one effect per example instead of their mean; times the example's
+            weight, if examples have weights.
+        held_out: Measure on the held-out examples (True) or on the searched ones (False). None:
+            on the held-out ones, if the tracer has some, as everything that is said of a set.
+
+    Raises:
+        ConfigError: There are no metrics, or no held-out examples.
+        MaskError: About the mask.
+        ComponentError: A component that is not among those of this tracer.
+        NonFiniteMetricError: The metric is NaN or infinite on some examples.
+        UnknownNameError, MissingContinuationError: About one of the metrics.
+    """
     if held_out and traced.held_out is None:
         raise ConfigError(
             "This tracer has no held-out examples. Give it some: Tracer(..., held_out=pairs)."

@@ -68,6 +68,8 @@ class Traced:
     extra_metrics: tuple[Metric, ...] = ()
     """Further metrics that every result is measured by."""
     sets: KnownSets = field(default_factory=KnownSets)
+    results: list[TraceResult] = field(default_factory=list)
+    """Results of all searches, in their order."""
 
     @cached_property
     def own(self) -> Engine:
@@ -93,7 +95,7 @@ class Traced:
         direction: Direction = "denoising" if self.direction == "noising" else "noising"
         setup = replace(self.bound.setup, direction=direction)
         bound = replace(self.bound, setup=setup)
-        return replace(self, bound=bound, extra_metrics=(), sets=KnownSets())
+        return replace(self, bound=bound, extra_metrics=(), sets=KnownSets(), results=[])
 
     # ---- its facts ------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ class CrossFit:
     on_all: Float[Tensor, "search size example"] | None = None
     """Effect on each example of the set that was selected on all of them; needed to choose."""
     sign: int = 1
-    """Factor of all effects here; see `Target.sign`."""
+    """Factor of all effects here; see `Target`."""
 
     @property
     def cost(self) -> Cost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,12 +16,12 @@ from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
-from tracekit.results.generations import Generations
 from tracekit.results.of_set import positions_of
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
 from tracekit.search import Goal, Selection
+from tracekit.tracer.generation import generate
 from tracekit.tracer.search_run import Found, Usage, results_of
 
 if TYPE_CHECKING:
@@ -102,18 +101,37 @@ def is_of(traced: Traced, result: TraceResult) -> bool:
     return own == given and result.registry == traced.own.registry
 
 
-def open_explorer(
+def explore(
     traced: Traced,
-    start: Any,
-    front: ParetoFront | TraceCurve | None,
-    results: Sequence[TraceResult],
-    paths: Paths | None,
-    generate: Callable[..., Generations],
+    start: Any = None,
+    *,
+    front: ParetoFront | TraceCurve | None = None,
+    paths: Paths | None = None,
 ) -> Explorer:
-    """A view of sets; see `Tracer.explore`.
+    """A view in which components are clicked on and off, and the measured effect follows.
 
-    It starts at a set, or at the largest set of a front or curve, and shows further results; those
-    of other data, another question or model are measured again. `generate` is the tracer's.
+    It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
+    latest click wins. Everything that this tracer measured before is at hand at once.
+
+    ```python
+    view = tracer.explore(tracer.run(budget=6))
+    view  # the last line of a cell shows it
+    view.components, view.effect  # what is on screen, in the next cell
+    view.save("explore.html")  # everything measured so far, clickable without a kernel
+    ```
+
+    Args:
+        traced: The question, laid out.
+        start: The first set, as in `explain`. By default the empty set; of a front, its largest
+            set. A front or curve is taken as `front` too.
+        front: Sets to move along with a slider.
+        paths: What `paths` measured, to draw between members of the set on screen.
+
+    Raises:
+        MissingExtraError: anywidget is not installed.
+        ComponentError: More components than can be shown.
+        MaskError, ComponentError: About the first set.
+        ConfigError: Paths that were measured with another question.
     """
     try:
         from tracekit.explore.explorer import Explorer
@@ -134,7 +152,7 @@ def open_explorer(
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front
         start = start[-1]
-    earlier = [*results, *(front or ())]
+    earlier = [*traced.results, *(front or ())]
     earlier += [start] if isinstance(start, TraceResult) else []
     exploration = Exploration(
         traced.own,
@@ -158,7 +176,7 @@ def open_explorer(
         exploration,
         to_members=to_members,
         to_result=to_result,
-        generate=generate,
+        generate=partial(generate, traced),
         arrows=() if paths is None else arrows_of(paths, traced),
         source=str(traced.setup.source),
         front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 
-from jaxtyping import Float
-from torch import Tensor
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
@@ -42,18 +40,15 @@ from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
-from tracekit.tracer.search_run import SearchRun, pareto_run_of, run_of
-from tracekit.tracer.trackers import Observed, Observer, settings_of
+from tracekit.tracer.search_run import pareto_run_of, run_of
+from tracekit.tracer.trackers import Observed, Observer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
-    from tracekit.anatomy.paths import Paths
-    from tracekit.explore.explorer import Explorer
     from tracekit.results.panels import Color
 
     MethodChoice = MethodName
@@ -181,7 +176,6 @@ class Tracer:
             title = "Held-out pairs: "
             diagnostics.warn_of_pairs(held_out, self.engine, self.source, title=title)
         self._last: Sequence[TraceResult] = ()
-        self.results: list[TraceResult] = []
 
     def __repr__(self) -> str:
         return printable(
@@ -313,10 +307,10 @@ class Tracer:
         run = run_of(self.traced, search, goal, objective, constraint, seed, sign)
         _ = self._warned_of_effects
         diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
-        with self._observed(observe, run) as observed:
+        with Observed(observe, run) as observed:
             results = run.results(observed.step)
             observed.results(results)
-        self.results += results
+        self.traced.results.extend(results)
         self._last = results
         diagnostics.warn_of_results(results, self.pairs, self.noise_floor)
         if any(result.stopped == "interrupted" for result in results):
@@ -371,7 +365,7 @@ class Tracer:
         )
         _ = self._warned_of_effects
         diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
-        with self._observed(observe, run) as observed:
+        with Observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
         diagnostics.warn_of_circuits(front.results)
@@ -381,22 +375,6 @@ class Tracer:
     estimate = _asks(estimating.estimate)
     estimate_pareto = _asks(estimating.estimate_pareto)
     estimate_explain = _asks(estimating.estimate_explain)
-
-    def _observed(self, observe: Observer | None, run: SearchRun) -> Observed:
-        """Tells an observer about a run; of several processes, one does."""
-        setting = {
-            "model": model_name(self.model),
-            "dataset": self.pairs.name,
-            "dataset_fingerprint": self.pairs.fingerprint,
-            "n_examples": len(self.pairs),
-            "components": self.registry.describe(),
-            "n_components": len(self.registry),
-            "metric": self.engine.metric.name,
-            "source": self.source,
-            "direction": self.direction,
-            **settings_of(run),
-        }
-        return Observed(observe if self.engine.ranks.is_first else None, setting)
 
     @cached_property
     def _warned_of_effects(self) -> bool:
@@ -442,6 +420,11 @@ class Tracer:
         return None if self.traced.held_out is None else self.traced.held_out.pairs
 
     @property
+    def results(self) -> list[TraceResult]:
+        """Results of all runs, in their order."""
+        return self.traced.results
+
+    @property
     def direction(self) -> Direction:
         """Whether counterfactual values are patched in (`noising`) or clean ones back."""
         return self.traced.direction
@@ -481,60 +464,7 @@ class Tracer:
 
     # ---- what is said of a set, and done with it ------------------------------------------
 
-    @overload
-    def evaluate(self, mask: Any, *, held_out: bool | None = ...) -> float: ...
-
-    @overload
-    def evaluate(
-        self, mask: Any, *, per_example: Literal[True], held_out: bool | None = ...
-    ) -> Float[Tensor, " example"]: ...
-
-    @overload
-    def evaluate(
-        self,
-        mask: Any,
-        *,
-        metrics: Sequence[MetricChoice | Metric | MetricFunction],
-        per_example: bool = ...,
-        held_out: bool | None = ...,
-    ) -> pd.DataFrame: ...
-
-    def evaluate(
-        self,
-        mask: Any,
-        *,
-        metrics: Sequence[MetricChoice | Metric | MetricFunction] | None = None,
-        per_example: bool = False,
-        held_out: bool | None = None,
-    ) -> float | Float[Tensor, " example"] | pd.DataFrame:
-        """Mean effect of a mask.
-
-        Args:
-            mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
-                component, where one kind is studied whole in every layer. Or a set: a result,
-                whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
-                and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
-            metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
-                pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
-                (95 % interval), `full_effect` (all components) and `share` of it; the name of its
-                index says of which examples.
-            per_example: Give one effect per example instead of their mean; times the example's
-                weight, if examples have weights.
-            held_out: Measure on the held-out examples (True) or on the searched ones (False). None:
-                on the held-out ones, if the tracer has some, as everything that is said of a set.
-
-        Raises:
-            ConfigError: There are no metrics, or no held-out examples.
-            MaskError: About the mask.
-            ComponentError: A component that is not among those of this tracer.
-            NonFiniteMetricError: The metric is NaN or infinite on some examples.
-            UnknownNameError, MissingContinuationError: About one of the metrics.
-        """
-        checks.check_unchanged(self.engine)
-        return evaluation.evaluate(
-            self.traced, mask, metrics=metrics, per_example=per_example, held_out=held_out
-        )
-
+    evaluate = _asks(evaluation.evaluate)
     noising_and_denoising = _asks(evaluation.noising_and_denoising)
     faithfulness = _asks(evaluation.faithfulness)
     minimality = _asks(minimality.minimality)
@@ -550,6 +480,7 @@ class Tracer:
     steer = _asks(generation.steer)
     generate = _asks(generation.generate)
     from_mib = _asks(evaluation.from_mib)
+    explore = _asks(exploring.explore)
 
     # ---- drawing --------------------------------------------------------------------------
 
@@ -581,46 +512,6 @@ class Tracer:
 
         drawn = [results] if isinstance(results, TraceResult) else results
         return effect_curve(_drawn(drawn or self.results or self._last))
-
-    def explore(
-        self,
-        start: Any = None,
-        *,
-        front: ParetoFront | TraceCurve | None = None,
-        paths: Paths | None = None,
-    ) -> Explorer:
-        """A view in which components are clicked on and off, and the measured effect follows.
-
-        It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
-        latest click wins. Everything that this tracer measured before is at hand at once.
-
-        ```python
-        view = tracer.explore(tracer.run(budget=6))
-        view  # the last line of a cell shows it
-        view.components, view.effect  # what is on screen, in the next cell
-        view.save("explore.html")  # everything measured so far, clickable without a kernel
-        ```
-
-        Args:
-            start: The first set, as in `explain`. By default the empty set; of a front, its largest
-                set. A front or curve is taken as `front` too.
-            front: Sets to move along with a slider.
-            paths: What `paths` measured, to draw between members of the set on screen.
-
-        Raises:
-            MissingExtraError: anywidget is not installed.
-            ComponentError: More components than can be shown.
-            MaskError, ComponentError: About the first set.
-            ConfigError: Paths that were measured with another question.
-        """
-        return exploring.open_explorer(
-            self.traced,
-            start,
-            front,
-            self.results,
-            paths,
-            self.generate,
-        )
 
 
 def _drawn(results: Any) -> Any:

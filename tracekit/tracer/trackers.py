@@ -56,14 +56,15 @@ Observer = Callable[[RunRecord], object]
 class Observed:
     """Tells an observer about one run. As a context it tells the start and the end."""
 
-    def __init__(self, observe: Observer | None, setting: Mapping[str, Any]) -> None:
-        """Tells nothing yet, and nobody if `observe` is None."""
+    def __init__(self, observe: Observer | None, run: SearchRun) -> None:
+        """Tells nothing yet, and nobody if `observe` is None; of several processes, one tells."""
         if observe is not None and not callable(observe):
             raise ConfigError(
                 f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "
                 "tracekit.tracer.trackers."
             )
-        self._observe, self._setting = observe, setting
+        self._observe = observe if run.traced.own.ranks.is_first else None
+        self._setting = _settings_of(run)
         self._start = time.perf_counter()
         self._n_steps = 0
         self._stopped: str | None = None
@@ -111,11 +112,20 @@ class Observed:
             )
 
 
-def settings_of(run: SearchRun) -> dict[str, Any]:
-    """Settings of a search in its records."""
-    goal, objective = run.goal, run.objective
+def _settings_of(run: SearchRun) -> dict[str, Any]:
+    """The question of a search and its settings, in its records."""
+    goal, objective, traced = run.goal, run.objective, run.traced
     config = config_of(searches_of(run.search)[0])
     return {
+        "model": traced.model_name,
+        "dataset": traced.own.pairs.name,
+        "dataset_fingerprint": traced.own.pairs.fingerprint,
+        "n_examples": len(traced.own.pairs),
+        "components": traced.registry.describe(),
+        "n_components": len(traced.registry),
+        "metric": traced.own.metric.name,
+        "source": traced.source,
+        "direction": traced.direction,
         "method": run.search.name,
         "objective": objective if isinstance(objective, str) else repr(objective),
         "sign": "positive" if run.sign > 0 else "negative",
