@@ -87,11 +87,9 @@ _LONG = (
     "README.md",
     "gallery.md",
     "index.md",
-    "explain.md",
     "interactions.md",
     "methods.md",
     "run.md",
-    "side-effects.md",
 )
 """Pages whose blocks take more than ten seconds."""
 
