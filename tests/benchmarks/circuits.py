@@ -1,4 +1,4 @@
-"""The table of docs/circuits.md: how faithful sets are on fresh examples, by search and objective.
+"""The areas in docs/circuits.md: how faithful sets are on fresh examples, by search and objective.
 
     python -m tests.benchmarks.circuits measure TASK METHOD FILE [--objective ...] [--kind ...]
     python -m tests.benchmarks.circuits table FILE

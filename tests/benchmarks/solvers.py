@@ -1,4 +1,4 @@
-"""The tables of docs/search-quality.md: effects of a search method, and ratios of two of them.
+"""Effects of a search method, and ratios of two of them: the comparisons of docs/methods.md.
 
     python -m tests.benchmarks.solvers measure FAMILY METHOD FILE [--kind ...] [--option ...]
     python -m tests.benchmarks.solvers compare FILE OTHER

@@ -1,4 +1,4 @@
-"""Prints the table of `docs/statistics.md`."""
+"""Prints the table of which `docs/statistics.md` has some rows."""
 
 import sys
 

@@ -138,7 +138,7 @@ def flips_alone(values: Tensor, *, weights: Tensor | None, clusters: Tensor | No
 
 
 def table() -> Iterator[str]:
-    """Lines of the table of `docs/statistics.md`."""
+    """Lines of the table of which `docs/statistics.md` has some rows, and of its powers."""
     yield "| effects | coverage, n = 8, 20, 100 | error, n = 8 | n = 20 | n = 100 |"
     yield "| --- | --- | --- | --- | --- |"
     for name, kind in KINDS.items():
