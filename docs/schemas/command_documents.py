@@ -8,33 +8,63 @@ from pydantic import TypeAdapter
 
 from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
-from tracekit.tracer.estimate import Estimate
 
 _RESULTS = (
-    "method, budget, selected, effect, 95 % spread, of all, faithful, complete, passes, seconds, "
-    "held out?, 95 % interval?, components?, *"
+    "method, budget, n_selected, n_components, effect, effect_low, effect_high, full_effect, "
+    "share, faithfulness, faithfulness_low, faithfulness_high, completeness, completeness_low, "
+    "completeness_high, held_out, held_out_low, held_out_high, passes, seconds, components, "
+    "n_examples, model, dataset, kind, metric, source, direction, positions, seed, *"
 )
-_TABLES: dict[str, tuple[str, ...]] = {
-    "datasets": ("data set, usually traced with, about",),
-    "demo": ("method, passes, time, *", _RESULTS),
-    "evaluate": ("mask, sum, effect, 95 % interval, *",),
-    "explain": (),
-    "models": ("the paper's model, hub name, *", "architecture, can be traced by"),
-    "pairs": ("color, check, finding",),
-    "pareto": ("size, effect, 95 % spread, faithful, held out, random, stability, search, *",),
-    "report": (),
-    "reproduce": ("*",),
-    "show": (_RESULTS, "fact, value"),
-    "side-effects": ("name, dataset, metric, examples, effect, strength, p, selectivity, *",),
-    "sweep": (
-        "model, dataset, kind, method, options, seed, budget, selected, effect, low, high, "
-        "held_out?",
-    ),
-    "trace": (_RESULTS,),
-    "validate": ("fact, value",),
-    "verify": ("measured, saved, now, agrees",),
+_ESTIMATES = {"estimates": "method, passes, is_exact, example_passes, seconds, memory"}
+_TABLES: dict[str, dict[str, str]] = {
+    "datasets": {"datasets": "dataset, components, metric, about"},
+    "demo": {"methods": "method, passes, seconds, *", "results": _RESULTS},
+    "evaluate": {"masks": "mask, sum, effect, effect_low, effect_high, *"},
+    "explain": {
+        "members": "component, alone, alone_low, alone_high, last, last_low, last_high, value, "
+        "value_low, value_high, verdict, *",
+        "interactions": "*",
+        "replacements": "*",
+        "backups": "*",
+        **_ESTIMATES,
+    },
+    "models": {"paper_models": "model, hub, *", "architectures": "architecture, kinds"},
+    "pairs": {
+        "checks": "color, check, finding",
+        "examples": "prompt, x, y, p_x, p_y, prefers_x, *",
+    },
+    "pareto": {
+        "front": "method, size, n_components, effect, effect_low, effect_high, full_effect, share, "
+        "faithfulness, completeness, components, held_out, held_out_low, held_out_high, control, "
+        "stability, *",
+        **_ESTIMATES,
+    },
+    "report": {},
+    "reproduce": {"experiments": "name, about", "*": "*"},
+    "show": {
+        "results": _RESULTS,
+        "setting": "model, data, metric, positions, source, seed, options, versions",
+    },
+    "side-effects": {
+        "side_effects": "name, dataset, metric, examples, effect, effect_low, effect_high, "
+        "strength, strength_low, strength_high, control, control_low, control_high, p, "
+        "selectivity, selectivity_low, selectivity_high, control_selectivity"
+    },
+    "sweep": {
+        "runs": "model, dataset, kind, metric, positions, setting, method, options, objective, "
+        "sign, seed, budget, n_selected, n_components, effect, effect_low, effect_high, share, "
+        "held_out, held_out_low, held_out_high, n_examples, passes, seconds, device, tracekit, "
+        "components, folder, *"
+    },
+    "trace": {"results": _RESULTS, **_ESTIMATES},
+    "validate": {
+        "validation": "heads, correlation, largest_difference, largest_published, all_heads, "
+        "all_heads_published, published_by"
+    },
+    "verify": {"measured": "measured, saved, now, agrees"},
 }
-"""Columns of the tables of each command; `?`: it may be missing, `*`: there may be others."""
+"""Tables of each command by name, with their columns; `*`: there may be others."""
+_CELL = {"type": ["string", "number", "boolean", "array", "null"], "items": {"type": "string"}}
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -42,29 +72,33 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {command: _schema(command, tables) for command, tables in _TABLES.items()}
 
 
-def _schema(command: str, tables: tuple[str, ...]) -> dict[str, Any]:
+def _schema(command: str, tables: dict[str, str]) -> dict[str, Any]:
     described = TypeAdapter(CommandOutput).json_schema()
-    own = {
+    others: Any = _table(tables["*"]) if "*" in tables else False
+    described["properties"] |= {
         "command": {"const": command},
-        "tables": {"type": "array", "items": {"anyOf": [*map(_table, tables), {"maxItems": 0}]}},
+        "tables": {
+            "type": "object",
+            "properties": {name: _table(tables[name]) for name in tables if name != "*"},
+            "additionalProperties": others,
+        },
+        "findings": {"type": "null"},
     }
-    described["properties"] |= own
     if command == "explain":
-        # Its findings, or with --dry-run what they take.
-        either = TypeAdapter(Findings | Estimate).json_schema()
-        defs = {**either["$defs"], **described.pop("$defs")}
-        described = {"$defs": defs, "anyOf": [*either["anyOf"], described]}
+        findings = TypeAdapter(Findings).json_schema()
+        described["properties"]["findings"] = {"anyOf": [findings, {"type": "null"}]}
     return described | {"title": f"tracekit {command} --json"}
 
 
 def _table(columns: str) -> dict[str, Any]:
     """Schema of the rows of a table, from its columns in a line."""
-    names, cell = columns.split(", "), {"type": ["string", "number"]}
+    names = columns.split(", ")
     named = [name for name in names if name != "*"]
     row = {
         "type": "object",
-        "properties": {name.removesuffix("?"): cell for name in named},
-        "required": [name for name in named if not name.endswith("?")],
-        "additionalProperties": cell if "*" in names else False,
+        "properties": dict.fromkeys(named, _CELL),
+        "required": named,
+        "propertyNames": {"pattern": "^\\S+$"},
+        "additionalProperties": _CELL if "*" in names else False,
     }
     return {"type": "array", "items": row}

@@ -151,6 +151,8 @@ def test_pages_show_paths(tracer, paths, tmp_path):
     assert "How they connect: " in text
     assert str(paths).splitlines()[0] in text
     table = path_table(paths)
-    assert list(table) == ["sender", "receiver", "effect", "by query", "by key", "by value", "p"]
-    assert table["effect"][0] in text
-    assert set(table["by key"][table["receiver"] == "logits"]) == {"\u2013"}
+    assert table.titles == ["sender", "receiver", "effect", "by query", "by key", "by value", "p"]
+    assert table["effect"].texts[0] in text
+    pairs = zip(table["by key"].texts, table["receiver"].values, strict=True)
+    assert {key for key, receiver in pairs if receiver == "logits"} == {"-"}
+    assert ">\u2013</td>" in text

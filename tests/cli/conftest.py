@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import cache
 
@@ -24,9 +25,25 @@ def validators():
 
 def check_document(name, code, out):
     """Holds what a command printed with `--json` against its schema, and `ok` against its code."""
-    document = json.loads(out)
+    document = json.loads(out, parse_constant=pytest.fail)
     validators()[name if name in validators() else ""].validate(document)
-    assert document.get("ok", True) == (code == 0)
+    assert document["ok"] == (code == 0)
+    for key, value in _entries(document["tables"]):
+        assert not re.search(r"\s", key), key
+        assert not _is_number_in_text(value), (key, value)
+
+
+def _entries(tables):
+    """Keys and values of all rows."""
+    return [entry for rows in tables.values() for row in rows for entry in row.items()]
+
+
+def _is_number_in_text(value):
+    """Whether a text is a number, an interval or a share, but for a digest."""
+    number = r"[-+]?(\d+(\.\d*)?|\.\d+)(e[-+]?\d+)?"
+    pattern = rf"{number}( ?%| to {number}| of \d+)?|nan|inf"
+    is_digest = len(str(value)) == 16
+    return isinstance(value, str) and not is_digest and re.fullmatch(pattern, value) is not None
 
 
 def run(monkeypatch, capsys, *arguments):

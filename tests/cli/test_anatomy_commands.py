@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 import tracekit as tk
 from tracekit import figures
-from tracekit.cli.explain import Findings
+from tracekit.cli.explain import Explained, Findings
 
 QUICK = ("--quiet",)
 
@@ -53,7 +53,9 @@ def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypat
     assert sorted(tmp_path.rglob("*")) == before
     code, out, err = command("explain", folder, "--json", "--dry-run", *QUICK)
     assert code == 0, err
-    assert json.loads(out)["passes"] == 79
+    document = json.loads(out)
+    (estimate,) = document["tables"]["estimates"]
+    assert (estimate["passes"], document["findings"]) == (79, None)
 
 
 def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):
@@ -70,22 +72,26 @@ def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_pa
     assert written["value"].tolist() == pytest.approx(why.table["value"].tolist(), abs=1e-6)
     for name in ("waterfall", "heatmap", "network"):
         assert (tmp_path / "out" / f"{name}.html").exists()
-    findings = json.loads((tmp_path / "out" / "findings.json").read_text())
-    assert findings["members"] == result.labels
+    explained = json.loads((tmp_path / "out" / "findings.json").read_text())
+    TypeAdapter(Explained).validate_python(explained, strict=True)
+    assert explained["findings"]["members"] == result.labels
+    assert [row["component"] for row in explained["tables"]["members"]] == list(
+        why.table["component"]
+    )
 
 
 def test_json_is_all_that_is_printed(command, tracer, result, folder):
     code, out, err = command("explain", folder, "--json", *QUICK)
     assert code == 0, err
-    document = TypeAdapter(Findings).validate_json(out, strict=True)
-    assert document == json.loads(out)
+    document = json.loads(out)
+    assert (document["command"], document["ok"], document["error"]) == ("explain", True, None)
+    findings = TypeAdapter(Findings).validate_python(document["findings"], strict=True)
     why = tracer.explain(result)
-    assert [row["component"] for row in document["table"]] == list(why.table["component"])
-    assert document["additivity"]["effect"] == pytest.approx(result.effect)
-    assert document["interactions"][0]["within"] == pytest.approx(
-        why.interactions["within"][0], abs=1e-6
-    )
-    assert document["redundant"] == [str(component) for component in why.redundant]
+    tables = document["tables"]
+    assert pd.DataFrame(tables["members"])["value"].tolist() == why.table["value"].tolist()
+    assert findings["additivity"]["effect"] == pytest.approx(result.effect)
+    assert tables["interactions"][0]["within"] == why.interactions["within"][0]
+    assert findings["redundant"] == [str(component) for component in why.redundant]
     assert "NaN" not in out
 
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shlex
 from dataclasses import replace
 from itertools import groupby
@@ -79,20 +81,30 @@ def test_outputs_are_those_of_their_schemas(document, folder, tmp_path, monkeypa
 
 
 def test_a_schema_refuses_other_columns():
-    rows = {"measured": "weights", "saved": 1, "now": 1, "agrees": "yes"}
+    row = {"measured": "weights", "saved": 1, "now": 1, "agrees": True}
     output = CommandOutput(
-        command="verify", ok=True, tracekit="1", tables=[[rows]], lines=[], warnings=[], error=None
+        format_version=1,
+        command="verify",
+        ok=True,
+        tracekit="1",
+        tables={"measured": [row]},
+        findings=None,
+        lines=[],
+        warnings=[],
+        error=None,
     )
     validate(output, schemas()["verify"])
-    for wrong in ({**rows, "more": 1}, {"measured": "weights"}):
+    for wrong in ({**row, "more": 1}, {"measured": "weights"}, {**row, "now": {"low": 1}}):
         with pytest.raises(ValidationError):
-            validate({**output, "tables": [[wrong]]}, schemas()["verify"])
+            validate({**output, "tables": {"measured": [wrong]}}, schemas()["verify"])
+    with pytest.raises(ValidationError):
+        validate({**output, "tables": {"others": [row]}}, schemas()["verify"])
 
 
 def test_what_makes_a_command_fail_is_not_ok(document, tmp_path):
     Path(tmp_path / "mine.csv").write_text("prompt,counterfactual,x,y\na maid,the maid, b, b\n")
     parsed = document("pairs", "check", tmp_path / "mine.csv")
-    assert "red" in {row["color"] for row in parsed["tables"][0]}
+    assert "red" in {row["color"] for row in parsed["tables"]["checks"]}
     assert (parsed["ok"], parsed["error"]) == (False, None)
 
 
@@ -108,15 +120,155 @@ def test_ctrl_c_is_not_ok(command, monkeypatch, folder):
 def test_tables_and_lines(document):
     parsed = document("datasets")
     assert (parsed["command"], parsed["tracekit"]) == ("datasets", tk.__version__)
-    assert [row["data set"] for row in parsed["tables"][0]] == list(tk.data.DATASETS)
+    assert [row["dataset"] for row in parsed["tables"]["datasets"]] == list(tk.data.DATASETS)
 
 
-def test_numbers_are_numbers(document, folder):
-    parsed = document("show", folder)
-    (row,) = parsed["tables"][0]
-    effect = tk.TraceResult.load(folder).effect
-    assert row["effect"] == pytest.approx(effect, rel=1e-3)
-    assert parsed["error"] is None
+QUICK_TRACE = ("--dataset", "demo-bias", "--limit", 12, "--held-out", 0.5)
+
+
+class TestNumbers:
+    """They are those of the objects, with all their digits."""
+
+    def check_results(self, rows, results):
+        assert len(rows) == len(results)
+        for row, result in zip(rows, results, strict=True):
+            scores = result.faithfulness()
+            (faithful,), (complete,) = (
+                scores.faithfulness_intervals,
+                scores.completeness_intervals,
+            )
+            expected = {
+                "method": result.method,
+                "budget": result.budget,
+                "n_selected": result.n_selected,
+                "n_components": result.n_components,
+                "effect": result.effect,
+                **_ends("effect", result.spread),
+                "full_effect": result.full_effect,
+                "share": result.share_of_full_effect,
+                "faithfulness": scores.faithfulness[0],
+                **_ends("faithfulness", faithful),
+                "completeness": scores.completeness[0],
+                **_ends("completeness", complete),
+                "held_out": result.held_out_effect,
+                **_ends("held_out", result.held_out_interval or (None, None)),
+                **result.extra_effects,
+                "passes": result.cost.forward_equivalents,
+                "components": result.labels,
+                "n_examples": len(result.per_example),
+                "dataset": result.dataset,
+                "seed": result.seed,
+            }
+            assert {name: row[name] for name in expected} == expected
+
+    def test_of_trace_and_show(self, document, tmp_path, monkeypatch):
+        monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
+        methods = ("--method", "top-k", "--method", "attribution")
+        options = ("--budget", 2, "--budget", 3, "--extra-metric", "kl", "--output", tmp_path)
+        rows = document("trace", *QUICK_TRACE, *methods, *options)["tables"]["results"]
+        folders = [tmp_path / f"{method}-{k}" for method in methods[1::2] for k in (2, 3)]
+        results = [tk.TraceResult.load(folder) for folder in folders]
+        self.check_results(rows, results)
+        again = document("show", tmp_path)["tables"]["results"]
+        assert sorted(map(str, again)) == sorted(map(str, rows))
+        for row, result in zip(rows, results, strict=True):
+            frame = tk.results.TraceCurve((result,)).to_frame()
+            assert list(frame) == list(row)
+
+    def test_of_a_front(self, document, tmp_path, monkeypatch):
+        monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
+        limits = ("--max-budget", 4, "--max-passes", 60, "--output", tmp_path)
+        rows = document("pareto", *QUICK_TRACE[:4], *limits)["tables"]["front"]
+        front = tk.ParetoFront.load(tmp_path / "pareto")
+        assert [row["size"] for row in rows] == [*front.sizes]
+        assert [row["effect"] for row in rows] == [result.effect for result in front]
+        assert [row["components"] for row in rows] == [each.labels for each in front]
+        by_size = {row["size"]: row for row in rows}
+        for each in front.statistics:
+            row = by_size[each.size]
+            for name in ("held_out", "held_out_low", "held_out_high", "control", "stability"):
+                assert row[name] == getattr(each, name), name
+        assert front.statistics
+
+    def test_of_masks(self, document, demo_model):
+        masks = ("--mask", "L1H4", "--mask", "L1H4,L1H7")
+        asked = (*QUICK_TRACE[:2], "--limit", 6, "--extra-metric", "kl")
+        rows = document("evaluate", *asked, *masks)["tables"]["masks"]
+        pairs = tk.load_dataset("demo-bias", demo_model)[:6]
+        own = tk.Tracer(demo_model, pairs, extra_metrics=["kl"])
+        for row in rows:
+            effects = own.evaluate(row["mask"].split(","), per_example=True)
+            ends = tk.results.effect_interval(
+                effects, bounds=own.engine.metric.bounds, **own.pairs.over
+            )
+            expected = {"effect": effects.mean().item(), **_ends("effect", ends)}
+            assert {name: row[name] for name in expected} == expected
+            further = own.evaluate(row["mask"].split(","), metrics=["kl"], per_example=True)
+            assert row["kl"] == further["kl"].mean()
+
+    def test_of_a_sweep(self, document, tmp_path):
+        (tmp_path / "sweep.toml").write_text(
+            'models = ["demo"]\ndatasets = ["demo-bias"]\nmethods = ["top-k", "random"]\n'
+            'budgets = [2, 4]\nlimit = 6\nmetrics = ["odds-ratio", "kl"]'
+        )
+        parsed = document("sweep", tmp_path / "sweep.toml", "--output", tmp_path / "out", "--quiet")
+        frame = tk.load_runs(tmp_path / "out").to_frame()
+        rows = sorted(parsed["tables"]["runs"], key=lambda row: row["folder"])
+        frame = frame.sort_values("folder")
+        assert len(rows) == len(frame) == 8
+        assert {row["metric"] for row in rows} == {"odds-ratio", "kl"}
+        assert set(rows[0]) == set(frame)
+        for name in ("effect", "effect_low", "effect_high", "share", "faithfulness", "budget"):
+            assert [row[name] for row in rows] == frame[name].tolist()
+        assert all(type(row["budget"]) is int for row in rows)
+        labels = [tk.TraceResult.load(row["folder"]).labels for row in rows]
+        assert [row["components"] for row in rows] == labels
+
+    def test_of_side_effects(self, document, folder, demo_model):
+        parsed = document("side-effects", folder, "--other", "facts=demo-facts", "--draws", 2)
+        side = tk.anatomy.SideEffects.load(folder)
+        rows = parsed["tables"]["side_effects"]
+        table = side.table
+        assert list(rows[0]) == list(table)
+        for name in table:
+            assert [row[name] for row in rows] == [
+                None if value != value else value for value in table[name].tolist()
+            ]
+
+    def test_of_pairs(self, document, demo_model):
+        parsed = document("pairs", "check", "demo-bias", "--limit", 4)
+        checked = tk.load_dataset("demo-bias", demo_model)[:4].check(demo_model)
+        rows = parsed["tables"]["examples"]
+        for name in ("p_x", "p_y", "prompt", "prefers_x"):
+            assert [row[name] for row in rows] == checked.table[name].tolist()
+        checks = [(row["color"], row["check"]) for row in parsed["tables"]["checks"]]
+        assert checks == [(line.color, line.topic) for line in checked.lines]
+
+
+def _ends(name, interval):
+    """The ends of an interval as JSON has them: null where they are not finite."""
+    ends = [end if end is not None and math.isfinite(end) else None for end in interval]
+    return dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
+def test_three_runs_are_one_table_in_pandas(document, tmp_path, monkeypatch):
+    """The lines of `docs/cli.md`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
+    for seed in (1, 2, 3):
+        options = ("--method", "random", "--budget", 2, "--seed", seed, "--output", f"of-{seed}")
+        printed = document("trace", *QUICK, *options)
+        Path(f"run-{seed}.json").write_text(json.dumps(printed), encoding="utf-8")
+    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(compile(block, str(page), "exec"), names)
+    table = names["table"].sort_values("seed")
+    results = [tk.TraceResult.load(f"of-{seed}/random-2") for seed in (1, 2, 3)]
+    assert table["effect"].tolist() == [result.effect for result in results]
+    assert table["components"].tolist() == [result.labels for result in results]
+    for name in ("effect", "effect_low", "share", "passes", "budget"):
+        assert table[name].dtype.kind in "if", name
 
 
 def test_warnings(command, tmp_path):
@@ -125,7 +277,12 @@ def test_warnings(command, tmp_path):
     _, out, _ = command("pairs", "check", path, "--json")
     parsed = json.loads(out)
     assert any("numbers its rows, and is left out" in text for text in parsed["warnings"])
-    assert {row["check"] for row in parsed["tables"][0]} >= {"task", "tokens", "balance", "leak"}
+    assert {row["check"] for row in parsed["tables"]["checks"]} >= {
+        "task",
+        "tokens",
+        "balance",
+        "leak",
+    }
 
 
 @pytest.mark.parametrize("name", ["show", "explain"])
@@ -182,8 +339,8 @@ def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatc
 class TestVerify:
     def test_a_run_that_agrees(self, document, folder):
         parsed = document("verify", folder)
-        rows = {row["measured"]: row for row in parsed["tables"][0]}
-        assert {row["agrees"] for row in rows.values()} == {"yes"}
+        rows = {row["measured"]: row for row in parsed["tables"]["measured"]}
+        assert {row["agrees"] for row in rows.values()} == {True}
         assert rows["effect"]["saved"] == rows["effect"]["now"]
         assert rows["weights"]["saved"] == rows["weights"]["now"]
         assert parsed["lines"][-1].endswith("agrees.")
@@ -193,9 +350,9 @@ class TestVerify:
         tracer = tk.Tracer(demo_model, pairs, held_out=fresh)
         result = tracer.run("attribution", budget=3)
         parsed = document("verify", result.save(tmp_path / "run"))
-        rows = {row["measured"]: row for row in parsed["tables"][0]}
+        rows = {row["measured"]: row for row in parsed["tables"]["measured"]}
         assert rows["held-out effect"]["now"] == pytest.approx(result.held_out_effect, rel=1e-4)
-        assert rows["largest difference on a held-out example"]["agrees"] == "yes"
+        assert rows["largest difference on a held-out example"]["agrees"] is True
         # Here the mean stays as it is.
         change = torch.zeros(len(fresh))
         change[:2] = torch.tensor([0.01, -0.01])

@@ -6,12 +6,12 @@ import dataclasses
 import re
 
 import pytest
-from rich.table import Table
 
 import tracekit as tk
 from tests.files import renamed
 from tracekit import cli
-from tracekit.cli.output import console, print_rows
+from tracekit._util.table import Column, Table
+from tracekit.cli.output import console, print_table
 
 
 class TestPathsAreCheckedFirst:
@@ -137,21 +137,19 @@ class TestForeignTexts:
 @pytest.mark.parametrize("width", [80, 60, 120])
 def test_tables_break_no_word(monkeypatch, capsys, width):
     monkeypatch.setattr(console, "width", width)
-    table = Table("the name", "a longer text", "number", title="Some runs")
-    for each in "attention-patterns", "mlp-neurons":
-        table.add_column(f"{each} of all", justify="right")
+    titles = ["the name", "a longer text", "number"]
+    titles += [f"{each} of all" for each in ("attention-patterns", "mlp-neurons")]
     rows = [
         ("gpt2-small", "said in several words with one-that-is-longer", "0.123", "17", "-0.5 to 3"),
         ("llama", "few words", "10", "1000.5", "-12.25 to 12.25"),
     ]
-    for row in rows:
-        table.add_row(*row)
-    print_rows(table)
+    columns = zip(titles, zip(*rows, strict=True), strict=True)
+    print_table("runs", Table([Column("key", *each) for each in columns]), heading="Some runs")
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert max(map(len, lines)) <= width
     shown = re.sub("[^\\w\\s.%-]", " ", out).split()
-    headers = [word for column in table.columns for word in str(column.header).split()]
+    headers = [word for title in titles for word in title.split()]
     assert {*headers, *(word for row in rows for cell in row for word in cell.split())} <= set(
         shown
     )
@@ -164,9 +162,7 @@ def test_tables_break_no_word(monkeypatch, capsys, width):
 
 def test_a_word_wider_than_the_terminal_is_folded(monkeypatch, capsys):
     monkeypatch.setattr(console, "width", 40)
-    table = Table("mask", "effect")
-    table.add_row("a" * 50, "0.123")
-    print_rows(table)
+    print_table("masks", Table.of_rows([{"mask": "a" * 50, "effect": 0.123}]))
     out = capsys.readouterr().out
     assert out.count("a") == 50 + 1
     assert "0.123" in out

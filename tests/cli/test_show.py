@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracekit as tk
 from tests import tiny
-from tracekit.cli.output import console, print_table
+from tracekit.cli.output import console, print_results
 
 
 def test_show_prints_what_was_saved(command, tmp_path, model):
@@ -30,7 +30,7 @@ def test_saved_runs_are_one_table_of_a_terminal_s_width(model, monkeypatch, caps
     for budget in (10, 2, 4):
         tracer.run("top-k", budget=budget)
         tracer.run("random", budget=budget, draws=2)
-    print_table(tracer.results, is_full=False)
+    print_results(tracer.results, is_full=False)
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80

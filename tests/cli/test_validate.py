@@ -32,7 +32,7 @@ def test_validate(command, tmp_path, monkeypatch, demo_model):
         "validate", "demo", "--dataset", "demo-bias", "--table", table, "--json"
     )
     assert code == 1
-    assert json.loads(out)["tables"][0][0] == {"fact": "heads", "value": 32}
+    assert json.loads(out)["tables"]["validation"][0]["heads"] == 32
     assert "demo does not agree with the table for demo on demo-bias: the correlation" in err
 
 

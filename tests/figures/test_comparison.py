@@ -86,7 +86,7 @@ class TestComparison:
         assert "held out" not in text
         lines = comparison.to_markdown().splitlines()
         assert len(lines) == 2 + len(comparison)
-        assert lines[0].startswith("| result | selected | effect | 95 % spread | share | passes |")
+        assert lines[0].startswith("| result | selected | effect | 95 % spread | of all | passes |")
 
 
 def test_results_of_two_data_sets_are_compared_by_their_sets(model):

@@ -7,13 +7,13 @@ import re
 from dataclasses import replace
 from html import unescape
 
-import pandas as pd
 import pytest
 
 import tracekit as tk
 from tests import tiny
 from tests.cli.conftest import command  # noqa: F401
 from tests.files import renamed
+from tracekit._util.table import Table
 from tracekit.errors import NoResultError
 from tracekit.reports.page import Section, write_page
 
@@ -174,7 +174,7 @@ def test_the_command_reads_all_that_was_saved(command, runs, tmp_path):  # noqa:
     assert code_ == 0, err
     assert page.resolve().as_uri() in out
     text = body(page)
-    rows = re.findall(r"<tr><td[^>]*>[^<]*</td><td[^>]*>\d+</td><td[^>]*>\d+</td>", text)
+    rows = re.findall(r"<tr><td[^>]*>[^<]*</td><td[^>]*>\d+</td><td[^>]*>\d+ of 16</td>", text)
     assert len(rows) == 2 + 1 + len(front)
     assert text.count("Plotly.newPlot(") == 5
     (block,) = code(text)
@@ -245,7 +245,7 @@ def test_pages_escape_every_text(tmp_path):
             heading=bad,
             lead=bad,
             paragraphs=[bad],
-            table=pd.DataFrame({bad: [bad]}),
+            table=Table.of_rows([{bad: bad}]),
             note=bad,
             code=bad,
         )

@@ -179,8 +179,8 @@ def test_long_prompts_are_compared_token_by_token():
 def test_results_show_their_numbers(shown):
     result, text = shown["result"], shown["result"]._repr_html_()
     low, high = result.spread
-    assert f"effect {result.effect:.4g} [{low:.3g}, {high:.3g}]" in text
-    assert f"held out {result.held_out_effect:.4g} [" in text
+    assert f"effect {result.effect:.4g} ({low:.3g} to {high:.3g})" in text
+    assert f"held out {result.held_out_effect:.4g} (" in text
     assert f"kl {result.extra_effects['kl']:.4g}" in text
     assert ", ".join(result.labels) in text
     # A row for each budget up to twelve, from the first to the last.
@@ -193,7 +193,7 @@ def test_results_show_their_numbers(shown):
     assert [row[-1] for row in rows[1:]] == [f"{held_out[size]:.4g}" for size in front.sizes]
     grid = shown["grid"].to_frame()
     rows = Reader(shown["grid"]._repr_html_()).rows
-    assert [row[1] for row in rows[1:]] == [f"{effect:.4g}" for effect in grid["effect"][:12]]
+    assert [row[2] for row in rows[1:]] == [f"{effect:.4g}" for effect in grid["effect"][:12]]
     tracer = shown["tracer"]
     rows = Reader(tracer._repr_html_()).rows
     assert ["all components", f"effect {tracer.full_effect:.4g}"] in rows

@@ -17,6 +17,7 @@ import tracekit as tk
 from tests import tiny
 from tests.plain import Plain
 from tracekit._util.clusters import ratio_and_error
+from tracekit._util.markup import interval_text
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -359,12 +360,14 @@ def test_tables_hold_them(tracer):
         for name in ("faithfulness", "faithfulness_low", "completeness", "completeness_high"):
             assert frame[name].tolist() == pytest.approx([row[name] for row in by_size], abs=1e-4)
     assert front.to_frame()["faithfulness"].notna().all()
-    cells = curve[0].circuit_cells()
-    assert cells[0].startswith(f"{by_size[0]['faithfulness']:.2f} [")
-    assert cells[1].startswith(f"{by_size[0]['completeness']:.2f} [")
-    assert all(f"faithfulness {cells[0]}" in text for text in [curve[0]._repr_html_()])
+    scores = curve[0].circuit_scores
+    for name, score in zip(("faithfulness", "completeness"), scores, strict=True):
+        ends = [by_size[0][f"{name}{end}"] for end in ("", "_low", "_high")]
+        assert score == pytest.approx(ends)
+        text = f"{name} {ends[0]:.2f} ({interval_text(*ends[1:])})"
+        assert text in curve[0]._repr_html_()
     without = replace(curve[0], own=replace(curve[0].own, complement=None))
-    assert without.circuit_cells() == ("\u2013", "\u2013")
+    assert without.circuit_scores == ((None, None, None),) * 2
 
 
 def test_runs_and_fronts_warn(demo_model):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
+from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.output import print_rows
+from tracekit.cli.output import print_table
 
 
 @app.command()
@@ -13,7 +12,8 @@ def datasets() -> None:
     """Lists the data sets."""
     from tracekit.data import DATASETS
 
-    table = Table("data set", "usually traced with", "about")
-    for name, dataset in DATASETS.items():
-        table.add_row(name, f"{dataset.components}, {dataset.metric}", dataset.about)
-    print_rows(table)
+    rows = [
+        {"dataset": name, "components": data.components, "metric": data.metric, "about": data.about}
+        for name, data in DATASETS.items()
+    ]
+    print_table("datasets", Table.of_rows(rows))

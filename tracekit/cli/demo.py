@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, WHAT, Given, option, takes
 from tracekit.cli.output import (
     check_folder,
     console,
     load,
-    print_rows,
+    print_results,
     print_table,
     print_tracer,
     progress_is_shown,
@@ -85,27 +83,21 @@ class _Findings:
         rest = [other for other in result.components if other != component]
         return float(self.tracer.evaluate(rest))
 
-    @property
-    def rows(self) -> list[list[str]]:
-        """A row per method: effects and their shares of the whole, passes, time."""
-        rows = []
+    def table(self, form: str = "{:.3f} ({:.0f} %)") -> Table:
+        """A row per method: effects, with their shares of the whole in this form, passes, time."""
+        rows, full = [], self.tracer.full_effect
+        names = [f"effect_{budget}" for budget in _BUDGETS]
         for curve in self.curves.values():
-            first = curve[0]
-            cells = [f"{r.effect:.3f} ({100 * r.share_of_full_effect:.0f} %)" for r in curve]
-            passes = f"{first.cost.forward_equivalents:.0f}"
-            rows.append([first.title, *cells, passes, f"{first.run.seconds:.0f} s"])
-        return rows
-
-    @property
-    def best(self) -> list[tuple[int, int]]:
-        """Row and column of the largest effect of every budget."""
-        curves = list(self.curves.values())
-        best = []
-        for column in range(len(_BUDGETS)):
-            effects = [curve[column].effect for curve in curves]
-            top = max(effects) - 5e-4
-            best += [(row, column + 1) for row, effect in enumerate(effects) if effect > top]
-        return best
+            effects = dict(zip(names, (result.effect for result in curve), strict=True))
+            passes, seconds = float(curve[0].cost.forward_equivalents), curve[0].run.seconds
+            rows.append({"method": curve[0].title, **effects, "passes": passes, "seconds": seconds})
+        titles = {name: f"{name.removeprefix('effect_')} heads" for name in names}
+        forms: dict[str, Any] = {"passes": ".0f", "seconds": ".0f"}
+        forms |= dict.fromkeys(names, lambda effect: form.format(effect, 100 * effect / full))
+        table = Table.of_rows(rows, titles, forms)
+        for name in names:
+            table = table.ranked(name)
+        return table
 
 
 _REAL_MODEL, _REAL_TASK, _REAL_METRIC = "smollm2-135m", "gendered-pronouns", "logit-difference"
@@ -113,9 +105,6 @@ _REAL_BUDGETS = (3, 6, 14)
 _REAL_METHODS = ("local-search", "mask-ig", "top-k")
 _REAL_EXAMPLES = (24, 32)
 """That are searched on, and that no search sees."""
-
-
-_COLUMNS = ("method", *(f"{budget} heads" for budget in _BUDGETS), "passes", "time")
 
 
 @app.command()
@@ -173,7 +162,7 @@ def _trace_real(output: Path, seed: int, progress: bool) -> Path:
         style="bold",
         highlight=False,
     )
-    print_table(tracer.results)
+    print_results(tracer.results)
     return tk.report([*tracer.results, tracer.pairs], output / "index.html")
 
 
@@ -197,21 +186,8 @@ def _trace(output: Path, seed: int, progress: bool) -> _Findings:
 
 
 def _print_methods(findings: _Findings) -> None:
-    table = Table(*_COLUMNS)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    best = set(findings.best)
-    for row, cells in enumerate(findings.rows):
-        texts = [
-            # Two lines: a table of 80 columns has no room for both beside each other.
-            Text(
-                cell.replace(" (", "\n").removesuffix(")"),
-                style="bold" if (row, column) in best else "",
-            )
-            for column, cell in enumerate(cells)
-        ]
-        table.add_row(*texts)
-    print_rows(table)
+    # Two lines: a table of 80 columns has no room for both beside each other.
+    print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
     console.print(
         f"{_ABOUT} All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}.",
         style="dim",
@@ -220,24 +196,20 @@ def _print_methods(findings: _Findings) -> None:
 
 
 def _write_page(findings: _Findings, output: Path) -> Path:
-    import pandas as pd
-
     import tracekit as tk
     from tracekit.reports.page import Section, write_page
 
     shown = [findings.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
     chosen = findings.curves["pgb-ct+local"].at(max(_SHOWN))
-    members = pd.DataFrame(
-        [
-            [
-                str(component),
-                f"{findings.alone(component):.3f}",
-                f"{chosen.effect - findings.without(chosen, component):.3f}",
-            ]
-            for component in chosen.components
-        ],
-        columns=["head", "alone", "lost without it"],
-    )
+    rows = [
+        {
+            "component": str(component),
+            "alone": findings.alone(component),
+            "lost_without_it": chosen.effect - findings.without(chosen, component),
+        }
+        for component in chosen.components
+    ]
+    members = Table.of_rows(rows, forms={"alone": ".3f", "lost_without_it": ".3f"})
     everything, example = findings.tracer.full_effect, findings.tracer.pairs[0].texts or {}
     return write_page(
         output / "index.html",
@@ -262,8 +234,7 @@ def _write_page(findings: _Findings, output: Path) -> Path:
                     "does alone, and so misses heads that matter only together."
                 ],
                 figures=[tk.compare(shown).heatmap(), findings.tracer.curve()],
-                table=pd.DataFrame(findings.rows, columns=list(_COLUMNS)),
-                best=findings.best,
+                table=findings.table(),
                 note=_ABOUT,
             ),
             Section(

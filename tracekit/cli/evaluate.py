@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from tracekit._util.markup import interval_text
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     OPTIONAL_OUTPUT,
@@ -20,7 +18,7 @@ from tracekit.cli.options import (
     option,
     takes,
 )
-from tracekit.cli.output import check_file, print_rows, print_tracer
+from tracekit.cli.output import check_file, print_table, print_tracer
 from tracekit.cli.parsing import read_masks
 
 _NOT_HERE = ("split", "skip_mismatched", "held_out")
@@ -50,8 +48,7 @@ def evaluate(given: Given) -> None:
     tracer = build_tracer(given, quiet=True)
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
-    table = Table("mask", "sum", "effect", "95 % interval", *names)
-    rows = []
+    measured, rows = [], []
     named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
         effects: Any = tracer.evaluate(entries, per_example=True)
@@ -63,18 +60,16 @@ def evaluate(given: Given) -> None:
         total = mask_of(entries, tracer.registry).sum().item()
         bounds = tracer.engine.metric.bounds
         low, high = effect_interval(effects, bounds=bounds, **tracer.pairs.over)
-        table.add_row(
-            name,
-            f"{total:.4g}",
-            f"{effects.mean().item():.6g}",
-            interval_text(low, high),
-            *(f"{further[column].mean():.6g}" for column in names),
-        )
+        means = {"effect": effects.mean().item(), "effect_low": low, "effect_high": high}
+        means |= {column: further[column].mean() for column in names}
+        measured.append({"mask": name, "sum": total, **means})
         rows += [
             {"mask": name, "example": number, "effect": effect, **further.loc[number].to_dict()}
             for number, effect in enumerate(effects.tolist())
         ]
-    print_rows(table)
+    forms = dict.fromkeys(("effect", *names), ".6g")
+    titles = {"effect": "effect (95 % interval)", **{name: name for name in names}}
+    print_table("masks", Table.of_rows(measured, titles, forms, joined=True))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(rows), output)

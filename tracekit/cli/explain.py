@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.table import Table
 from typing_extensions import TypedDict
 
+from tracekit._util.table import Table, json_value
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, option, takes
-from tracekit.cli.output import check_folder, console, print_estimates, print_rows, write_figures
+from tracekit.cli.output import (
+    Row,
+    check_folder,
+    console,
+    print_estimates,
+    print_table,
+    recorded,
+    write_figures,
+)
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from tracekit.anatomy import Explanation
 
 _TABLES = ("table", "interactions", "replacements", "backups")
-"""Tables of an explanation, and the names of their files."""
+"""Tables of an explanation, and the names of their files; the first is that of its members."""
 
 
 class Findings(TypedDict):
-    """What `tracekit explain --json` prints, and `findings.json` holds; null where there is none.
-
-    The tables are those of an `Explanation` in Python, a mapping from column to cell for each row.
-    """
+    """What `tracekit explain` finds, beside its tables; null where there is none."""
 
     model: str
     dataset: str
@@ -41,11 +42,15 @@ class Findings(TypedDict):
     """Orders that Shapley values are sampled from; null if they are exact."""
     redundant: list[str]
     passes: float
-    table: list[dict[str, str | float | None]]
-    """What each member brings."""
-    interactions: list[dict[str, str | float | bool | None]]
-    replacements: list[dict[str, str | float | bool | None]] | None
-    backups: list[dict[str, str | float | bool | None]] | None
+
+
+class Explained(TypedDict):
+    """What `findings.json` holds: entries of what `tracekit explain --json` prints."""
+
+    findings: Findings
+    tables: dict[str, list[Row]]
+    """`members` says what each brings; `interactions`; `replacements` and `backups` where they were
+    looked for."""
 
 
 @app.command()
@@ -74,15 +79,12 @@ def explain(given: Given, run: Run) -> None:
         check_folder(output)
     tracer = rebuild_tracer(result, given)
     if given["dry_run"]:
-        estimate = tracer.estimate_explain(result, max_sets=max_sets)
-        console.findings = asdict(estimate)
-        print_estimates([estimate])
+        print_estimates([tracer.estimate_explain(result, max_sets=max_sets)])
         return
     why = tracer.explain(
         result, max_sets=max_sets, tolerance=given["tolerance"], seed=given["seed"]
     )
     why.save(run)
-    console.findings = _document(why)
     _print(why, run)
     if output is not None:
         _write(why, output)
@@ -92,13 +94,12 @@ def _print(why: Explanation, run: Path) -> None:
     from tracekit.reports.report import member_table
 
     console.print(f"{why}", highlight=False, soft_wrap=True)
-    frame = member_table(why)
-    table = Table(*frame.columns)
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    for row in frame.itertuples(index=False):
-        table.add_row(*map(str, row))
-    print_rows(table)
+    tables = _tables(why)
+    print_table("members", tables.pop("members"), member_table(why))
+    for name, table in tables.items():
+        recorded(name, table)
+    if console.document is not None:
+        console.document["findings"] = {**_findings(why)}
     console.print(
         "Alone: nothing else is patched. Last: what leaving it out costs. Value: the Shapley "
         "value. Brackets: 95 % intervals over examples.",
@@ -108,42 +109,37 @@ def _print(why: Explanation, run: Path) -> None:
     console.print(f"{passes} The explanation is saved in {run}/.", highlight=False, soft_wrap=True)
 
 
-def _document(why: Explanation) -> dict[str, Any]:
-    """All findings, ready for JSON; None where there is no number."""
-    entries: dict[str, Any] = {
-        "model": why.model,
-        "dataset": why.dataset,
-        "metric": why.metric,
-        "members": why.labels,
-        "additivity": why.additivity.to_dict(),
-        "n_orders": why.shapley.n_orders,
-        "redundant": [str(component) for component in why.redundant],
-        "passes": why.cost.forward_equivalents,
+def _findings(why: Explanation) -> Findings:
+    return Findings(
+        model=why.model,
+        dataset=why.dataset,
+        metric=why.metric,
+        members=why.labels,
+        additivity=json_value(why.additivity.to_dict()),
+        n_orders=why.shapley.n_orders,
+        redundant=[str(component) for component in why.redundant],
+        passes=why.cost.forward_equivalents,
+    )
+
+
+def _tables(why: Explanation) -> dict[str, Table]:
+    frames = {name.replace("table", "members"): getattr(why, name) for name in _TABLES}
+    return {
+        name: Table.of_rows(frame.to_dict("records"))
+        for name, frame in frames.items()
+        if frame is not None
     }
-    for name, frame in _frames(why).items():
-        entries[name] = None if frame is None else frame.to_dict("records")
-    return _without_nan(entries)
-
-
-def _frames(why: Explanation) -> dict[str, pd.DataFrame | None]:
-    return {name: getattr(why, name) for name in _TABLES}
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _write(why: Explanation, output: Path) -> None:
     from tracekit._util.files import write_beside, write_csv
 
     output.mkdir(parents=True, exist_ok=True)
-    for name, frame in _frames(why).items():
-        if frame is not None:
-            write_csv(frame, output / f"{'members' if name == 'table' else name}.csv")
-    write_beside(output / "findings.json", json.dumps(_document(why), indent=1))
+    tables = _tables(why)
+    for name, table in tables.items():
+        write_csv(table.frame(), output / f"{name}.csv")
+    rows = {name: table.records() for name, table in tables.items()}
+    explained = Explained(findings=_findings(why), tables=rows)
+    write_beside(output / "findings.json", json.dumps(explained, indent=1))
     drawn = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
     write_figures(drawn, output)

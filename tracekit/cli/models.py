@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from rich.table import Table
-
+from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.output import console, print_rows
+from tracekit.cli.output import console, print_table
 
 REFUSED = Path(__file__).with_name("refused_kinds.json")
 """By architecture, the kinds that cannot be traced in it; `python -m tests.architectures`."""
@@ -31,14 +31,16 @@ def models() -> None:
     """
     from tracekit.paper.models import PAPER_MODELS
 
-    table = Table("the paper's model", "hub name", *_PAPER_KINDS)
-    for model in PAPER_MODELS.values():
-        counts = (model.count(kind) for kind in _PAPER_KINDS)
-        table.add_row(model.title, model.hub, *map(str, counts))
-    print_rows(table)
-    table = Table("architecture", "can be traced by")
-    for architecture, refused in json.loads(REFUSED.read_text(encoding="utf-8")).items():
-        table.add_row(architecture, f"all but {', '.join(refused)}" if refused else "every kind")
-    print_rows(table)
+    rows: list[dict[str, Any]] = [
+        {"model": model.title, "hub": model.hub} | {k: model.count(k) for k in _PAPER_KINDS}
+        for model in PAPER_MODELS.values()
+    ]
+    titles = {"model": "the paper's model", "hub": "hub name"}
+    print_table("paper_models", Table.of_rows(rows, titles))
+    rows = [
+        {"architecture": name, "kinds": f"all but {', '.join(kinds)}" if kinds else "every kind"}
+        for name, kinds in json.loads(REFUSED.read_text(encoding="utf-8")).items()
+    ]
+    print_table("architectures", Table.of_rows(rows, {"kinds": "can be traced by"}))
     for reason in _REASONS:
         console.print(reason, style="dim", highlight=False)

@@ -7,19 +7,20 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from math import isfinite, nan
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table as RichTable
 from rich.text import Text
 from typer import Exit
 from typing_extensions import TypedDict
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import printable
+from tracekit._util.table import Column, Table
 from tracekit._util.version import __version__
 from tracekit.errors import FigureExportError, OutputError
 
@@ -40,16 +41,23 @@ class CommandError(TypedDict):
     message: str
 
 
-class CommandOutput(TypedDict):
-    """The one JSON document that a command prints with `--json`."""
+Row = dict[str, str | float | bool | list[str] | None]
+"""A row of a table by its columns; null where there is no value. Components are a list."""
 
+
+class CommandOutput(TypedDict):
+    """The one JSON document that a command prints with `--json`, also after an error."""
+
+    format_version: Literal[1]
     command: str
     ok: bool
     """Whether the exit code is 0."""
     tracekit: str
     """Version."""
-    tables: list[list[dict[str, str | float]]]
-    """Each table that is printed without `--json`, a mapping from column to cell for each row."""
+    tables: dict[str, list[Row]]
+    """Rows of tables, by the names of these."""
+    findings: dict[str, Any] | None
+    """Of `explain`, beside its tables."""
     lines: list[str]
     """Everything else that is printed."""
     warnings: list[str]
@@ -64,8 +72,6 @@ class PlainConsole(Console):
     """With `--json`, what is printed goes here."""
     had_document: bool = False
     """Whether there is a document, or was one."""
-    findings: Any = None
-    """What is printed in place of the document of a command without error."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints, or records."""
@@ -73,22 +79,18 @@ class PlainConsole(Console):
             super().print(*objects, **options)
             return
         for each in objects:
-            if isinstance(each, Table):
-                names = [str(column.header) or str(n) for n, column in enumerate(each.columns)]
-                rows = zip(*(column.cells for column in each.columns), strict=True)
-                cells = [dict(zip(names, map(_json_cell, row), strict=True)) for row in rows]
-                self.document["tables"].append(cells)
-            else:
-                self.document["lines"] += printable(str(each)).splitlines()
+            self.document["lines"] += printable(str(each)).splitlines()
 
     def begin_document(self, command: str) -> None:
         """From now on nothing is printed until `print_document`."""
-        self.had_document, self.findings = True, None
+        self.had_document = True
         self.document = CommandOutput(
+            format_version=1,
             command=command.replace("_", "-"),
             ok=True,
             tracekit=__version__,
-            tables=[],
+            tables={},
+            findings=None,
             lines=[],
             warnings=[],
             error=None,
@@ -103,8 +105,7 @@ class PlainConsole(Console):
                 # Errors of usage say in full what they are about.
                 message = getattr(error, "format_message", error.__str__)()
                 document["error"] = {"type": type(error).__name__, "message": message}
-            printed = self.findings if self.findings and error is None else document
-            sys.stdout.write(json.dumps(printed, indent=1) + "\n")
+            sys.stdout.write(json.dumps(document, indent=1) + "\n")
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
@@ -118,17 +119,8 @@ class PlainConsole(Console):
 
 _MOST_LABELS = 20
 """Components of a result that a table names."""
-
-
-def _json_cell(cell: Any) -> str | float:
-    """A number where the cell holds one, else its text."""
-    text = printable(str(cell))
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    # Digests may look like numbers.
-    return number if isfinite(number) and len(text) < 14 else text
+_LIST_WIDTH = 12
+"""Width below which a column of components is not narrowed."""
 
 
 console: PlainConsole = PlainConsole()
@@ -237,50 +229,78 @@ def print_tracer(tracer: Tracer) -> None:
         )
 
 
-def print_rows(table: Table, n_names: int = 1) -> None:
-    """Prints a table so that no word is broken.
+def recorded(name: str, table: Table) -> bool:
+    """Puts a table into the document under a name; says whether there is a document."""
+    if console.document is None:
+        return False
+    console.document["tables"].setdefault(name, []).extend(table.records())
+    return True
+
+
+def print_table(
+    name: str,
+    table: Table,
+    shown: Table | None = None,
+    *,
+    heading: str | None = None,
+    n_names: int = 1,
+) -> None:
+    """Prints a table so that no word is broken; with `--json` records it under a name.
 
     A table that is too wide for the terminal is printed in parts, one below the other, each with
     the first `n_names` columns, which name a row. Only a word that is wider than the terminal is
     folded.
+
+    Args:
+        name: In the document.
+        table: All columns and rows.
+        shown: Those that a terminal has room for. None: all.
+        heading: Above it.
+        n_names: How many columns each part begins with.
     """
-    if console.document is not None:
-        console.print(table)
+    if recorded(name, table):
         return
-    widths = [_longest(column, "\n" if column.no_wrap else " ") for column in table.columns]
+    columns = (table if shown is None else shown).columns
+    texts = [[column.title, *column.texts] for column in columns]
+    least = [_least(column, cells) for column, cells in zip(columns, texts, strict=True)]
     parts, part = [], list(range(n_names))
-    for number in range(n_names, len(widths)):
+    for number in range(n_names, len(columns)):
         # Two spaces and a line for each column, and a line at the end.
-        width = sum(widths[each] + 3 for each in (*part, number)) + 1
+        width = sum(least[each] + 3 for each in (*part, number)) + 1
         if width > console.width and len(part) > n_names:
             parts.append(part)
             part = list(range(n_names))
         part.append(number)
-    for columns in (*parts, part):
-        console.print(_part_of(table, columns, [widths[each] for each in columns]))
-
-
-def _longest(column: Column, separator: str) -> int:
-    """Width of the longest piece of a column between separators."""
-    lines = [line for text in (column.header, *column.cells) for line in str(text).split("\n")]
-    pieces = [piece for line in lines for piece in printable(line).split(separator)]
-    return max(map(cell_len, pieces), default=0)
-
-
-def _part_of(table: Table, columns: Sequence[int], least: Sequence[int]) -> Table:
-    """Some columns of a table, none of them narrower than its longest word."""
-    part = Table(title=table.title, title_justify=table.title_justify)
-    chosen = [table.columns[number] for number in columns]
-    widths: list[int | None] = [None] * len(chosen)
-    room = console.width - sum(width + 3 for width in least) - 1
-    if room >= 0:
+    for numbers in (*parts, part):
+        drawn = RichTable(title=heading, title_justify="left")
+        room = console.width - sum(least[number] + 3 for number in numbers) - 1
+        most = [_longest(texts[number], "\n") for number in numbers]
         # Not left to rich, which narrows the widest columns first, whatever words they hold.
-        widths = list(_widened(least, [_longest(column, "\n") for column in chosen], room))
-    for column, width in zip(chosen, widths, strict=True):
-        part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
-    for row in zip(*(column.cells for column in chosen), strict=True):
-        part.add_row(*row)
-    return part
+        widths = _widened([least[number] for number in numbers], most, room)
+        for number, width in zip(numbers, widths, strict=True):
+            justify = "left" if number == 0 or columns[number].is_text else "right"
+            fixed = width if room >= 0 else None
+            drawn.add_column(texts[number][0], justify=justify, overflow="fold", width=fixed)
+        for row in range(1, len(texts[0])):
+            styles = [columns[number].styles.get(row - 1, "") for number in numbers]
+            drawn.add_row(*map(Text, [texts[number][row] for number in numbers], styles))
+        console.print(drawn)
+
+
+def _least(column: Column, texts: Sequence[str]) -> int:
+    """Width of a column below which its words would be broken; lists have a little more."""
+    kinds = {type(value) for value in column.values}
+    longest = _longest(texts, "\n")
+    if tuple in kinds:
+        # An interval is one word.
+        return max(_longest(texts[:1], " "), _longest(texts[1:], "\n"))
+    return max(_longest(texts, " "), min(longest, _LIST_WIDTH) if list in kinds else 0)
+
+
+def _longest(texts: Iterable[str], separator: str) -> int:
+    """Width of the longest piece of texts between separators."""
+    lines = [line for text in texts for line in text.split("\n")]
+    return max((cell_len(piece) for line in lines for piece in line.split(separator)), default=0)
 
 
 def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
@@ -294,21 +314,13 @@ def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     return widths
 
 
-def print_frame(frame: Any, *, title: str | None = None, n_names: int = 1) -> None:
-    """Prints a pandas DataFrame; `n_names` of its first columns name a row."""
-    table = Table(title=title, title_justify="left")
-    for name in frame.columns:
-        table.add_column(str(name), overflow="fold")
-    for row in frame.itertuples(index=False):
-        table.add_row(*map(_cell, row))
-    print_rows(table, n_names=n_names)
-
-
-def _cell(value: Any) -> str:
-    """Four significant digits of a number, `-` for a missing value, else the text."""
-    if value is None or value != value:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def print_facts(name: str, table: Table) -> None:
+    """Prints a table of one row as a line for each column."""
+    if not recorded(name, table):
+        drawn = RichTable(show_header=False, box=None)
+        for column in table.columns:
+            drawn.add_row(column.title, *column.texts)
+        console.print(drawn)
 
 
 class Tally:
@@ -346,6 +358,7 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     from tracekit.tracer.estimate import duration
 
     listed = list(estimates)
+    recorded("estimates", Table.of_rows([asdict(each) for each in listed]))
     for each in listed:
         console.print(f"{each.method}: {each.total}", highlight=False)
     memory = max((each.memory for each in listed if each.memory is not None), default=None)
@@ -356,12 +369,14 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     )
 
 
-def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None:
+def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> None:
     """Prints a row per result, by method and budget; the best effect of a budget is bold.
 
     Results of several setups have a table each. Above it stands what all of its rows share. If not
-    `is_full`, components take the place of times and of intervals of held-out effects.
+    `is_full`, times and intervals of held-out effects are left out.
     """
+    from tracekit.results.tables import result_table
+
     by_setup: dict[str, list[TraceResult]] = {}
     for result in results:
         setup = result.setup
@@ -376,7 +391,8 @@ def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None
             console.print(text.removesuffix(rows[0].dataset_fingerprint), highlight=False)
         order = list(dict.fromkeys(result.series for result in rows))
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
-        _print_rows_of(rows, is_full)
+        table = result_table(rows, most_labels=_MOST_LABELS)
+        print_table("results", table, _shown(table, is_full), n_names=2)
     console.print(
         "Effect: mean over the examples that the set was selected on. Spread: 95 % of the means "
         "of resampled examples. Of all: share of the effect of all components. Faithful: 1 less "
@@ -386,67 +402,27 @@ def print_table(results: Sequence[TraceResult], *, is_full: bool = True) -> None
     )
 
 
-def _print_rows_of(results: Sequence[TraceResult], is_full: bool) -> None:
-    budgets = ["-" if result.budget is None else str(result.budget) for result in results]
-    also = dict.fromkeys(name for result in results for name in result.extra_effects)
-    columns: dict[str, list[Any]] = {"method": [result.series for result in results]}
-    columns["budget"] = budgets
-    columns["selected"] = [f"{result.n_selected} of {result.n_components}" for result in results]
+def _shown(table: Table, is_full: bool) -> Table:
+    """The columns of results for a terminal; prints what all rows share unless `is_full`."""
+    held_out = table["held out"].values
     # What a set does on the examples that selected it is no rank among methods.
-    is_tested = all(result.held_out is not None for result in results)
-    shown = [(r.held_out_effect or 0.0) if is_tested else r.effect for r in results]
-    tops = [
-        max(value for value, r in zip(shown, results, strict=True) if r.budget == each.budget)
-        for each in results
-    ]
-    bold = [
-        "bold" if value == top and len(results) > 1 else ""
-        for value, top in zip(shown, tops, strict=True)
-    ]
-    columns["effect"] = [
-        Text(f"{each.effect:.4g}", "" if is_tested else style)
-        for each, style in zip(results, bold, strict=True)
-    ]
-    columns["95 % spread"] = [interval_text(*result.spread) for result in results]
-    columns["of all"] = [f"{100 * result.share_of_full_effect:.0f} %" for result in results]
-    scores = [[cell.split(" [")[0] for cell in result.circuit_cells()] for result in results]
-    columns["faithful"], columns["complete"] = map(list, zip(*scores, strict=True))
-    cells = [_held_out_cells(r, s) for r, s in zip(results, bold, strict=True)]
-    columns["held out"], columns["95 % interval"] = map(list, zip(*cells, strict=True))
-    for name in also:
-        effects = [result.extra_effects.get(name) for result in results]
-        columns[name] = ["-" if effect is None else f"{effect:.4g}" for effect in effects]
-    columns["passes"] = [f"{result.cost.forward_equivalents:.0f}" for result in results]
-    columns["seconds"] = [f"{result.run.seconds:.1f}" for result in results]
-    dropped = [] if any(result.held_out is not None for result in results) else ["held out"]
-    dropped += ["95 % interval"] if dropped or not is_full else []
+    table = table.ranked("effect" if None in held_out else "held out", ["budget"])
+    dropped = {"of", "all"}
+    if all(effect is None for effect in held_out):
+        dropped |= {"held out", "95 % interval"}
+    titles = table.titles[: table.titles.index("components")]
     if not is_full:
-        columns["components"] = [" ".join(result.labels[:_MOST_LABELS]) for result in results]
-    if not is_full and console.document is None:
-        dropped += ["seconds", "passes", "of all", "complete"]
-        if len(results) > 1:
-            same = [name for name in [*columns][1:-1] if len({str(c) for c in columns[name]}) == 1]
-            for name in [name for name in same if name not in dropped]:
-                console.print(f"{name}: {columns[name][0]}", highlight=False)
-            dropped += same
-        if budgets == [str(result.n_selected) for result in results]:
-            dropped += ["budget"]
-    columns = {name: cells for name, cells in columns.items() if name not in dropped}
-    table = Table(*columns)
-    for column in table.columns[1 : None if is_full else -1]:
-        column.justify = "right"
-        column.no_wrap = not is_full and column.header == "95 % spread"
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    print_rows(table, n_names=min(2, len(columns)))
-
-
-def _held_out_cells(result: TraceResult, style: str) -> tuple[Text | str, str]:
-    """Effect on the held-out examples, in a style, and its interval."""
-    if result.held_out_effect is None:
-        return "-", "-"
-    ends = result.held_out_interval or (nan, nan)
-    return Text(f"{result.held_out_effect:.4g}", style=style), interval_text(*ends)
+        dropped |= {"95 % interval", "seconds", "passes", "of all", "complete"}
+        if len(table) > 1:
+            same = {title for title in titles[1:] if len(set(table[title].texts)) == 1}
+            for title in titles:
+                if title in same - dropped and console.document is None:
+                    console.print(f"{title}: {table[title].texts[0]}", highlight=False)
+            dropped |= same
+        if table["budget"].values == table["selected"].values:
+            dropped.add("budget")
+    kept = [title for title in titles if title not in dropped]
+    return table.only(*kept, "components", brief=True)
 
 
 def save(run: TraceResult | TraceCurve, output: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
+from tracekit._util.table import Column, Table
 from tracekit.cli.app import app
 from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, Given, load_data, takes
-from tracekit.cli.output import check_file, console, print_rows, progress_is_shown
+from tracekit.cli.output import check_file, console, print_table, progress_is_shown, recorded
 
 
 @app.command()
@@ -38,10 +37,14 @@ def pairs(
     model, loaded = load_data({**given, "dataset": file})
     checked = loaded.check(model, progress=progress_is_shown(given["quiet"]))
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
-    table = Table("color", "check", "finding")
-    for line in checked.lines:
-        table.add_row(Text(line.color, style=line.color), line.topic, line.text)
-    print_rows(table, n_names=2)
+    colors = [line.color for line in checked.lines]
+    columns = [
+        Column("color", "color", colors, styles=dict(enumerate(colors))),
+        Column("check", "check", [line.topic for line in checked.lines]),
+        Column("finding", "finding", [line.text for line in checked.lines]),
+    ]
+    print_table("checks", Table(columns), n_names=2)
+    recorded("examples", Table.of_rows(checked.table.to_dict("records")))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(checked.table, output)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from tracekit._util.markup import interval_text
+from tracekit._util.table import Column, Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     COUNT,
@@ -31,7 +28,7 @@ from tracekit.cli.output import (
     check_folder,
     console,
     print_estimates,
-    print_rows,
+    print_table,
     print_tracer,
     write_figures,
 )
@@ -98,28 +95,18 @@ def pareto(given: Given) -> None:
 
 def _print_front(front: ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
-    from tracekit.results.tables import extra_columns
-
-    also = list(extra_columns(front.results))
-    columns = ["size", "effect", "95 % spread", "faithful", "held out", "random", "stability"]
-    table = Table(*columns, "search", *also)
-    for column in table.columns:
-        column.justify = "right"
-    frame = front.to_frame()
-    with_statistics = frame[frame["size"].isin([row.size for row in front.statistics])]
-    shown = with_statistics if front.statistics else frame
-    for row, (_, further) in zip(shown.itertuples(), shown[also].iterrows(), strict=True):
-        table.add_row(
-            str(row.size),
-            f"{row.effect:.4g}",
-            interval_text(row.effect_low, row.effect_high),
-            f"{row.faithfulness:.2f}",
-            *("-" if isnan(value) else f"{value:.4g}" for value in (row.held_out, row.control)),
-            "-" if isnan(row.stability) else f"{row.stability:.2f}",
-            row.method,
-            *(f"{value:.4g}" for value in further),
-        )
-    print_rows(table)
+    titles = {"faithfulness": "faithful", "held_out": "held out", "control": "random"}
+    titles |= {"method": "search"}
+    forms = {"faithfulness": ".2f", "stability": ".2f"}
+    table = Table.of_rows(front.rows(), titles, forms, joined=True)
+    spreads = [row[1:] for row in table["effect"].values]
+    table = Table([*table.columns, Column("effect", "95 % spread", spreads)])
+    columns = ("size", "effect", "95 % spread", "faithful", "held out", "random", "stability")
+    also = [name for name in front[0].extra_effects if name in table.titles]
+    with_statistics = {row.size for row in front.statistics} or {*front.sizes}
+    kept = [n for n, size in enumerate(front.sizes) if size in with_statistics]
+    shown = table.only(*columns, "search", *also, brief=True).rows(kept)
+    print_table("front", table, shown)
     console.print(
         "Faithful: 1 less the share of the full effect that all other components have. "
         "Held out: selected on one half of the examples, measured on the other. Random: as many "

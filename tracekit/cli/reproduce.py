@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     COUNT,
@@ -26,7 +26,13 @@ from tracekit.cli.options import (
     option,
     takes,
 )
-from tracekit.cli.output import Tally, check_folder, console, print_frame, progress_is_shown
+from tracekit.cli.output import (
+    Tally,
+    check_folder,
+    console,
+    print_table,
+    progress_is_shown,
+)
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
 from tracekit.errors import UnknownNameError
 
@@ -159,12 +165,8 @@ def reproduce(
 def _print_experiments() -> None:
     from tracekit.paper import EXPERIMENTS
 
-    # Names are long and have no spaces: with models and data sets too, a terminal would break them.
-    table = Table("name", "what", box=None)
-    table.columns[0].no_wrap = True
-    for experiment in EXPERIMENTS.values():
-        table.add_row(experiment.name, experiment.about)
-    console.print(table)
+    rows = [{"name": each.name, "about": each.about} for each in EXPERIMENTS.values()]
+    print_table("experiments", Table.of_rows(rows))
 
 
 def _print_report(reproduction: Reproduction) -> None:
@@ -179,11 +181,11 @@ def _print_report(reproduction: Reproduction) -> None:
     if report is None:
         return
     for name, entry in report.tables.items():
-        frame = entry.visible_frame
-        if not entry.brief or len(frame) > _MOST_ROWS:
+        table = entry.shown
+        if not entry.brief or len(table) > _MOST_ROWS:
             path = reproduction.folder / f"{slug(name)}.csv"
-            console.print(f"{name}: {len(frame)} rows, in {path}", style="dim")
+            console.print(f"{name}: {len(table)} rows, in {path}", style="dim")
             continue
-        print_frame(frame, title=name)
+        print_table(f"{experiment.name}/{name}", table, heading=name)
     for note in report.notes:
         console.print(note, style="dim", highlight=False)

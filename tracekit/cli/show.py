@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OUTPUT, Given, option, takes
-from tracekit.cli.output import console, print_table
+from tracekit.cli.output import console, print_facts, print_results
 
 if TYPE_CHECKING:
     from tracekit.results.result import TraceResult
@@ -33,7 +33,7 @@ def show(
 
     folders = sorted(path.parent for path in run.rglob("result.json")) or [run]
     results = [tk.TraceResult.load(folder) for folder in folders]
-    print_table(results, is_full=False)
+    print_results(results, is_full=False)
     if len(results) == 1:
         _print_details(results[0], given["all_components"])
 
@@ -41,20 +41,18 @@ def show(
 def _print_details(result: TraceResult, all_components: bool) -> None:
     from tracekit.results.tables import facts_of_model
 
-    table = Table("fact", "value", show_header=False, box=None)
     options = {name: value for name, value in result.config.items() if value is not None}
-    for name, value in (
-        ("model", facts_of_model(result)),
-        ("data", f"{result.dataset}, {len(result.per_example)} examples"),
-        ("metric", f"{result.setup.metric}, {result.setup.continuation_mean} mean"),
-        ("positions", result.setup.positions),
-        ("source", f"{result.setup.source}, {result.setup.direction}"),
-        ("seed", result.seed),
-        ("options", ", ".join(f"{name}={value}" for name, value in options.items())),
-        ("versions", ", ".join(f"{package} {v}" for package, v in result.run.versions.items())),
-    ):
-        table.add_row(name, str(value))
-    console.print(table)
+    facts = {
+        "model": facts_of_model(result),
+        "data": f"{result.dataset}, {len(result.per_example)} examples",
+        "metric": f"{result.setup.metric}, {result.setup.continuation_mean} mean",
+        "positions": str(result.setup.positions),
+        "source": f"{result.setup.source}, {result.setup.direction}",
+        "seed": result.seed,
+        "options": ", ".join(f"{name}={value}" for name, value in options.items()),
+        "versions": ", ".join(f"{package} {v}" for package, v in result.run.versions.items()),
+    }
+    print_facts("setting", Table.of_rows([facts]))
     labels = result.labels if all_components else result.labels[:_MOST_LABELS]
     more = "" if len(labels) == result.n_selected else ", ... (--all lists the rest)"
     console.print(f"Selected: {', '.join(labels)}{more}", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     COUNT,
@@ -18,7 +19,7 @@ from tracekit.cli.options import (
     option,
     takes,
 )
-from tracekit.cli.output import check_folder, console, print_frame, write_figures
+from tracekit.cli.output import check_folder, console, recorded, write_figures
 from tracekit.cli.parsing import parse_options
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 from tracekit.errors import ConfigError
@@ -66,8 +67,7 @@ def side_effects(given: Given, run: Run) -> None:
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
     console.print(f"{side}", highlight=False, soft_wrap=True)
-    if console.document is not None:
-        print_frame(side.table)
+    recorded("side_effects", Table.of_rows(side.table.to_dict("records")))
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

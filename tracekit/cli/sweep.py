@@ -9,7 +9,7 @@ import typer
 
 from tracekit.cli.app import app
 from tracekit.cli.options import COUNT, OPTIONAL_OUTPUT, OPTIONS, WORKERS, Given, takes
-from tracekit.cli.output import Tally, check_folder, console, print_frame, progress_is_shown
+from tracekit.cli.output import Tally, check_folder, console, print_table, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 40
 """Rows beyond which a table is not printed, only written."""
-_COLUMNS = ("model", "dataset", "kind", "method", "options", "seed", "budget", "selected")
+_COLUMNS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
+_COLUMNS += ("objective", "sign", "seed", "budget", "n_selected")
 """Columns that are printed beside the effects, where they differ."""
 
 
@@ -72,16 +73,14 @@ def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
 
     for reason in reasons(swept.failures):
         console.print(f"Failed: {reason}", highlight=False)
-    frame = swept.to_frame()
-    if has_table and len(frame) <= _MOST_ROWS:
-        names = list(_COLUMNS)
-        if console.document is None:
-            names = [name for name in names if frame[name].nunique(dropna=False) > 1]
-            if "budget" in names and (frame["budget"] == frame["selected"]).all():
-                names.remove("selected")
-        names += ["effect", "low", "high"]
-        names += ["held_out"] if frame["held_out"].notna().any() else []
-        print_frame(frame[names], n_names=names.index("effect"))
+    table = swept.table()
+    if has_table and (console.document is not None or len(table) <= _MOST_ROWS):
+        names = [name for name in _COLUMNS if len({*table[name].texts}) > 1]
+        if "budget" in names and table["budget"].values == table["n_selected"].values:
+            names.remove("n_selected")
+        effects = ["effect", "effect_low", "effect_high"]
+        effects += ["held_out"] if any(v is not None for v in table["held_out"].values) else []
+        print_table("runs", table, table.only(*names, *effects), n_names=len(names))
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(
         f"{tally}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),

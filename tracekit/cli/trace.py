@@ -22,7 +22,7 @@ from tracekit.cli.output import (
     check_folder,
     console,
     print_estimates,
-    print_table,
+    print_results,
     print_tracer,
     save,
     write_figures,
@@ -85,5 +85,5 @@ def trace(given: Given) -> None:
             break
     if console.quiet:
         return
-    print_table(tracer.results)
+    print_results(tracer.results)
     write_figures({"heatmap": tracer.heatmap(), "curve": tracer.curve()}, output)

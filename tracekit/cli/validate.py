@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, TEXT, WHAT, Given, option, takes
-from tracekit.cli.output import console, load, progress_is_shown
+from tracekit.cli.output import console, load, print_facts, progress_is_shown
 from tracekit.cli.parsing import parse_loading
 from tracekit.errors import ComparisonError
 
@@ -64,17 +64,17 @@ def validate(
         progress=progress_is_shown(given["quiet"]),
     )
     validation = compare(tracer, published)
-    summary = Table("fact", "value", show_header=False, box=None)
-    for name, value in (
-        ("heads", str(validation.singles.numel())),
-        ("correlation of single effects", f"{validation.correlation:.6f}"),
-        ("largest difference", f"{validation.largest_difference:.3g}"),
-        ("largest published effect", f"{validation.largest_published:.3g}"),
-        ("all heads", f"{validation.all_heads:.6g} (published: {published.all_heads:.6g})"),
-        ("published by", published.source),
-    ):
-        summary.add_row(name, value)
-    console.print(summary)
+    facts = {
+        "heads": validation.singles.numel(),
+        "correlation": float(validation.correlation),
+        "largest_difference": float(validation.largest_difference),
+        "largest_published": float(validation.largest_published),
+        "all_heads": float(validation.all_heads),
+        "all_heads_published": float(published.all_heads),
+        "published_by": published.source,
+    }
+    forms = {"correlation": ".6f", "all_heads": ".6g", "all_heads_published": ".6g"}
+    print_facts("validation", Table.of_rows([facts], forms=forms))
     if not validation.agrees:
         raise ComparisonError(
             f"{model} does not agree with the table for {published.model} on {published.dataset}: "

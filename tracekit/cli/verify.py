@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import REBUILT, Given, takes
-from tracekit.cli.output import console, print_rows
+from tracekit.cli.output import console, print_table
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
 from tracekit.errors import ComparisonError
 
@@ -37,20 +36,19 @@ def verify(given: Given, run: Run) -> None:
     digests = [result.model_facts.weights_digest, weights_digest(tracer.model)]
     full = (result.full_effect, tracer.full_effect)
     now = tracer.evaluate(result, per_example=True, held_out=False)
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         ("weights", *(digest[:16] or "unknown" for digest in digests), digests[0] == digests[1]),
         ("data", *(2 * [result.dataset_fingerprint[:16]]), True),
-        ("all components", *(f"{each:.6g}" for each in full), abs(full[0] - full[1]) <= allowed),
+        ("all components", *full, abs(full[0] - full[1]) <= allowed),
         *_rows("", result.per_example, now, allowed),
     ]
     held_out = result.held_out
     if held_out is not None and tracer.held_out is not None:
         now = tracer.evaluate(result, per_example=True, held_out=True)
         rows += _rows("held-out ", held_out.effects, now, allowed)
-    table = Table("measured", "saved", "now", "agrees")
-    for name, saved, now, agrees in rows:
-        table.add_row(name, saved, now, "yes" if agrees else "NO")
-    print_rows(table)
+    names = ("measured", "saved", "now", "agrees")
+    measured = [dict(zip(names, row, strict=True)) for row in rows]
+    print_table("measured", Table.of_rows(measured, forms=dict.fromkeys(names, ".6g")))
     wrong = [name for name, _, _, agrees in rows if not agrees]
     if wrong:
         raise ComparisonError(
@@ -64,12 +62,12 @@ def verify(given: Given, run: Run) -> None:
 
 def _rows(
     kind: str, saved: Tensor, now: Tensor, allowed: float
-) -> list[tuple[str, str, str, bool]]:
+) -> list[tuple[str, float | None, float, bool]]:
     """The mean effect on examples of a kind, and the largest difference on one of them."""
     before, after = saved.mean().item(), now.mean().item()
     largest = (now - saved).abs().max().item()
     example = f"a {kind}example" if kind else "an example"
     return [
-        (f"{kind}effect", f"{before:.6g}", f"{after:.6g}", abs(before - after) <= allowed),
-        (f"largest difference on {example}", "", f"{largest:.2g}", largest <= allowed),
+        (f"{kind}effect", before, after, abs(before - after) <= allowed),
+        (f"largest difference on {example}", None, largest, largest <= allowed),
     ]

@@ -14,6 +14,7 @@ from tracekit.errors import UnknownNameError
 from tracekit.paper.experiment import (
     NOT_PUBLISHED,
     Experiment,
+    PaperTable,
     Report,
     Setting,
     effects_frame,
@@ -28,7 +29,6 @@ from tracekit.paper.models import PAPER_MODELS, SEVEN_MODELS, SINGLE_HEAD_TABLES
 from tracekit.paper.published import paper_similarity, paper_singles, single_heads
 from tracekit.results.comparison import compare
 from tracekit.results.curve_figures import effect_curve
-from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
@@ -80,9 +80,9 @@ def _table(published: str, setting: Setting, runs: list[Run]) -> Report:
     )
 
 
-def _long(frame: Any) -> Table:
+def _long(frame: Any) -> PaperTable:
     """A row per budget, with spreads, held-out effects and costs."""
-    return Table(
+    return PaperTable(
         frame=frame,
         caption="Effect, its spread (95 per cent of resamples of the examples) and passes.",
         columns=["dataset", "model", "method", "budget", "effect", "low", "high", "held_out"],
@@ -92,7 +92,7 @@ def _long(frame: Any) -> Table:
     )
 
 
-def _wide(frame: Any) -> Table:
+def _wide(frame: Any) -> PaperTable:
     """A column per share, as in the paper."""
     shares = list(dict.fromkeys(frame["share"]))
     rows = []
@@ -107,7 +107,7 @@ def _wide(frame: Any) -> Table:
                 row[f"{_percent(share)} difference"] = by_share["difference"].get(share)
             row["minutes published"] = part["published_minutes"].iloc[0]
         rows.append(row)
-    return Table(
+    return PaperTable(
         frame=pd.DataFrame(rows),
         caption="Effect at shares of the components; best in bold, second underlined.",
         best=[_percent(share) for share in shares],
@@ -156,7 +156,7 @@ def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
             title=f"{job.dataset} data, {job.model} model",
             subtitle="20 % of the heads",
         )
-        tables[f"similarity-{case}"] = Table(
+        tables[f"similarity-{case}"] = PaperTable(
             frame=_similarity_rows(setting, job, matrix),
             caption="Jaccard similarity of the heads selected at 20 per cent.",
         )
@@ -223,7 +223,7 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
             subtitle="5 % of the neurons",
         )
         figures_by_name[f"layers-{case}"] = figures.bars(chart)
-    table = Table(
+    table = PaperTable(
         frame=pd.DataFrame(rows), caption="Share of the selected neurons that lie in each layer."
     )
     return Report(
@@ -255,7 +255,7 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
             subtitle="wall time of a search for all budgets",
         )
         figures_by_name[f"time-{dataset}"] = figures.bars(chart, log_y=True)
-    table = Table(
+    table = PaperTable(
         frame=frame[columns], caption="Wall time and passes over the data, all budgets together."
     )
     notes = [
@@ -291,7 +291,7 @@ def _report_single(setting: Setting, runs: list[Run]) -> Report:
                 row[f"{label} difference"] = row.get(label, float("nan")) - paper[label]
             row["optimum Vig et al."] = _largest_of_vig(job)
         rows.append(row)
-    table = Table(
+    table = PaperTable(
         frame=pd.DataFrame(rows),
         caption="Effect of the best single component (by trying all of them) and PGB-CT's.",
     )

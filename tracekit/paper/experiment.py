@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from tracekit._util.files import write_beside, write_csv
+from tracekit._util.table import Table
 from tracekit.data.factual_recall import NOISE_STD
 from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
 from tracekit.paper.jobs import DEMO_DATASETS, ModelAt
 from tracekit.paper.models import GPT2_FAMILY, PAPER_MODELS
 from tracekit.paper.published import paper_effects
-from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
@@ -83,10 +85,49 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class PaperTable:
+    """A pandas DataFrame, written as CSV and as a LaTeX table."""
+
+    frame: Any
+    """The CSV file holds all of it."""
+    caption: str
+    """In LaTeX."""
+    columns: Sequence[str] = ()
+    """Columns that are shown. Empty: all."""
+    best: Sequence[str] = ()
+    """Columns in which, within each group, the largest value is bold and the second underlined."""
+    groups: Sequence[str] = ()
+    """Rows that agree in these columns are a group. Empty: all rows are one group."""
+    brief: bool = True
+    """Whether it is short enough for a terminal."""
+
+    @property
+    def shown(self) -> Table:
+        """The columns that are shown."""
+        frame = self.frame[list(self.columns)] if self.columns else self.frame
+        return Table.of_rows(frame.to_dict("records"))
+
+    def latex(self) -> str:
+        """The LaTeX table, for a document that loads booktabs."""
+        table = self.shown.aligned()
+        for title in self.best:
+            table = table.ranked(title, self.groups, second=True)
+        return table.latex(self.caption)
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Writes `name.csv` and `name.tex`; returns both paths."""
+        paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_csv(self.frame, paths[0])
+        write_beside(paths[1], self.latex())
+        return paths
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
     """The tables, figures and notes of an experiment."""
 
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, PaperTable] = field(default_factory=dict)
     """By name."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Plotly figures, by name."""

@@ -12,6 +12,7 @@ from tracekit.engine.setup import Setup
 from tracekit.paper.effect_tables import HEADS, NEURONS
 from tracekit.paper.experiment import (
     Experiment,
+    PaperTable,
     Report,
     Setting,
     data_options,
@@ -22,7 +23,6 @@ from tracekit.paper.experiment import (
 from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.published import paper_joint
-from tracekit.results.latex_table import Table
 from tracekit.results.result import TraceResult
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
@@ -67,7 +67,7 @@ def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
         case = f"{job.model}-{job.dataset}-{job.setup.components}"
         figures_by_name[f"pairs-{case}"] = grid.heatmap()
         frame = grid.to_frame()
-        tables[f"pairs-{case}"] = Table(
+        tables[f"pairs-{case}"] = PaperTable(
             frame=frame, caption=f"Pairs of {job.setup.components}, largest interaction first."
         )
         rows.append(
@@ -82,7 +82,7 @@ def _report_pairs(setting: Setting, runs: list[Run]) -> Report:
                 "mean_single": grid.singles.abs().mean().item(),
             }
         )
-    tables["summary"] = Table(
+    tables["summary"] = PaperTable(
         frame=pd.DataFrame(rows), caption="Interactions, $l(\\{i, j\\}) - l(\\{i\\}) - l(\\{j\\})$."
     )
     return Report(tables=tables, figures=figures_by_name)
@@ -161,11 +161,11 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
         figures_by_name[f"accuracy-{case}"] = figures.lines(chart)
     return Report(
         tables={
-            "accuracy": Table(
+            "accuracy": PaperTable(
                 frame=pd.DataFrame(rows),
                 caption="Accuracy under value and operation interventions.",
             ),
-            "selected": Table(frame=pd.DataFrame(sets), caption="Selected heads and blocks."),
+            "selected": PaperTable(frame=pd.DataFrame(sets), caption="Selected heads and blocks."),
         },
         figures=figures_by_name,
         notes=[
@@ -245,7 +245,7 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
         title="Effect against model size",
     )
     figures_by_name["size"] = figures.lines(chart, log_x=True)
-    table = Table(
+    table = PaperTable(
         frame=frame, caption="Share of components with a positive and a negative single effect."
     )
     return Report(tables={"findings": table}, figures=figures_by_name)

@@ -9,6 +9,7 @@ from tracekit import figures
 from tracekit.paper.effect_tables import HEADS
 from tracekit.paper.experiment import (
     Experiment,
+    PaperTable,
     Report,
     Setting,
     effects_frame,
@@ -17,7 +18,6 @@ from tracekit.paper.experiment import (
 )
 from tracekit.paper.jobs import ModelAt
 from tracekit.paper.models import GPT2_FAMILY
-from tracekit.results.latex_table import Table
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
 from tracekit.search import title_of
@@ -71,7 +71,7 @@ def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
         figures_by_name[f"ablation-{model}-{dataset}"] = figures.lines(
             chart, reference=(part["full_effect"].iloc[0], "all heads")
         )
-    table = Table(
+    table = PaperTable(
         frame=frame,
         caption="PGB-CT, without either of its penalties, and DCM.",
         columns=["dataset", "model", "method", "budget", "effect", "held_out", "minutes"],
@@ -140,7 +140,7 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
             subtitle="share of heads selected after the last epoch",
         )
         figures_by_name[f"lambda-{dataset}"] = figures.lines(chart, log_x=True)
-    table = Table(
+    table = PaperTable(
         frame=last, caption="Share of heads selected and binary violation after the last epoch."
     )
     return Report(
@@ -173,8 +173,8 @@ def _epochs(runs: Sequence[Run]) -> Any:
     return pd.DataFrame(rows)
 
 
-def _epochs_table(frame: Any) -> Table:
-    return Table(
+def _epochs_table(frame: Any) -> PaperTable:
+    return PaperTable(
         frame=frame,
         caption="Share of heads selected and binary violation, $m^T(1 - m) / N$, over epochs.",
         brief=False,

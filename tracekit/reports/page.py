@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tracekit._util.files import write_beside
-from tracekit._util.markup import html_table, html_text
-
-if TYPE_CHECKING:
-    import pandas as pd
+from tracekit._util.markup import html_text
+from tracekit._util.table import Table
 
 _CSS = """
 :root { color-scheme: light; }
@@ -51,10 +48,7 @@ class Section:
     paragraphs: Sequence[str] = ()
     figures: Sequence[go.Figure] = ()
     """Side by side, where there is room."""
-    table: pd.DataFrame | None = None
-    """The texts of its cells are shown as they are."""
-    best: Collection[tuple[int, int]] = ()
-    """Row and column of the cells of the table that are bold."""
+    table: Table | None = None
     note: str = ""
     """In small type, below the table and the figures."""
     code: str = ""
@@ -89,8 +83,7 @@ def _section(section: Section, number: int) -> str:
         parts.append(f'<p class="lead">{html_text(section.lead)}</p>')
     parts += [f"<p>{html_text(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.table is not None:
-        rows = section.table.itertuples(index=False)
-        parts.append(html_table(section.table.columns, rows, bold=section.best))
+        parts.append(section.table.html())
     if section.figures:
         drawn = [
             figure.to_html(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-import pandas as pd
 import plotly.graph_objects as go
 
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
+from tracekit._util.table import Column, Table, named
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
@@ -22,19 +22,15 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
 from tracekit.results.comparison import Comparison, compare
-from tracekit.results.display import named
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import check_comparable, facts_of_model
+from tracekit.results.tables import RESULT_COLUMNS, check_comparable, facts_of_model
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Anatomy = Explanation | Paths | Attention | SideEffects | Generations
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy | PromptPairs
@@ -162,7 +158,7 @@ def _sections(
     ]
 
 
-def _setting(result: TraceResult) -> pd.DataFrame:
+def _setting(result: TraceResult) -> Table:
     setup = result.setup
     rows = [
         ("model", facts_of_model(result)),
@@ -176,7 +172,8 @@ def _setting(result: TraceResult) -> pd.DataFrame:
         ("effect of all components", f"{result.full_effect:.4g}"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
-    return pd.DataFrame(rows, columns=["", "value"])
+    names, values = zip(*rows, strict=True)
+    return Table([Column("fact", "", names), Column("value", "value", list(map(str, values)))])
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
@@ -191,46 +188,29 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     return figures
 
 
-def _sets(comparison: Comparison) -> pd.DataFrame:
-    rows = []
-    for result, label in zip(comparison.results, comparison.labels, strict=True):
-        low, high = result.spread
-        held_out = result.held_out_effect
+def _sets(comparison: Comparison) -> Table:
+    shares = []
+    for result in comparison.results:
         absolute = result.per_example.abs()
-        share = (absolute.max() / absolute.sum().clamp(min=1e-12)).item()
-        rows.append(
-            {
-                "result": label,
-                "budget": "\u2013" if result.budget is None else result.budget,
-                "selected": result.n_selected,
-                "effect": f"{result.effect:.4g}",
-                "95 % spread": interval_text(low, high),
-                "of all": f"{100 * result.share_of_full_effect:.0f} %",
-                **dict(zip(("faithful", "complete"), result.circuit_cells(), strict=True)),
-                "held out": "\u2013" if held_out is None else f"{held_out:.4g}",
-                "largest share": f"{100 * share:.0f} %",
-                "passes": f"{result.cost.forward_equivalents:.0f}",
-                "time": f"{result.run.seconds:.1f} s",
-                "components": ", ".join(result.labels),
-            }
-        )
-    return pd.DataFrame(rows)
+        shares.append((absolute.max() / absolute.sum().clamp(min=1e-12)).item())
+    table = comparison.table(most_labels=comparison[0].n_components)
+    table = Table([*table.columns, Column("largest_share", "largest share", shares, ".0%")])
+    effects = (*RESULT_COLUMNS, "held out", "95 % interval", "largest share")
+    return table.only("result", "budget", *effects, "passes", "seconds", "components")
 
 
-def _examples(comparison: Comparison, texts: list[str]) -> pd.DataFrame:
+def _examples(comparison: Comparison, texts: list[str]) -> Table:
     """Effects on single examples, those with the largest first where not all have room."""
     results = comparison.results[-_MOST_COLUMNS:]
     labels = comparison.labels[-_MOST_COLUMNS:]
     order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
     numbers = sorted(order)
-    columns: dict[str, list[str]] = {"example": [str(number) for number in numbers]}
+    columns = [Column("example", "example", numbers)]
     if texts:
-        columns["prompt"] = [texts[number] for number in numbers]
+        columns.append(Column("prompt", "prompt", [texts[number] for number in numbers]))
     for result, label in zip(results, labels, strict=True):
-        # Two results may have one label, and a table has one column of each name.
-        name = label if label not in columns else f"{label} ({len(columns)})"
-        columns[name] = [f"{result.per_example[number].item():.4g}" for number in numbers]
-    return pd.DataFrame(columns)
+        columns.append(Column(label, label, result.per_example[numbers].tolist()))
+    return Table(columns)
 
 
 def _prompts(pairs: PromptPairs) -> list[str]:
@@ -306,7 +286,7 @@ def _generations_section(written: Generations) -> Section:
     members = named(written.labels, _MOST_LABELS) or "nothing"
     return Section(
         heading=f"What the model writes with {members} replaced",
-        table=written.table,
+        table=Table.of_rows(written.table.to_dict("records")),
         note=f"Clean: by itself; intervened: with the set replaced. {written.how}",
     )
 
@@ -437,57 +417,25 @@ def _note_on_run(result: TraceResult) -> str:
     return f"  # {'; '.join(notes)}" if notes else ""
 
 
-_DASH = "\u2013"
-
-
-def member_table(why: Explanation) -> pd.DataFrame:
+def member_table(why: Explanation) -> Table:
     """A row per member: its contribution alone, last and on average, and its verdict."""
-    import pandas as pd
-
-    columns = {"component": why.table["component"]}
-    for name in ("alone", "last", "value"):
-        columns[name] = _with_intervals(why.table, name)
-    return pd.DataFrame(columns | {"verdict": why.table["verdict"]})
+    rows = why.table.to_dict("records")
+    return Table.of_rows(rows, joined=True).only("component", "alone", "last", "value", "verdict")
 
 
-def path_table(paths: Paths, most: int = 20) -> pd.DataFrame:
+def path_table(paths: Paths, most: int = 20) -> Table:
     """A row for each of the strongest paths: its effect, and that of each single input."""
-    import pandas as pd
-
-    table = paths.table.head(most)
-    columns = {name: table[name] for name in ("sender", "receiver")}
-    columns["effect"] = _with_intervals(table, "effect")
-    for name in ("query", "key", "value"):
-        if name in table:
-            columns[f"by {name}"] = _with_intervals(table, name)
-    return pd.DataFrame(columns | {"p": [_or_dash(value, ".2g") for value in table["p"]]})
+    titles = {name: f"by {name}" for name in ("query", "key", "value")}
+    rows = paths.table.head(most).to_dict("records")
+    table = Table.of_rows(rows, titles, {"p": ".2g"}, joined=True)
+    inputs = [title for title in titles.values() if title in table.titles]
+    return table.only("sender", "receiver", "effect", *inputs, "p")
 
 
-def side_effects_table(side: SideEffects) -> pd.DataFrame:
+def side_effects_table(side: SideEffects) -> Table:
     """A row per data set: effect, strength, that of random sets, selectivity."""
-    import pandas as pd
-
-    table = side.table
-    columns = {name: table[name] for name in ("name", "dataset", "metric", "examples")}
-    columns["effect"] = _with_intervals(table, "effect")
-    columns["strength"] = _with_intervals(table, "strength")
-    columns["random sets"] = _with_intervals(table, "control")
-    columns["p"] = [_or_dash(value, ".2g") for value in table["p"]]
-    columns["selectivity"] = _with_intervals(table, "selectivity")
-    columns["of random sets"] = [_or_dash(value, ".3g") for value in table["control_selectivity"]]
-    return pd.DataFrame(columns)
-
-
-def _with_intervals(table: pd.DataFrame, name: str) -> pd.Series:
-    import pandas as pd
-
-    rows = zip(*(table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True)
-    texts = [
-        f"{value:.4g} ({interval_text(low, high)})" if value == value else _DASH
-        for value, low, high in rows
-    ]
-    return pd.Series(texts)
-
-
-def _or_dash(value: float, form: str) -> str:
-    return f"{value:{form}}" if value == value else _DASH
+    titles = {"control": "random sets", "control_selectivity": "of random sets"}
+    forms = {"p": ".2g", "control_selectivity": ".3g"}
+    table = Table.of_rows(side.table.to_dict("records"), titles, forms, joined=True)
+    facts = ("name", "dataset", "metric", "examples", "effect", "strength", "random sets", "p")
+    return table.only(*facts, "selectivity", "of random sets")

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import printable
+from tracekit._util.table import Column, Table, latex_text
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
-from tracekit.results.display import COLUMNS, card, table
+from tracekit.results.display import card, table_html
 from tracekit.results.intervals import row_intervals
-from tracekit.results.latex_table import Table, latex_text
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
 from tracekit.results.significance import LEVEL, p_values, without_rounding
 from tracekit.results.tables import (
+    RESULT_COLUMNS,
     check_comparable,
-    circuit_columns,
     data_and_models,
-    held_out_columns,
+    result_table,
 )
 
 if TYPE_CHECKING:
@@ -102,32 +102,18 @@ class Comparison(Sequence[TraceResult]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per result.
 
-        Columns: `result` (its label), `model`, `dataset`, `method`, `budget`, `selected` (number of
-        components), `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all
-        components; may exceed 1), `faithfulness` and `completeness` with their intervals,
-        `held_out` with its 95 % interval `held_out_low` and `held_out_high`, `passes`,
-        `components`.
+        Columns: `result` (its label), `method`, `budget`, `n_selected` and `n_components`,
+        `effect` with its 95 % spread `effect_low` and `effect_high`, `full_effect` (of all
+        components), `share` (of that; may exceed 1), `faithfulness` and `completeness` with their
+        intervals, `held_out` with its 95 % interval `held_out_low` and `held_out_high`, further
+        metrics, `passes`, `seconds`, `components`, and what was traced.
         """
-        import pandas as pd
+        return self.table().frame()
 
-        return pd.DataFrame(
-            {
-                "result": list(self.labels),
-                "model": [result.model for result in self.results],
-                "dataset": [result.dataset for result in self.results],
-                "method": [result.method for result in self.results],
-                "budget": [result.budget for result in self.results],
-                "selected": [result.n_selected for result in self.results],
-                "effect": [result.effect for result in self.results],
-                "low": [result.spread[0] for result in self.results],
-                "high": [result.spread[1] for result in self.results],
-                "share": [result.share_of_full_effect for result in self.results],
-                **circuit_columns(self.results),
-                **held_out_columns(self.results),
-                "passes": [result.cost.forward_equivalents for result in self.results],
-                "components": [" ".join(result.labels) for result in self.results],
-            }
-        )
+    def table(self, *, most_labels: int = 6) -> Table:
+        """A row per result, which begins with its label; see `result_table`."""
+        label = Column("result", "result", self.labels)
+        return Table([label, *result_table(self.results, most_labels=most_labels).columns])
 
     def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
         r"""A LaTeX table (booktabs): of each size the best is bold, the second underlined.
@@ -140,14 +126,9 @@ class Comparison(Sequence[TraceResult]):
             ComparisonError: The results are of different examples.
         """
         check_comparable(self.results)
-        frame = self._printable_frame()
-        return Table(
-            frame=frame,
-            caption=self._caption() if caption is None else caption,
-            label=label,
-            best=["held out" if self._has_held_out else "effect"],
-            groups=["selected"],
-        ).latex()
+        best = "held out" if self._has_held_out else "effect"
+        table = self._printed.aligned().ranked(best, ["selected"], second=True)
+        return table.latex(self._caption() if caption is None else caption, label)
 
     @property
     def _has_held_out(self) -> bool:
@@ -195,26 +176,14 @@ class Comparison(Sequence[TraceResult]):
 
     def to_markdown(self) -> str:
         """The same columns as a Markdown table."""
-        frame = self._printable_frame()
-        rows = [list(frame.columns), ["---"] * len(frame.columns)]
-        rows += [[_text(value) for value in row] for row in frame.itertuples(index=False)]
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+        return self._printed.markdown()
 
-    def _printable_frame(self) -> Any:
-        frame = self.to_frame()
-        frame["95 % spread"] = [
-            interval_text(low, high) for low, high in zip(frame["low"], frame["high"], strict=True)
-        ]
-        frame["result"] = frame["result"].map(printable)
-        columns = ["result", "selected", "effect", "95 % spread", "share"]
-        if frame["held_out"].notna().any():
-            columns += ["held_out", "95 % interval"]
-            frame["95 % interval"] = [
-                "" if low is None or low != low else interval_text(low, high)
-                for low, high in zip(frame["held_out_low"], frame["held_out_high"], strict=True)
-            ]
-        frame = frame[[*columns, "passes"]]
-        return frame.astype({"passes": int}).rename(columns={"held_out": "held out"})
+    @property
+    def _printed(self) -> Table:
+        columns = ["result", "selected", "effect", "95 % spread", "of all"]
+        if any(result.held_out is not None for result in self.results):
+            columns += ["held out", "95 % interval"]
+        return self.table().only(*columns, "passes")
 
     def _caption(self) -> str:
         first = self.results[0]
@@ -229,19 +198,15 @@ class Comparison(Sequence[TraceResult]):
         return latex_text(
             f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {first.dataset}, "
             f"{first.model}: {first.registry.describe()}. Spread is over resamples of the "
-            f"{first.own.n_examples} examples that sets were selected on; share is of the "
+            f"{first.own.n_examples} examples that sets were selected on; of all: share of the "
             f"effect of all components.{tested}"
         )
 
     def _repr_html_(self) -> str:
         first = self.results[0]
-        rows = [
-            [label, *result.cells()]
-            for label, result in zip(self.labels, self.results, strict=True)
-        ]
         data, models = data_and_models(self.results)
         title = f"{data} data, {models} model, {first.setup.metric}"
-        return card(title, table(["result", *COLUMNS], rows))
+        return card(title, table_html(self.table().only("result", *RESULT_COLUMNS, "components")))
 
     def __repr__(self) -> str:
         named = ", ".join(
@@ -306,8 +271,3 @@ def _labels(results: Sequence[TraceResult]) -> list[str]:
         seen[title] = seen.get(title, 0) + 1
         labels.append(title if counts[title] == 1 else f"{title} ({seen[title]})")
     return labels
-
-
-def _text(value: Any) -> str:
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
-from tracekit.results.display import COLUMNS, card, table
+from tracekit.results.display import card, table_html
 from tracekit.results.result import TraceResult, load_run, save_run
 from tracekit.results.storage import load, save
-from tracekit.results.tables import circuit_columns, extra_columns, held_out_columns
+from tracekit.results.tables import RESULT_COLUMNS, result_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -48,8 +48,8 @@ class TraceCurve(Sequence[TraceResult]):
     def _repr_html_(self) -> str:
         first = self.results[0]
         title = f"{first.title}: {first.dataset} data, {first.model} model, {first.setup.metric}"
-        rows = [[result.budget, *result.cells()] for result in self.results]
-        return card(title, table(["budget", *COLUMNS], rows))
+        columns = ("budget", *RESULT_COLUMNS, "components")
+        return card(title, table_html(result_table(self.results).only(*columns)))
 
     def at(self, n_components: int) -> TraceResult:
         """The result for a budget of that many components, which the curve must have."""
@@ -60,24 +60,13 @@ class TraceCurve(Sequence[TraceResult]):
         raise BudgetError(f"The curve has no budget of {n_components}. It has {budgets}.")
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row per budget.
+        """A pandas DataFrame with a row per budget, and the columns of `--json`.
 
-        `effect` is of the searched examples. Where examples are held out, `held_out` is of these,
-        with its 95 % interval, and so are faithfulness and completeness.
+        `effect` is of the searched examples, with its 95 % spread `effect_low` and `effect_high`.
+        Where examples are held out, `held_out` is of these, with its 95 % interval, and so are
+        faithfulness and completeness.
         """
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "method": [result.method for result in self.results],
-                "budget": [result.budget for result in self.results],
-                "n_selected": [result.n_selected for result in self.results],
-                "effect": [result.effect for result in self.results],
-                **held_out_columns(self.results),
-                **circuit_columns(self.results),
-                **extra_columns(self.results),
-            }
-        )
+        return result_table(self.results).frame()
 
     def curve(self) -> go.Figure:
         """Effect against number of components."""

@@ -25,7 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.markup import html_table, interval_text, printable
+from tracekit._util.markup import interval_text, printable
+from tracekit._util.table import Table
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, card, line
@@ -111,22 +112,16 @@ class InteractionGrid:
 
     def _repr_html_(self) -> str:
         frame = self.to_frame().head(MOST_ROWS)
-        columns = {
-            "pair": list(frame["first"] + ", " + frame["second"]),
-            "effect": [f"{effect:.4g}" for effect in frame["effect"]],
-            "interaction": [f"{interaction:+.4g}" for interaction in frame["interaction"]],
-        }
-        if "low" in frame:
-            columns["95 % interval"] = list(map(interval_text, frame["low"], frame["high"]))
-        if "p" in frame:
-            columns["p"] = [f"{p:.2g}" for p in frame["p"]]
-        if "kind" in frame:
-            columns["kind"] = list(frame["kind"])
+        ends = {end: f"interaction_{end}" for end in ("low", "high")}
+        rows, forms = frame.rename(columns=ends).to_dict("records"), {"interaction": "+.4g"}
         n = len(self.labels)
         text = f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"
         text += self._notes
-        rows = list(zip(*columns.values(), strict=True))
-        return card(self.title or "Interactions", line(text), html_table(list(columns), rows))
+        return card(
+            self.title or "Interactions",
+            line(text),
+            Table.of_rows(rows, forms=forms, joined=True).html(),
+        )
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per unordered pair, largest interaction first.

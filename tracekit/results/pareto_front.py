@@ -12,15 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import printable
+from tracekit._util.table import Column, Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
 from tracekit.results.curve import load_runs, save_runs
-from tracekit.results.display import COLUMNS, card, table
+from tracekit.results.display import card, table_html
 from tracekit.results.pareto_statistics import SizeStatistics
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import load, save
-from tracekit.results.tables import circuit_columns, extra_columns
+from tracekit.results.tables import RESULT_COLUMNS, result_table
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.targets import EffectAndComplement
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _FRONT = "pareto.json"
+_NOT_OF_SIZES = ("budget", "held out", "95 % interval", "passes", "seconds")
+"""Columns of results that statistics have of their own, or that say nothing of a size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,30 +245,26 @@ class ParetoFront(Sequence[TraceResult]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken.
 
-        Columns: those of `SizeStatistics`, with a column `held_out by METHOD` for each search that
-        the front chose from; `effect` with its 95 % spread `effect_low` and `effect_high`, and
-        further metrics; `method`, which search the set is of.
+        Columns: those of `SizeStatistics`, with a column `held_out_by_METHOD` for each search that
+        the front chose from; `effect` with its 95 % spread `effect_low` and `effect_high`, further
+        metrics, and others of `--json`; `method`, which search the set is of.
         """
-        import pandas as pd
+        frame = Table.of_rows(self.rows()).frame()
+        names = [name for name in SizeStatistics.__annotations__ if name in frame]
+        return frame.astype({name: float for name in names if name != "size"})
 
-        spreads = [result.spread for result in self.results]
-        frame = pd.DataFrame(
-            {
-                "size": self.sizes,
-                "effect": [result.effect for result in self.results],
-                "effect_low": [low for low, _ in spreads],
-                "effect_high": [high for _, high in spreads],
-                **circuit_columns(self.results),
-                **extra_columns(self.results),
-                "method": [result.method for result in self.results],
-            }
-        )
-        columns = [name for name in SizeStatistics.__annotations__ if name != "held_out_by"]
-        rows = [asdict(row) for row in self.statistics]
-        statistics = pd.DataFrame(rows, columns=columns).astype(float)
-        for name in rows[0]["held_out_by"] or () if rows else ():
-            statistics[f"held_out by {name}"] = [row["held_out_by"][name] for row in rows]
-        return frame.merge(statistics, on="size", how="left")
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `to_frame`, with the components in lists."""
+        by_size = {row.size: asdict(row) for row in self.statistics}
+        unknown = dict.fromkeys(SizeStatistics.__annotations__)
+        rows = []
+        for entries in result_table(self.results).without(*_NOT_OF_SIZES).entries():
+            size = entries.pop("n_selected")
+            statistics = {**by_size.get(size, unknown), "size": size}
+            by = statistics.pop("held_out_by") or {}
+            further = {f"held_out_by_{name}": value for name, value in by.items()}
+            rows.append({"size": size, **entries, **statistics, **further})
+        return rows
 
     def __repr__(self) -> str:
         last = self.results[-1]
@@ -279,16 +278,14 @@ class ParetoFront(Sequence[TraceResult]):
     def _repr_html_(self) -> str:
         last = self.results[-1]
         held_out = {row.size: row.held_out for row in self.statistics}
-        rows = []
-        for result in self.results:
-            value = held_out.get(result.n_selected)
-            cells = ["" if value is None else f"{value:.4g}"] if held_out else []
-            rows.append([*result.cells()[:-1], *cells])
+        columns = [*result_table(self.results).only(*RESULT_COLUMNS).columns]
+        if held_out:
+            columns.append(Column("held_out", "held out", [held_out.get(n) for n in self.sizes]))
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return card(
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
             f"data, {last.model} model, {last.setup.metric}{stopped}",
-            table([*COLUMNS[:-1], *(["held out"] if held_out else [])], rows),
+            table_html(Table(columns)),
         )
 
     def save(self, folder: str | Path) -> Path:

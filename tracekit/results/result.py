@@ -17,15 +17,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import printable
 from tracekit._util.options import as_path, shortened
+from tracekit._util.table import named, value_text
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
 from tracekit.metrics import Effects
-from tracekit.results.display import card, line, named
+from tracekit.results.display import card, line
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples
@@ -326,13 +327,15 @@ class TraceResult:
 
     def _repr_html_(self) -> str:
         setup = self.setup
+        held_out = self.held_out_interval
         facts = [
-            f"effect {self.effect:.4g} [{_ends(self.spread)}]",
+            f"effect {value_text((self.effect, *self.spread))}",
             f"{100 * self.share_of_full_effect:.0f} % of all ({self.full_effect:.4g})",
         ]
-        facts += map("{} {}".format, ("faithfulness", "completeness"), self.circuit_cells())
-        if self.held_out_effect is not None and self.held_out_interval is not None:
-            facts.append(f"held out {self.held_out_effect:.4g} [{_ends(self.held_out_interval)}]")
+        for name, score in zip(("faithfulness", "completeness"), self.circuit_scores, strict=True):
+            facts.append(f"{name} {value_text(score, '.2f')}")
+        if self.held_out_effect is not None and held_out is not None:
+            facts.append(f"held out {value_text((self.held_out_effect, *held_out))}")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
         facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
         facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
@@ -345,28 +348,14 @@ class TraceResult:
             selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
         )
 
-    def cells(self) -> list[Any]:
-        """Its cells in a table of results, whose columns are `display.COLUMNS`."""
-        low, high = self.spread
-        return [
-            self.n_selected,
-            f"{self.effect:.4g}",
-            interval_text(low, high),
-            f"{100 * self.share_of_full_effect:.0f} %",
-            *self.circuit_cells(),
-            named(self.labels, 6),
-        ]
-
-    def circuit_cells(self) -> tuple[str, str]:
-        """Faithfulness and completeness with their intervals, as text."""
+    @property
+    def circuit_scores(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+        """Faithfulness and completeness, each with its interval; None if they were not measured."""
         if (self.held_out or self.own).complement is None:
-            return "\u2013", "\u2013"
+            return (None, None, None), (None, None, None)
         scores = self.faithfulness()
         (faithful,), (complete,) = scores.faithfulness_intervals, scores.completeness_intervals
-        return (
-            f"{scores.faithfulness[0]:.2f} [{_ends(faithful)}]",
-            f"{scores.completeness[0]:.2f} [{_ends(complete)}]",
-        )
+        return (scores.faithfulness[0], *faithful), (scores.completeness[0], *complete)
 
     def faithfulness(self) -> Faithfulness:
         """Effect, faithfulness and completeness of the selected components, with intervals.
@@ -543,7 +532,3 @@ def save_run(result: TraceResult, folder: Path) -> str:
 def load_run(folder: Path, digest: str | None = None) -> TraceResult:
     """Reads a run, and with a digest only the one that has it; see `TraceResult.load`."""
     return load(TraceResult, folder / _DOCUMENT, digest)
-
-
-def _ends(interval: tuple[float, float]) -> str:
-    return interval_text(*interval).replace(" to ", ", ")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
 from tracekit.results.result import TraceResult
 
@@ -37,38 +39,57 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     return groups.agg({"effect": "max"}).astype({"method": str})
 
 
-def extra_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
-    """A column per further metric by which all of the results were measured."""
-    names = [
-        name
-        for name in results[0].extra_effects
-        if all(name in result.extra_effects for result in results)
-    ]
-    return {name: [result.extra_effects[name] for result in results] for name in names}
+RESULT_COLUMNS = ("selected", "effect", "95 % spread", "of all", "faithful", "complete")
+"""Titles of the columns of `result_table` that say what a set does on the searched examples."""
 
 
-def held_out_columns(results: Sequence[TraceResult]) -> dict[str, list[float | None]]:
-    """Effects on held-out examples with their 95 % intervals; None where there are none."""
-    ends = [result.held_out_interval or (None, None) for result in results]
-    return {
-        "held_out": [result.held_out_effect for result in results],
-        "held_out_low": [low for low, _ in ends],
-        "held_out_high": [high for _, high in ends],
-    }
+def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Table:
+    """A row per result, with all that tables, figures and JSON say of results.
 
+    Readers see so many `most_labels` of its components.
+    """
+    scores = [result.circuit_scores for result in results]
+    n_components, shown = results[0].n_components, partial(named, most=most_labels)
+    intervals = [result.held_out_interval or (None, None) for result in results]
+    extras = dict.fromkeys(name for result in results for name in result.extra_effects)
 
-def circuit_columns(results: Sequence[TraceResult]) -> dict[str, list[float]]:
-    """Faithfulness and completeness with intervals, held out where possible; empty if unknown."""
-    if any((result.held_out or result.own).complement is None for result in results):
-        return {}
-    columns: dict[str, list[float]] = {}
-    for scores in [result.faithfulness() for result in results]:
-        for name in ("faithfulness", "completeness"):
-            (ends,) = getattr(scores, f"{name}_intervals")
-            values = {"": getattr(scores, name)[0], "_low": ends[0], "_high": ends[1]}
-            for suffix, value in values.items():
-                columns.setdefault(f"{name}{suffix}", []).append(value)
-    return columns
+    def column(key: str, title: str, value: Callable[[TraceResult], Any], form: Any = ".4g") -> Any:
+        return Column(key, title, [value(result) for result in results], form)
+
+    return Table(
+        [
+            column("method", "method", lambda r: r.series),
+            column("budget", "budget", lambda r: r.budget),
+            column(
+                "n_selected", "selected", lambda r: r.n_selected, f"{{}} of {n_components}".format
+            ),
+            column("n_components", "of", lambda r: r.n_components),
+            column("effect", "effect", lambda r: r.effect),
+            column("effect", "95 % spread", lambda r: r.spread),
+            column("full_effect", "all", lambda r: r.full_effect),
+            column("share", "of all", lambda r: r.share_of_full_effect, ".0%"),
+            Column("faithfulness", "faithful", [faithful for faithful, _ in scores], ".2f"),
+            Column("completeness", "complete", [complete for _, complete in scores], ".2f"),
+            column("held_out", "held out", lambda r: r.held_out_effect),
+            Column("held_out", "95 % interval", intervals),
+            *(
+                Column("_".join(name.split()), name, [r.extra_effects.get(name) for r in results])
+                for name in extras
+            ),
+            column("passes", "passes", lambda r: float(r.cost.forward_equivalents), ".0f"),
+            column("seconds", "seconds", lambda r: r.run.seconds, ".1f"),
+            column("components", "components", lambda r: r.labels, shown),
+            column("n_examples", "examples", lambda r: r.own.n_examples),
+            column("model", "model", lambda r: r.model),
+            column("dataset", "data", lambda r: r.dataset),
+            column("kind", "kind", lambda r: "+".join(r.registry.kinds)),
+            column("metric", "metric", lambda r: r.setup.metric),
+            column("source", "source", lambda r: r.setup.source),
+            column("direction", "direction", lambda r: r.setup.direction),
+            column("positions", "positions", lambda r: str(r.setup.positions)),
+            column("seed", "seed", lambda r: r.seed),
+        ]
+    )
 
 
 def facts_of_model(result: TraceResult) -> str:

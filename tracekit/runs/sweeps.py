@@ -17,6 +17,7 @@ from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
 from tracekit._util.options import as_path, convert, is_whole
 from tracekit._util.processes import leave_if_in_start
+from tracekit._util.table import Table
 from tracekit.engine.setup import SETUP_OPTIONS
 from tracekit.errors import (
     ConfigError,
@@ -28,7 +29,7 @@ from tracekit.errors import (
 )
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import circuit_columns
+from tracekit.results.tables import result_table
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import Grid, part_of
@@ -80,15 +81,18 @@ class Runs(Sequence[Run]):
 
         Columns: what was run (`model`, which names the checkpoint, `dataset`, `kind` of component,
         `metric`, `positions`, `setting`: what differs from the defaults of a tracer, `method`,
-        `options`, `objective`, `seed`), `budget`, `selected` (number of components), `of` (how many
-        there are), `effect`, `low` and `high` (its 95 % spread), `share` (of the effect of all
-        components), `held_out` with `held_out_low` and `held_out_high` (95 % interval), further
-        metrics, `n_examples`, `passes`, `seconds` (of the run), `device`, `tracekit` (its version),
-        `components`, and `folder`, which `TraceResult.load` reads. Grids of pairs have no row.
+        `options`, `objective`, `sign`, `seed`), `budget`, `n_selected` of `n_components`, `effect`
+        with its 95 % spread `effect_low` and `effect_high`, `full_effect`, `share` (of the effect
+        of all components), `held_out` with `held_out_low` and `held_out_high` (95 % interval),
+        further metrics, `n_examples`, `passes`, `seconds` (of the run), `device`, `tracekit` (its
+        version), `components`, and `folder`, which `TraceResult.load` reads. Grids of pairs have no
+        row.
         """
-        import pandas as pd
+        return self.table().frame()
 
-        return pd.DataFrame([row for run in self.runs for row in _rows(run)])
+    def table(self) -> Table:
+        """A row for each result; see `to_frame`."""
+        return Table.of_rows([row for run in self.runs for row in _rows(run)])
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -96,8 +100,7 @@ class Runs(Sequence[Run]):
         return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
-        frame = self.to_frame().drop(columns="folder", errors="ignore")
-        return printable(frame.to_html(escape=True))
+        return self.table().without("folder").html()
 
 
 def load_runs(folder: str | Path) -> Runs:
@@ -333,13 +336,17 @@ def _order(run: Run) -> tuple[Any, ...]:
     return name, job.dataset, *map(str, asked), job.method, job.seed, run.folder.name
 
 
+_ASKED = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
+"""Entries of a result that the job says too."""
+
+
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     """A row of the table for each budget of a run."""
     job = run.job
     if job.work != "trace":
         return
-    for name, result in zip(run.curve_folders, run.curve, strict=True):
-        low, high = result.held_out_interval or (None, None)
+    results = result_table(run.curve.results).entries()
+    for name, row, result in zip(run.curve_folders, results, run.curve, strict=True):
         yield {
             "model": job.model,
             "dataset": job.dataset,
@@ -352,24 +359,10 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             "objective": job.objective,
             "sign": result.run.sign,
             "seed": job.seed,
-            "budget": result.budget,
-            "selected": result.n_selected,
-            "of": result.n_components,
-            "effect": result.effect,
-            "low": result.spread[0],
-            "high": result.spread[1],
-            "share": result.share_of_full_effect,
-            **{name: value for name, (value,) in circuit_columns([result]).items()},
-            "held_out": result.held_out_effect,
-            "held_out_low": low,
-            "held_out_high": high,
-            **result.extra_effects,
-            "n_examples": len(result.per_example),
-            "passes": result.cost.forward_equivalents,
-            "seconds": result.run.seconds,
+            # What was asked for says more than what the result says of it.
+            **{key: value for key, value in row.items() if key not in _ASKED},
             "device": run.info.device if run.info else None,
             "tracekit": result.run.versions["tracekit"],
-            "components": " ".join(result.labels),
             "folder": str(run.folder / name),
         }
 

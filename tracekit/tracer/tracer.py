@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
-from tracekit._util.markup import printable
+from tracekit._util.markup import html_table, printable
 from tracekit._util.names import SignName
 from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
@@ -204,7 +204,8 @@ class Tracer:
         return "" if count is None else f", x preferred on {count} of {len(self.pairs)}"
 
     def _repr_html_(self) -> str:
-        from tracekit.results.display import tracer_html
+        from tracekit.results.display import MOST_ROWS, card, line
+        from tracekit.results.tables import RESULT_COLUMNS, result_table
 
         metric = self.engine.metric
         facts = [
@@ -217,7 +218,13 @@ class Tracer:
         ]
         if "full_effects" in vars(self.engine):
             facts.append(("all components", f"effect {self.full_effect:.4g}"))
-        return tracer_html(facts, [[each.title, *each.cells()] for each in self.results])
+        shown, n_earlier = self.results[-MOST_ROWS:], len(self.results) - MOST_ROWS
+        columns = ("method", *RESULT_COLUMNS, "components")
+        table = (
+            result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
+        )
+        earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
+        return card("Tracer", html_table(["traced", ""], facts), table, earlier)
 
     # ---- searching ------------------------------------------------------------------------
 

@@ -1,0 +1,278 @@
+"""A table whose columns are defined once: for terminals, notebooks, papers, files and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor, isfinite, log10
+from typing import Any
+
+from tracekit._util.markup import html_table, interval_text, printable
+
+_MISSING = "-"
+
+
+def named(labels: Sequence[str], most: int = 24) -> str:
+    """Labels as one text, of which so many are named."""
+    names = ", ".join(labels[:most])
+    return names + (f", and {len(labels) - most} more" if len(labels) > most else "")
+
+
+def value_text(value: Any, form: str | Callable[[Any], str] = ".4g") -> str:
+    """A value for readers, as a column of this form shows it."""
+    if isinstance(value, tuple):
+        *first, low, high = value
+        ends = _MISSING if low is None else interval_text(low, high)
+        if not first or _is_missing(first[0]):
+            return _MISSING if first else ends
+        return f"{value_text(first[0], form)} ({ends})"
+    if _is_missing(value):
+        return _MISSING
+    if callable(form):
+        return form(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:{form}}".replace("%", " %")
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """Values, and how they are shown."""
+
+    key: str
+    """In JSON and data frames; the ends of intervals are `KEY_low` and `KEY_high`."""
+    title: str
+    """For readers."""
+    values: Sequence[Any]
+    """Numbers, texts, lists of labels; `(low, high)` of an interval, or `(value, low, high)`; None
+    where there is none."""
+    form: str | Callable[[Any], str] = ".4g"
+    """Of floats as for `format`, or what makes the text of any value."""
+    styles: Mapping[int, str] = field(default_factory=dict)
+    """By row: `bold`, `underline`, or the name of a colour, which only terminals show."""
+
+    def text(self, value: Any) -> str:
+        """A value for readers."""
+        return value_text(value, self.form)
+
+    @property
+    def texts(self) -> list[str]:
+        """All values for readers."""
+        return [printable(self.text(value)) for value in self.values]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds words, which stand at the left."""
+        return any(isinstance(value, (str, list)) for value in self.values)
+
+    def entries(self, row: int) -> dict[str, Any]:
+        """The value of a row by its key, and the ends of its interval by theirs."""
+        value = self.values[row]
+        if not isinstance(value, tuple):
+            return {self.key: value}
+        names = [self.key, f"{self.key}_low", f"{self.key}_high"]
+        return dict(zip(names[-len(value) :], value, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length."""
+
+    columns: Sequence[Column]
+
+    @classmethod
+    def of_rows(
+        cls,
+        rows: Sequence[Mapping[Any, Any]],
+        titles: Mapping[str, str] | None = None,
+        forms: Mapping[str, Any] | None = None,
+        *,
+        joined: bool = False,
+    ) -> Table:
+        """A column for each key of the rows, with its title and form where these are given.
+
+        By default a title is the key, with spaces between its words.
+        If `joined`, a column with the ends of its interval is one of `(value, low, high)`.
+        """
+        names = list(dict.fromkeys(str(name) for row in rows for name in row))
+        ends = {end for name in names for end in (f"{name}_low", f"{name}_high") if joined}
+        columns = []
+        for name in names:
+            keys = [name, f"{name}_low", f"{name}_high"]
+            if name not in ends:
+                is_joined = joined and {*keys} <= {*names}
+                cells = [tuple(_native(row.get(key)) for key in keys) for row in rows]
+                values = cells if is_joined else [cell[0] for cell in cells]
+                title = (titles or {}).get(name, name.replace("_", " "))
+                form = (forms or {}).get(name, ".4g")
+                columns.append(Column("_".join(name.split()), title, values, form))
+        return cls(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values) if self.columns else 0
+
+    def __getitem__(self, name: str) -> Column:
+        """The column of this title, or else of this key."""
+        return min(
+            (column for column in self.columns if name in (column.title, column.key)),
+            key=lambda column: column.title != name,
+        )
+
+    @property
+    def titles(self) -> list[str]:
+        """Titles of the columns."""
+        return [column.title for column in self.columns]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The texts of every row, as all readers see them."""
+        return [list(row) for row in zip(*(each.texts for each in self.columns), strict=True)]
+
+    def only(self, *titles: str, brief: bool = False) -> Table:
+        """The columns of these titles, in this order; if `brief`, without intervals of values."""
+        columns = [self[title] for title in titles]
+        if brief:
+            columns = [replace(each, values=list(map(_brief, each.values))) for each in columns]
+        return Table(columns)
+
+    def without(self, *titles: str) -> Table:
+        """All columns but these."""
+        return Table([each for each in self.columns if each.title not in titles])
+
+    def rows(self, numbers: Iterable[int]) -> Table:
+        """Some rows, by their numbers."""
+        kept = list(numbers)
+        columns = []
+        for column in self.columns:
+            styles = {n: column.styles[row] for n, row in enumerate(kept) if row in column.styles}
+            values = [column.values[row] for row in kept]
+            columns.append(replace(column, values=values, styles=styles))
+        return Table(columns)
+
+    def aligned(self) -> Table:
+        """Numbers of a column have the same decimals: three digits of the largest."""
+        columns = []
+        for column in self.columns:
+            sizes = [abs(v) for v in column.values if isinstance(v, float) and isfinite(v)]
+            largest = max(sizes, default=0.0)
+            decimals = min(max(2 - floor(log10(largest)) if largest > 0 else 2, 0), 6)
+            is_usual = column.form == ".4g"
+            columns.append(replace(column, form=f".{decimals}f") if is_usual else column)
+        return Table(columns)
+
+    def ranked(self, title: str, within: Sequence[str] = (), *, second: bool = False) -> Table:
+        """The largest value of a column is bold, and the second underlined if `second`.
+
+        That is among rows that agree in the columns `within`; what is shown alike is marked alike.
+        """
+        column, styles = self[title], dict[int, str]()
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row in range(len(self)):
+            group = tuple(self[name].values[row] for name in within)
+            groups.setdefault(group, []).append(row)
+        for rows in groups.values():
+            values = {row: column.values[row] for row in rows if len(rows) > 1}
+            order = sorted((-v, row) for row, v in values.items() if not _is_missing(v))
+            texts = list(dict.fromkeys(column.text(values[row]) for _, row in order))
+            alike = [[row for _, row in order if column.text(values[row]) == t] for t in texts]
+            styles |= dict.fromkeys(alike[0] if alike else (), "bold")
+            # After several best ones there is no second.
+            if second and len(alike) > 1 and len(alike[0]) == 1:
+                styles |= dict.fromkeys(alike[1], "underline")
+        ranked = replace(column, styles=styles)
+        return Table([ranked if each is column else each for each in self.columns])
+
+    def entries(self) -> list[dict[str, Any]]:
+        """A mapping from key to value for each row."""
+        rows = range(len(self))
+        return [{k: v for c in self.columns for k, v in c.entries(row).items()} for row in rows]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows for JSON: numbers as they are, null for none, NaN and what is not finite."""
+        return [{key: json_value(value) for key, value in row.items()} for row in self.entries()]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame; lists of labels are texts."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self.entries())
+        for column in self.columns:
+            if any(isinstance(value, list) for value in column.values):
+                frame[column.key] = frame[column.key].map(" ".join)
+        return frame
+
+    def html(self) -> str:
+        """An HTML table, every text escaped."""
+        columns = enumerate(self.columns)
+        bold = {(row, n) for n, c in columns for row, style in c.styles.items() if style == "bold"}
+        rows = [["\u2013" if cell == _MISSING else cell for cell in row] for row in self.cells]
+        return html_table(self.titles, rows, bold=bold)
+
+    def markdown(self) -> str:
+        """A Markdown table."""
+        rows = [self.titles, ["---"] * len(self.columns), *self.cells]
+        escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+
+    def latex(self, caption: str, label: str = "") -> str:
+        """A LaTeX table for a document that loads booktabs; empty columns are left out."""
+        columns = [each for each in self.columns if any(t != _MISSING for t in each.texts)]
+        cells = [
+            [_latex_cell(text, column.styles.get(row)) for row, text in enumerate(column.texts)]
+            for column in columns
+        ]
+        head = [latex_text(column.title) for column in columns]
+        rows = [" & ".join(row) + r" \\" for row in (head, *zip(*cells, strict=True))]
+        layout = "".join("l" if column.is_text else "r" for column in columns)
+        lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{caption}}}"]
+        lines += [rf"\label{{{label}}}"] if label else []
+        lines += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", rows[0], r"\midrule", *rows[1:]]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def json_value(value: Any) -> Any:
+    """A value, or a mapping of values, ready for JSON; None where it is no finite number."""
+    if isinstance(value, Mapping):
+        return {name: json_value(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [json_value(entry) for entry in value]
+    if isinstance(value, (bool, int)) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return printable(str(value))
+
+
+_ESCAPES = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\u2212": "$-$",
+}
+
+
+def latex_text(text: str) -> str:
+    """A text in which LaTeX takes nothing for a command."""
+    return printable(text).translate(str.maketrans(_ESCAPES))
+
+
+def _latex_cell(text: str, style: str | None) -> str:
+    escaped = "--" if text == _MISSING else latex_text(text)
+    command = {"bold": "textbf", "underline": "underline"}.get(style or "")
+    return f"\\{command}{{{escaped}}}" if command else escaped
+
+
+def _native(value: Any) -> Any:
+    """Python's own number in place of one of NumPy."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def _brief(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(value) == 3 else value
