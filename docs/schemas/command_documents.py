@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tracekit.cli.explain import Findings
 from tracekit.cli.output import CommandOutput
 
 _RESULTS = (
@@ -21,6 +20,8 @@ _TABLES: dict[str, dict[str, str]] = {
     "demo": {"methods": "method, passes, seconds, *", "results": _RESULTS},
     "evaluate": {"masks": "mask, sum, effect, effect_low, effect_high, *"},
     "explain": {
+        "explanation": "model, dataset, metric, effect, effect_low, effect_high, members, "
+        "redundant, n_orders, passes, *",
         "members": "component, alone, alone_low, alone_high, last, last_low, last_high, value, "
         "value_low, value_high, verdict, *",
         "interactions": "*",
@@ -82,11 +83,7 @@ def _schema(command: str, tables: dict[str, str]) -> dict[str, Any]:
             "properties": {name: _table(tables[name]) for name in tables if name != "*"},
             "additionalProperties": others,
         },
-        "findings": {"type": "null"},
     }
-    if command == "explain":
-        findings = TypeAdapter(Findings).json_schema()
-        described["properties"]["findings"] = {"anyOf": [findings, {"type": "null"}]}
     return described | {"title": f"tracekit {command} --json"}
 
 

@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 
 from docs.schemas.command_documents import schemas
 from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
-from tracekit.cli.explain import Explained
-from tracekit.cli.output import CommandOutput
+from tracekit.cli.output import CommandOutput, Row
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
 from tracekit.results.pareto_front import FrontFacts
@@ -72,7 +71,7 @@ SCHEMAS = {
     "strongest_pairs": schema(StrongestPairs, inline=True),
     "run": schema(RunInfo),
     "command": TypeAdapter(CommandOutput).json_schema(),
-    "findings": TypeAdapter(Explained).json_schema(),
+    "findings": TypeAdapter(dict[str, list[Row]]).json_schema(),
     **{f"commands/{command}": described for command, described in schemas().items()},
 }
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 import tracekit as tk
 from tracekit import figures
-from tracekit.cli.explain import Explained, Findings
+from tracekit.cli.output import Row
 
 QUICK = ("--quiet",)
 
@@ -55,7 +55,7 @@ def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypat
     assert code == 0, err
     document = json.loads(out)
     (estimate,) = document["tables"]["estimates"]
-    assert (estimate["passes"], document["findings"]) == (79, None)
+    assert (estimate["passes"], list(document["tables"])) == (79, ["estimates"])
 
 
 def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):
@@ -72,12 +72,10 @@ def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_pa
     assert written["value"].tolist() == pytest.approx(why.table["value"].tolist(), abs=1e-6)
     for name in ("waterfall", "heatmap", "network"):
         assert (tmp_path / "out" / f"{name}.html").exists()
-    explained = json.loads((tmp_path / "out" / "findings.json").read_text())
-    TypeAdapter(Explained).validate_python(explained, strict=True)
-    assert explained["findings"]["members"] == result.labels
-    assert [row["component"] for row in explained["tables"]["members"]] == list(
-        why.table["component"]
-    )
+    tables = json.loads((tmp_path / "out" / "findings.json").read_text())
+    TypeAdapter(dict[str, list[Row]]).validate_python(tables, strict=True)
+    assert tables["explanation"][0]["members"] == result.labels
+    assert [row["component"] for row in tables["members"]] == list(why.table["component"])
 
 
 def test_json_is_all_that_is_printed(command, tracer, result, folder):
@@ -85,13 +83,14 @@ def test_json_is_all_that_is_printed(command, tracer, result, folder):
     assert code == 0, err
     document = json.loads(out)
     assert (document["command"], document["ok"], document["error"]) == ("explain", True, None)
-    findings = TypeAdapter(Findings).validate_python(document["findings"], strict=True)
     why = tracer.explain(result)
     tables = document["tables"]
     assert pd.DataFrame(tables["members"])["value"].tolist() == why.table["value"].tolist()
-    assert findings["additivity"]["effect"] == pytest.approx(result.effect)
+    (whole,) = tables["explanation"]
+    assert {name: whole[name] for name in why.additivity.index} == why.additivity.to_dict()
+    assert whole["effect"] == pytest.approx(result.effect)
     assert tables["interactions"][0]["within"] == why.interactions["within"][0]
-    assert findings["redundant"] == [str(component) for component in why.redundant]
+    assert whole["redundant"] == [str(component) for component in why.redundant]
     assert "NaN" not in out
 
 

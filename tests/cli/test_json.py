@@ -88,7 +88,6 @@ def test_a_schema_refuses_other_columns():
         ok=True,
         tracekit="1",
         tables={"measured": [row]},
-        findings=None,
         lines=[],
         warnings=[],
         error=None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
 from html import escape
 from math import isinf, isnan
 from typing import Any
@@ -32,46 +31,6 @@ def script_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # An HTML parser looks for tags in scripts too.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-_LONG = 24
-"""Characters beyond which a text in a table may be broken."""
-
-
-def html_table(
-    columns: Iterable[object],
-    rows: Iterable[Iterable[object]],
-    *,
-    bold: Collection[tuple[int, int]] = (),
-) -> str:
-    """A table of escaped cells; `bold` has the row and column of cells in bold."""
-    listed = [[str(value) for value in row] for row in rows]
-    # Sentences and lists of labels are broken between words; numbers stand under each other.
-    broken = {
-        column
-        for row in listed
-        for column, text in enumerate(row)
-        if column == 0 or (len(text) > _LONG and " " in text)
-    }
-    body = [
-        _row("td", row, broken, [column for at, column in bold if at == number])
-        for number, row in enumerate(listed)
-    ]
-    head = _row("th", columns, broken)
-    return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
-
-
-def _row(
-    tag: str, values: Iterable[object], broken: Collection[int], bold: Collection[int] = ()
-) -> str:
-    cells = []
-    for column, value in enumerate(values):
-        style = f"text-align:{'left' if column in broken else 'right'}"
-        if column and column in broken:
-            style += f";min-width:{_LONG}ch;white-space:normal"
-        style += ";font-weight:bold" if column in bold else ""
-        cells.append(f'<{tag} style="{style}">{html_text(value)}</{tag}>')
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 def interval_text(low: float, high: float) -> str:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from math import floor, isfinite, log10
 from typing import Any
 
-from tracekit._util.markup import html_table, interval_text, printable
+from tracekit._util.markup import html_text, interval_text, printable
 
 _MISSING = "-"
+_LONG = 24
+"""Characters beyond which a text in an HTML table may be broken."""
 
 
 def named(labels: Sequence[str], most: int = 24) -> str:
@@ -66,6 +68,19 @@ class Column:
     def is_text(self) -> bool:
         """Whether it holds words, which stand at the left."""
         return any(isinstance(value, (str, list)) for value in self.values)
+
+    def html(self, is_first: bool) -> list[str]:
+        """Cells of an HTML table, the title first; numbers stand under each other."""
+        # Sentences and lists of labels are broken between words.
+        is_long = any(len(text) > _LONG and " " in text for text in self.texts)
+        style = f"text-align:{'left' if is_first or is_long else 'right'}"
+        style += f";min-width:{_LONG}ch;white-space:normal" if is_long and not is_first else ""
+        cells = [f'<th style="{style}">{html_text(self.title)}</th>']
+        for row, text in enumerate(self.texts):
+            bold = ";font-weight:bold" if self.styles.get(row) == "bold" else ""
+            shown = "\u2013" if text == _MISSING else html_text(text)
+            cells.append(f'<td style="{style}{bold}">{shown}</td>')
+        return cells
 
     def entries(self, row: int) -> dict[str, Any]:
         """The value of a row by its key, and the ends of its interval by theirs."""
@@ -205,10 +220,9 @@ class Table:
 
     def html(self) -> str:
         """An HTML table, every text escaped."""
-        columns = enumerate(self.columns)
-        bold = {(row, n) for n, c in columns for row, style in c.styles.items() if style == "bold"}
-        rows = [["\u2013" if cell == _MISSING else cell for cell in row] for row in self.cells]
-        return html_table(self.titles, rows, bold=bold)
+        columns = [column.html(number == 0) for number, column in enumerate(self.columns)]
+        head, *body = ["<tr>" + "".join(row) + "</tr>" for row in zip(*columns, strict=True)]
+        return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
 
     def markdown(self) -> str:
         """A Markdown table."""

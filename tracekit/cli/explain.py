@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import TypedDict
-
-from tracekit._util.table import Table, json_value
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, option, takes
 from tracekit.cli.output import (
-    Row,
     check_folder,
     console,
     print_estimates,
@@ -27,30 +24,6 @@ if TYPE_CHECKING:
 
 _TABLES = ("table", "interactions", "replacements", "backups")
 """Tables of an explanation, and the names of their files; the first is that of its members."""
-
-
-class Findings(TypedDict):
-    """What `tracekit explain` finds, beside its tables; null where there is none."""
-
-    model: str
-    dataset: str
-    metric: str
-    members: list[str]
-    additivity: dict[str, float | None]
-    """Effect of the set, sum of single effects, and their difference, with 95 % intervals."""
-    n_orders: int | None
-    """Orders that Shapley values are sampled from; null if they are exact."""
-    redundant: list[str]
-    passes: float
-
-
-class Explained(TypedDict):
-    """What `findings.json` holds: entries of what `tracekit explain --json` prints."""
-
-    findings: Findings
-    tables: dict[str, list[Row]]
-    """`members` says what each brings; `interactions`; `replacements` and `backups` where they were
-    looked for."""
 
 
 @app.command()
@@ -98,8 +71,6 @@ def _print(why: Explanation, run: Path) -> None:
     print_table("members", tables.pop("members"), member_table(why))
     for name, table in tables.items():
         recorded(name, table)
-    if console.document is not None:
-        console.document["findings"] = {**_findings(why)}
     console.print(
         "Alone: nothing else is patched. Last: what leaving it out costs. Value: the Shapley "
         "value. Brackets: 95 % intervals over examples.",
@@ -109,26 +80,20 @@ def _print(why: Explanation, run: Path) -> None:
     console.print(f"{passes} The explanation is saved in {run}/.", highlight=False, soft_wrap=True)
 
 
-def _findings(why: Explanation) -> Findings:
-    return Findings(
-        model=why.model,
-        dataset=why.dataset,
-        metric=why.metric,
-        members=why.labels,
-        additivity=json_value(why.additivity.to_dict()),
-        n_orders=why.shapley.n_orders,
-        redundant=[str(component) for component in why.redundant],
-        passes=why.cost.forward_equivalents,
-    )
-
-
 def _tables(why: Explanation) -> dict[str, Table]:
-    frames = {name.replace("table", "members"): getattr(why, name) for name in _TABLES}
-    return {
-        name: Table.of_rows(frame.to_dict("records"))
-        for name, frame in frames.items()
-        if frame is not None
+    """By name; `explanation` has one row for the set as a whole."""
+    whole = {
+        **{"model": why.model, "dataset": why.dataset, "metric": why.metric},
+        **why.additivity.to_dict(),
+        **{"members": why.labels, "redundant": list(map(str, why.redundant))},
+        **{"n_orders": why.shapley.n_orders, "passes": why.cost.forward_equivalents},
     }
+    tables = {"explanation": Table.of_rows([whole])}
+    for name in _TABLES:
+        frame = getattr(why, name)
+        if frame is not None:
+            tables[name.replace("table", "members")] = Table.of_rows(frame.to_dict("records"))
+    return tables
 
 
 def _write(why: Explanation, output: Path) -> None:
@@ -136,10 +101,10 @@ def _write(why: Explanation, output: Path) -> None:
 
     output.mkdir(parents=True, exist_ok=True)
     tables = _tables(why)
+    rows = {name: table.records() for name, table in tables.items()}
+    write_beside(output / "findings.json", json.dumps(rows, indent=1))
+    del tables["explanation"]
     for name, table in tables.items():
         write_csv(table.frame(), output / f"{name}.csv")
-    rows = {name: table.records() for name, table in tables.items()}
-    explained = Explained(findings=_findings(why), tables=rows)
-    write_beside(output / "findings.json", json.dumps(explained, indent=1))
     drawn = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
     write_figures(drawn, output)

@@ -56,8 +56,6 @@ class CommandOutput(TypedDict):
     """Version."""
     tables: dict[str, list[Row]]
     """Rows of tables, by the names of these."""
-    findings: dict[str, Any] | None
-    """Of `explain`, beside its tables."""
     lines: list[str]
     """Everything else that is printed."""
     warnings: list[str]
@@ -90,7 +88,6 @@ class PlainConsole(Console):
             ok=True,
             tracekit=__version__,
             tables={},
-            findings=None,
             lines=[],
             warnings=[],
             error=None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tracekit._util.markup import html_text
-from tracekit._util.table import Table
+from tracekit._util.table import Column, Table
 
 MOST_ROWS = 12
 """Rows that a table shows."""
@@ -39,3 +40,9 @@ def table_html(table: Table) -> str:
         return table.html()
     shown = [round(step * (n - 1) / (MOST_ROWS - 1)) for step in range(MOST_ROWS)]
     return table.rows(shown).html() + line(f"{MOST_ROWS} of {n} rows; to_frame() has all")
+
+
+def facts_html(facts: Iterable[tuple[str, object]], title: str = "") -> str:
+    """A table of names and values."""
+    names, values = zip(*facts, strict=True)
+    return Table([Column("fact", title, names), Column("value", "", list(map(str, values)))]).html()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
-from tracekit._util.markup import html_table, printable
+from tracekit._util.markup import printable
 from tracekit._util.names import SignName
 from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
@@ -204,7 +204,7 @@ class Tracer:
         return "" if count is None else f", x preferred on {count} of {len(self.pairs)}"
 
     def _repr_html_(self) -> str:
-        from tracekit.results.display import MOST_ROWS, card, line
+        from tracekit.results.display import MOST_ROWS, card, facts_html, line
         from tracekit.results.tables import RESULT_COLUMNS, result_table
 
         metric = self.engine.metric
@@ -224,7 +224,7 @@ class Tracer:
             result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
         )
         earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
-        return card("Tracer", html_table(["traced", ""], facts), table, earlier)
+        return card("Tracer", facts_html(facts, "traced"), table, earlier)
 
     # ---- searching ------------------------------------------------------------------------
 
