@@ -6,6 +6,8 @@ import math
 import re
 from html import unescape
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tracekit._util.table import Column, Table
@@ -92,6 +94,24 @@ def test_rows_make_columns():
         **{"a": 2.0, "a_low": None, "a_high": None},
         **{"has_spaces": None, "b_c": 1},
     }
+
+
+def test_tables_without_rows_keep_their_columns():
+    frame = pd.DataFrame({"first": [], "effect": []})
+    table = Table.of_rows(frame)
+    assert (len(table), table.titles, table.records()) == (0, ["first", "effect"], [])
+    assert list(table.frame()) == ["first", "effect"]
+    assert ">first</th>" in table.html()
+    assert Table.of_rows([]).html() == "<table><thead></thead><tbody></tbody></table>"
+
+
+def test_numbers_of_numpy_are_numbers():
+    values = {"n": np.arange(2), "effect": np.float32([0.5, np.nan]), "stays": [True] * 2}
+    rows = [{"n": np.int64(0), "effect": np.float32(0.5), "stays": np.bool_(True)}]
+    for table in (Table.of_rows(pd.DataFrame(values)), Table.of_rows(rows)):
+        assert table.records()[0] == {"n": 0, "effect": 0.5, "stays": True}
+        assert [type(value) for value in table.records()[0].values()] == [int, float, bool]
+        assert table.cells[0] == ["0", "0.5", "yes"]
 
 
 @pytest.mark.parametrize(

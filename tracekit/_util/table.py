@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import floor, isfinite, log10
 from typing import Any
 
@@ -100,7 +101,7 @@ class Table:
     @classmethod
     def of_rows(
         cls,
-        rows: Sequence[Mapping[Any, Any]],
+        rows: Any,
         titles: Mapping[str, str] | None = None,
         forms: Mapping[str, Any] | None = None,
         *,
@@ -108,10 +109,12 @@ class Table:
     ) -> Table:
         """A column for each key of the rows, with its title and form where these are given.
 
-        By default a title is the key, with spaces between its words.
-        If `joined`, a column with the ends of its interval is one of `(value, low, high)`.
+        The rows are mappings, or a pandas DataFrame. By default a title is the key, with spaces
+        between its words. If `joined`, a column with the ends of its interval is one of
+        `(value, low, high)`.
         """
-        names = list(dict.fromkeys(str(name) for row in rows for name in row))
+        names = list(dict.fromkeys(map(str, chain(*rows)))) if isinstance(rows, list) else [*rows]
+        rows = rows if isinstance(rows, list) else rows.to_dict("records")
         ends = {end for name in names for end in (f"{name}_low", f"{name}_high") if joined}
         columns = []
         for name in names:
@@ -212,7 +215,8 @@ class Table:
         """The rows as a pandas DataFrame; lists of labels are texts."""
         import pandas as pd
 
-        frame = pd.DataFrame(self.entries())
+        keys = None if len(self) else [column.key for column in self.columns]
+        frame = pd.DataFrame(self.entries(), columns=keys)
         for column in self.columns:
             if any(isinstance(value, list) for value in column.values):
                 frame[column.key] = frame[column.key].map(" ".join)
@@ -221,7 +225,8 @@ class Table:
     def html(self) -> str:
         """An HTML table, every text escaped."""
         columns = [column.html(number == 0) for number, column in enumerate(self.columns)]
-        head, *body = ["<tr>" + "".join(row) + "</tr>" for row in zip(*columns, strict=True)]
+        rows = ["<tr>" + "".join(row) + "</tr>" for row in zip(*columns, strict=True)]
+        head, body = "".join(rows[:1]), rows[1:]
         return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
 
     def markdown(self) -> str:
@@ -247,9 +252,7 @@ class Table:
 
 
 def json_value(value: Any) -> Any:
-    """A value, or a mapping of values, ready for JSON; None where it is no finite number."""
-    if isinstance(value, Mapping):
-        return {name: json_value(entry) for name, entry in value.items()}
+    """A value ready for JSON; None where it is no finite number."""
     if isinstance(value, list):
         return [json_value(entry) for entry in value]
     if isinstance(value, (bool, int)) or value is None:

@@ -92,7 +92,7 @@ def _tables(why: Explanation) -> dict[str, Table]:
     for name in _TABLES:
         frame = getattr(why, name)
         if frame is not None:
-            tables[name.replace("table", "members")] = Table.of_rows(frame.to_dict("records"))
+            tables[name.replace("table", "members")] = Table.of_rows(frame)
     return tables
 
 

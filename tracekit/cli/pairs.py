@@ -44,7 +44,7 @@ def pairs(
         Column("finding", "finding", [line.text for line in checked.lines]),
     ]
     print_table("checks", Table(columns), n_names=2)
-    recorded("examples", Table.of_rows(checked.table.to_dict("records")))
+    recorded("examples", Table.of_rows(checked.table))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(checked.table, output)

@@ -102,10 +102,9 @@ def _print_front(front: ParetoFront) -> None:
     spreads = [row[1:] for row in table["effect"].values]
     table = Table([*table.columns, Column("effect", "95 % spread", spreads)])
     columns = ("size", "effect", "95 % spread", "faithful", "held out", "random", "stability")
-    also = [name for name in front[0].extra_effects if name in table.titles]
     with_statistics = {row.size for row in front.statistics} or {*front.sizes}
     kept = [n for n, size in enumerate(front.sizes) if size in with_statistics]
-    shown = table.only(*columns, "search", *also, brief=True).rows(kept)
+    shown = table.only(*columns, "search", *front[0].extra_effects, brief=True).rows(kept)
     print_table("front", table, shown)
     console.print(
         "Faithful: 1 less the share of the full effect that all other components have. "

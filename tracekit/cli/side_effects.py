@@ -67,7 +67,7 @@ def side_effects(given: Given, run: Run) -> None:
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
     console.print(f"{side}", highlight=False, soft_wrap=True)
-    recorded("side_effects", Table.of_rows(side.table.to_dict("records")))
+    recorded("side_effects", Table.of_rows(side.table))
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
     for reason in reasons(swept.failures):
         console.print(f"Failed: {reason}", highlight=False)
     table = swept.table()
-    if has_table and (console.document is not None or len(table) <= _MOST_ROWS):
+    if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
         names = [name for name in _COLUMNS if len({*table[name].texts}) > 1]
         if "budget" in names and table["budget"].values == table["n_selected"].values:
             names.remove("n_selected")

@@ -105,7 +105,7 @@ class PaperTable:
     def shown(self) -> Table:
         """The columns that are shown."""
         frame = self.frame[list(self.columns)] if self.columns else self.frame
-        return Table.of_rows(frame.to_dict("records"))
+        return Table.of_rows(frame)
 
     def latex(self) -> str:
         """The LaTeX table, for a document that loads booktabs."""

@@ -286,7 +286,7 @@ def _generations_section(written: Generations) -> Section:
     members = named(written.labels, _MOST_LABELS) or "nothing"
     return Section(
         heading=f"What the model writes with {members} replaced",
-        table=Table.of_rows(written.table.to_dict("records")),
+        table=Table.of_rows(written.table),
         note=f"Clean: by itself; intervened: with the set replaced. {written.how}",
     )
 
@@ -419,15 +419,15 @@ def _note_on_run(result: TraceResult) -> str:
 
 def member_table(why: Explanation) -> Table:
     """A row per member: its contribution alone, last and on average, and its verdict."""
-    rows = why.table.to_dict("records")
-    return Table.of_rows(rows, joined=True).only("component", "alone", "last", "value", "verdict")
+    return Table.of_rows(why.table, joined=True).only(
+        "component", "alone", "last", "value", "verdict"
+    )
 
 
 def path_table(paths: Paths, most: int = 20) -> Table:
     """A row for each of the strongest paths: its effect, and that of each single input."""
     titles = {name: f"by {name}" for name in ("query", "key", "value")}
-    rows = paths.table.head(most).to_dict("records")
-    table = Table.of_rows(rows, titles, {"p": ".2g"}, joined=True)
+    table = Table.of_rows(paths.table.head(most), titles, {"p": ".2g"}, joined=True)
     inputs = [title for title in titles.values() if title in table.titles]
     return table.only("sender", "receiver", "effect", *inputs, "p")
 
@@ -436,6 +436,6 @@ def side_effects_table(side: SideEffects) -> Table:
     """A row per data set: effect, strength, that of random sets, selectivity."""
     titles = {"control": "random sets", "control_selectivity": "of random sets"}
     forms = {"p": ".2g", "control_selectivity": ".3g"}
-    table = Table.of_rows(side.table.to_dict("records"), titles, forms, joined=True)
+    table = Table.of_rows(side.table, titles, forms, joined=True)
     facts = ("name", "dataset", "metric", "examples", "effect", "strength", "random sets", "p")
     return table.only(*facts, "selectivity", "of random sets")

@@ -30,7 +30,7 @@ def text_html(self: Any) -> str:
 
 def frame_html(title: str, frame: Any) -> str:
     """A card of a pandas DataFrame."""
-    return card(title, Table.of_rows(frame.to_dict("records")).html())
+    return card(title, Table.of_rows(frame).html())
 
 
 def table_html(table: Table) -> str:

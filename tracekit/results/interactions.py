@@ -113,14 +113,14 @@ class InteractionGrid:
     def _repr_html_(self) -> str:
         frame = self.to_frame().head(MOST_ROWS)
         ends = {end: f"interaction_{end}" for end in ("low", "high")}
-        rows, forms = frame.rename(columns=ends).to_dict("records"), {"interaction": "+.4g"}
+        frame, forms = frame.rename(columns=ends), {"interaction": "+.4g"}
         n = len(self.labels)
         text = f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"
         text += self._notes
         return card(
             self.title or "Interactions",
             line(text),
-            Table.of_rows(rows, forms=forms, joined=True).html(),
+            Table.of_rows(frame, forms=forms, joined=True).html(),
         )
 
     def to_frame(self) -> Any:
