@@ -21,7 +21,6 @@ from tracekit._util.markup import html_text, printable, script_json
 from tracekit._util.options import as_path
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
-from tracekit.data.display import ShownTokens
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
@@ -41,6 +40,7 @@ from tracekit.results.picture import selection_svg
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tracekit.data.display import ShownTokens
     from tracekit.results.result import TraceResult
 
 SCRIPT = "\n".join(
