@@ -33,13 +33,14 @@ from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, lo
 from tracekit.models.gguf import GGUFModel
 from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights, use_of
 from tracekit.models.tokenizers import give_tokenizer
-from tracekit.models.untrusted import refusal, refuse_installation
 from tracekit.models.verification import (
     Loader,
     cannot_wrap,
     check_same_numbers,
     first_line,
     reference_of,
+    refusal,
+    refuse_installation,
     warn_of_poor_text,
 )
 

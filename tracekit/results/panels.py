@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tracekit.components import ComponentGrid, ComponentRegistry, kind_of
-from tracekit.components.masks import BinaryMask
+from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.errors import ConfigError
 from tracekit.figures.cells import BLUES, ColorScale, SelectionPanel
 from tracekit.figures.style import plain
@@ -22,6 +26,40 @@ _MAX_COLUMNS = 64
 def has_cells(registry: ComponentRegistry) -> bool:
     """Whether a panel shows single components, and not the shares of layers only."""
     return any(len(grid.indices) <= _MAX_COLUMNS for grid in registry.grids)
+
+
+def values_of(
+    color: str, selected: BinaryMask, soft: Mask, scores: Float[Tensor, " component"] | None
+) -> list[float]:
+    """A number for the colour of each component; without scores the soft mask ranks.
+
+    Raises:
+        ConfigError: An unknown `color`.
+    """
+    if color not in get_args(Color):
+        raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(Color))}.")
+    scores = soft if scores is None else scores
+    ranks = torch.empty(len(scores))
+    ranks[ranking(scores)] = torch.arange(1.0, len(scores) + 1)
+    return {
+        "selected": selected.float(),
+        "soft": soft,
+        "score": scores,
+        "rank": ranks,
+        "none": torch.zeros(len(scores)),
+    }[color].tolist()
+
+
+def texts_of(
+    selected: BinaryMask, soft: Mask, scores: Float[Tensor, " component"] | None
+) -> list[str]:
+    """What stands at the pointer of each component."""
+    texts = []
+    for flat, is_selected in enumerate(selected.tolist()):
+        text = "selected" if is_selected else "not selected"
+        text += f"<br>soft mask {soft[flat]:.3f}" if soft[flat] != selected[flat] else ""
+        texts.append(text + ("" if scores is None else f"<br>score {scores[flat]:.4g}"))
+    return texts
 
 
 def panels_of(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import as_path, shortened
 from tracekit._util.table import named, value_text
 from tracekit.components import Component, ComponentRegistry
-from tracekit.components.masks import BinaryMask, Mask, ranking
+from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
@@ -434,46 +434,16 @@ class TraceResult:
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
         """
-        from tracekit.results.panels import panels_of
+        from tracekit.results.panels import panels_of, texts_of, values_of
 
-        return panels_of(
-            self.registry,
-            self.binary_mask,
-            values=self._color_values(color),
-            texts=list(map(self._selection_text, range(self.n_components))),
-            title=title,
-        )
-
-    def _color_values(self, color: Color) -> list[float]:
-        """A number for the colour of each component."""
-        from tracekit.results.panels import Color
-
-        if color not in get_args(Color):
-            raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(Color))}.")
-        scores = self.soft_mask if self.component_scores is None else self.component_scores
         if color == "score" and self.component_scores is None:
             raise ConfigError(
                 f"This result of {self.method} has no scores of components. Use color='selected', "
                 "or a result of top-k."
             )
-        ranks = torch.empty(len(scores))
-        ranks[ranking(scores)] = torch.arange(1.0, len(scores) + 1)
-        return {
-            "selected": self.binary_mask.float(),
-            "soft": self.soft_mask,
-            "score": scores,
-            "rank": ranks,
-            "none": torch.zeros(len(scores)),
-        }[color].tolist()
-
-    def _selection_text(self, flat: int) -> str:
-        text = "selected" if self.binary_mask[flat] else "not selected"
-        soft = self.soft_mask[flat].item()
-        if soft != self.binary_mask[flat].item():
-            text += f"<br>soft mask {soft:.3f}"
-        if self.component_scores is not None:
-            text += f"<br>score {self.component_scores[flat]:.4g}"
-        return text
+        masks = self.binary_mask, self.soft_mask, self.component_scores
+        values, texts = values_of(color, *masks), texts_of(*masks)
+        return panels_of(self.registry, masks[0], values=values, texts=texts, title=title)
 
     @property
     def largest_score(self) -> float:

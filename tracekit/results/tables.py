@@ -1,4 +1,4 @@
-"""Tables of several results, and whether one table may hold them."""
+"""Tables of several results, whether one table may hold them, and what a tracer shows of itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
+from tracekit.results.display import MOST_ROWS, card, facts_html, line
 from tracekit.results.result import TraceResult
+from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,3 +142,46 @@ def check_comparable(results: Sequence[TraceResult], *, of_sets: bool = False) -
                 f"The results are of different {name}{shown}, so one figure or table would mix "
                 "numbers that mean different things. Make one for each."
             )
+
+
+def tracer_text(traced: Traced) -> str:
+    """What a tracer traces, in a line."""
+    source = "" if traced.setup.source == "counterfactual" else f", source {traced.source}"
+    unusual = source + (", denoising" if traced.direction == "denoising" else "")
+    pairs, metric = traced.own.pairs, traced.own.metric
+    return printable(
+        f"Tracer({traced.registry.describe()} of {traced.model_name}, {len(pairs)} examples of "
+        f"{pairs.name}, {metric.name}{unusual}{_preferred(traced)}{_explained(traced)})"
+    )
+
+
+def _preferred(traced: Traced) -> str:
+    """On how many examples the model prefers x, if it was run before: looking runs nothing."""
+    count = traced.n_prefers_x if "full_effects" in vars(traced.own) else None
+    return "" if count is None else f", x preferred on {count} of {len(traced.own.pairs)}"
+
+
+def _explained(traced: Traced) -> str:
+    """How well features describe the activations, where components are features."""
+    shares = [f"{name}: {share:.2f}" for name, share in traced.bound.explained_variance.items()]
+    return f", explained variance of {'; '.join(shares)}" if shares else ""
+
+
+def tracer_html(traced: Traced) -> str:
+    """A tracer: what it traces, and its last dozen results."""
+    engine, results = traced.own, traced.results
+    facts = [
+        ("model", traced.model_name),
+        ("data", f"{len(engine.pairs)} examples of {engine.pairs.name}{_preferred(traced)}"),
+        ("components", traced.registry.describe() + _explained(traced)),
+        ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
+        ("positions", str(traced.setup.positions)),
+        ("source", f"{traced.source}, {traced.direction}"),
+    ]
+    if "full_effects" in vars(engine):
+        facts.append(("all components", f"effect {engine.full_effects.mean():.4g}"))
+    shown, n_earlier = results[-MOST_ROWS:], len(results) - MOST_ROWS
+    columns = ("method", *RESULT_COLUMNS, "components")
+    table = result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
+    earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
+    return card("Tracer", facts_html(facts, "traced"), table, earlier)

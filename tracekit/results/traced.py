@@ -135,6 +135,12 @@ class Traced:
         return f"{self.own.pairs.name} data, {self.model_name} model"
 
     @property
+    def n_prefers_x(self) -> int | None:
+        """Searched examples whose run finds x more probable than y; None if not all have a y."""
+        clean = self.own.data.clean
+        return None if clean.y is None else int((clean.x > clean.y).sum())
+
+    @property
     def names(self) -> dict[str, Any]:
         """Model and source, as what is said of a set has them."""
         return {"model": self.model_name, "source": self.source}

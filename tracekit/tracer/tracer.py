@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
-from tracekit._util.markup import printable
 from tracekit._util.names import SignName
 from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
@@ -29,11 +28,12 @@ from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
 from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
-from tracekit.models import HookedModel, load_model, model_name
+from tracekit.models import HookedModel, load_model
 from tracekit.results import evaluation, pair_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.results.tables import tracer_html, tracer_text
 from tracekit.results.traced import Traced
 from tracekit.search import DEFAULT_METHOD, Goal, MethodName, Search, make
 from tracekit.search.objectives import Objective, ObjectiveName
@@ -178,53 +178,10 @@ class Tracer:
         self._last: Sequence[TraceResult] = ()
 
     def __repr__(self) -> str:
-        return printable(
-            f"Tracer({self.registry.describe()} of {model_name(self.model)}, "
-            f"{len(self.pairs)} examples of {self.pairs.name}, {self.engine.metric.name}"
-            f"{self._unusual}{self._preferred}{self._explained})"
-        )
-
-    @property
-    def _explained(self) -> str:
-        """How well features describe the activations, where components are features."""
-        shares = [f"{name}: {share:.2f}" for name, share in self.explained_variance.items()]
-        return f", explained variance of {'; '.join(shares)}" if shares else ""
-
-    @property
-    def _unusual(self) -> str:
-        """What is patched in and which way, where it is not the default."""
-        source = "" if self.setup.source == "counterfactual" else f", source {self.source}"
-        return source + (", denoising" if self.direction == "denoising" else "")
-
-    @property
-    def _preferred(self) -> str:
-        """On how many examples the model prefers x, if the model was run before."""
-        # Looking at a tracer runs nothing.
-        count = self.n_prefers_x if "full_effects" in vars(self.engine) else None
-        return "" if count is None else f", x preferred on {count} of {len(self.pairs)}"
+        return tracer_text(self.traced)
 
     def _repr_html_(self) -> str:
-        from tracekit.results.display import MOST_ROWS, card, facts_html, line
-        from tracekit.results.tables import RESULT_COLUMNS, result_table
-
-        metric = self.engine.metric
-        facts = [
-            ("model", model_name(self.model)),
-            ("data", f"{len(self.pairs)} examples of {self.pairs.name}{self._preferred}"),
-            ("components", self.registry.describe() + self._explained),
-            ("metric", f"{metric.name}: {metric.axis_label}"),
-            ("positions", str(self.setup.positions)),
-            ("source", f"{self.source}, {self.direction}"),
-        ]
-        if "full_effects" in vars(self.engine):
-            facts.append(("all components", f"effect {self.full_effect:.4g}"))
-        shown, n_earlier = self.results[-MOST_ROWS:], len(self.results) - MOST_ROWS
-        columns = ("method", *RESULT_COLUMNS, "components")
-        table = (
-            result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
-        )
-        earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
-        return card("Tracer", facts_html(facts, "traced"), table, earlier)
+        return tracer_html(self.traced)
 
     # ---- searching ------------------------------------------------------------------------
 
@@ -466,8 +423,7 @@ class Tracer:
         None if not every example has a y. Where the clean model does not prefer x, it does not
         show the behaviour that is traced.
         """
-        clean = self.engine.data.clean
-        return None if clean.y is None else int((clean.x > clean.y).sum())
+        return self.traced.n_prefers_x
 
     # ---- what is said of a set, and done with it ------------------------------------------
 
