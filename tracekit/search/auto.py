@@ -83,8 +83,7 @@ class Auto:
         both = [planned_for(search, n_components, goal) for search in self.searches]
         if None in both:
             return None
-        # Sets on halves, and what all components do there.
-        on_halves = Cost(2 * len(both) * len(goal.budgets) + 1)
+        on_halves = Cost(2 * len(both) * len(goal.budgets))
         return Planned(cost=sum((each.cost * 2 for each in both if each), on_halves))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:

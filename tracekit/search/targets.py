@@ -299,6 +299,11 @@ class Target(DataView):
         return self._combined([full, torch.zeros_like(full)] if self.has_complement else [full])
 
     @property
+    def has_full_effects(self) -> bool:
+        """Whether all components were measured before, so that `full_effects` takes no pass."""
+        return "full_effects" in vars(self._given)
+
+    @property
     def cost(self) -> Cost:
         """Work since this target was made, in passes over the traced data set."""
         return self._work() - self._before
