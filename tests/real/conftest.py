@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import tracekit as tk
 from tracekit.models.checkpoint import locate
@@ -13,7 +14,8 @@ from tracekit.models.gguf import GGUFModel
 @pytest.fixture(scope="session")
 def bare_model(real_model):
     """The same weights in transformers, which TransformerLens has not touched."""
-    return GGUFModel.read(locate("smollm2-135m")).load(torch.float32).eval()
+    file = GGUFModel.read(locate("smollm2-135m"))
+    return file.load(AutoModelForCausalLM, torch.float32).eval()
 
 
 @pytest.fixture(scope="session")

@@ -242,4 +242,5 @@ def test_heads_of_the_real_model(real_model, tmp_path):
         chosen = [tk.Component("head-outputs", *head) for head in ((25, 1), (25, 2), (26, 2))]
         export = tracer.export(chosen, tmp_path / source)
         assert export.effects.mean() > 2
-        assert export.largest_difference < 1e-5
+        # Rounding of float32 through 30 layers; it differs between processors.
+        assert export.largest_difference < 1e-5 * export.effects.abs().max()
