@@ -307,7 +307,8 @@ def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
         missing = [wanted - width for wanted, width in zip(most, widths, strict=True)]
         if max(missing) <= 0:
             break
-        widths[missing.index(max(missing))] += 1
+        # Names of rows first: they are read in one piece.
+        widths[0 if missing[0] > 0 else missing.index(max(missing))] += 1
     return widths
 
 
