@@ -10,8 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import tracekit as tk
+from tests import tiny
 from tracekit._util.table import Column, Table
 from tracekit.cli.output import console, print_table
+from tracekit.results.tables import result_table
 
 TABLE = Table(
     [
@@ -131,3 +134,14 @@ def test_the_best_are_marked(within, second, styles):
     assert ranked.latex("").count(r"\underline{") == list(styles.values()).count("underline")
     kept = ranked.rows([1, 3])
     assert (kept["effect"].styles, kept["effect"].values) == ({0: "bold"}, [2.0, None])
+
+
+def test_results_of_several_sizes_do_not_share_the_size_of_the_first(model):
+    heads, blocks = (
+        tk.Tracer(model, tiny.pairs(6), kind).run("attribution", budget=1)
+        for kind in ("head-outputs", "mlp-blocks")
+    )
+    assert result_table([heads])["selected"].texts == ["1 of 12"]
+    mixed = result_table([heads, blocks])
+    assert mixed["selected"].texts == ["1", "1"]
+    assert mixed["of"].texts == ["12", "3"]

@@ -52,7 +52,9 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     Readers see so many `most_labels` of its components.
     """
     scores = [result.circuit_scores for result in results]
-    n_components, shown = results[0].n_components, partial(named, most=most_labels)
+    sizes, shown = {result.n_components for result in results}, partial(named, most=most_labels)
+    # Rows of different models or kinds have no number in common that could stand in each.
+    of_all = f"{{}} of {min(sizes)}".format if len(sizes) == 1 else str
     intervals = [result.held_out_interval or (None, None) for result in results]
     extras = dict.fromkeys(name for result in results for name in result.extra_effects)
 
@@ -63,9 +65,7 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
         [
             column("method", "method", lambda r: r.series),
             column("budget", "budget", lambda r: r.budget),
-            column(
-                "n_selected", "selected", lambda r: r.n_selected, f"{{}} of {n_components}".format
-            ),
+            column("n_selected", "selected", lambda r: r.n_selected, of_all),
             column("n_components", "of", lambda r: r.n_components),
             column("effect", "effect", lambda r: r.effect),
             column("effect", "95 % spread", lambda r: r.spread),
