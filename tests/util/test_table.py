@@ -14,6 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit._util.table import Column, Table
 from tracekit.cli.output import console, print_table
+from tracekit.metrics import Metric
 from tracekit.results.tables import result_table
 
 TABLE = Table(
@@ -145,3 +146,12 @@ def test_results_of_several_sizes_do_not_share_the_size_of_the_first(model):
     mixed = result_table([heads, blocks])
     assert mixed["selected"].texts == ["1", "1"]
     assert mixed["of"].texts == ["12", "3"]
+
+
+def test_a_metric_that_is_called_what_a_column_is_keeps_out_of_its_way(model):
+    double = Metric("effect", lambda clean, intervened: 2 * (clean.x - intervened.x))
+    tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs", extra_metrics=[double])
+    result = tracer.run("top-k", budget=1)
+    (row,) = result_table([result]).records()
+    assert row["effect"] == result.effect
+    assert row["effect_metric"] == result.extra_effects["effect"]

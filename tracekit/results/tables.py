@@ -61,7 +61,7 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     def column(key: str, title: str, value: Callable[[TraceResult], Any], form: Any = ".4g") -> Any:
         return Column(key, title, [value(result) for result in results], form)
 
-    return Table(
+    table = Table(
         [
             column("method", "method", lambda r: r.series),
             column("budget", "budget", lambda r: r.budget),
@@ -75,10 +75,6 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
             Column("completeness", "complete", [complete for _, complete in scores], ".2f"),
             column("held_out", "held out", lambda r: r.held_out_effect),
             Column("held_out", "95 % interval", intervals),
-            *(
-                Column("_".join(name.split()), name, [r.extra_effects.get(name) for r in results])
-                for name in extras
-            ),
             column("passes", "passes", lambda r: float(r.cost.forward_equivalents), ".0f"),
             column("seconds", "seconds", lambda r: r.run.seconds, ".1f"),
             column("components", "components", lambda r: r.labels, shown),
@@ -93,6 +89,17 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
             column("seed", "seed", lambda r: r.seed),
         ]
     )
+    taken = {*table.titles, *(each.key for each in table.columns)}
+    at = table.titles.index("passes")
+    added = []
+    for name in extras:
+        # A metric of somebody's own may be called what a column is.
+        key = "_".join(name.split())
+        is_taken = bool({name, key} & taken)
+        values = [result.extra_effects.get(name) for result in results]
+        title = f"{name} (metric)" if is_taken else name
+        added.append(Column(f"{key}_metric" if is_taken else key, title, values))
+    return Table([*table.columns[:at], *added, *table.columns[at:]])
 
 
 def facts_of_model(result: TraceResult) -> str:
