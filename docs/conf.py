@@ -95,13 +95,12 @@ TYPES = {
     "tracekit.models.hooked": ["HookedModel"],
     "tracekit.tracer.planted": ["PlantedName", "PlantedKind"],
     "tracekit.results.interactions": ["PairKind"],
-    "tracekit.search": ["MethodName"],
     "tracekit.search.learned.reward": ["Reward"],
     "tracekit.search.learned.pgbct": ["Schedule"],
     "tracekit.search.local.soft_topk": ["BudgetSampling"],
     "tracekit.engine.setup": ["Components"],
     "tracekit.tracer": ["By"],
-    "tracekit.tracer.tracer": ["MethodChoice", "MetricChoice"],
+    "tracekit._util.names": ["MethodChoice", "MethodName", "MetricChoice"],
 }
 """Types that signatures name rather than spell out, by the module that has them. The page
 `api/types` has their entries."""

@@ -5,7 +5,7 @@ Tests hold them against the tables of what they name.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 KindName = Literal[
     "attention-patterns",
@@ -48,11 +48,20 @@ MethodName = Literal[
     "mask-ig",
     "attribution",
 ]
+"""Names of search methods, for completion; a test holds them against `METHODS`."""
 ObjectiveName = Literal[
     "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
 ]
 SignName = Literal["positive", "negative", "full"]
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
+
+if TYPE_CHECKING:
+    MethodChoice = MethodName
+    MetricChoice = MetricName
+else:
+    # At run time a wrong name has an error of its own, with suggestions.
+    MethodChoice = MethodName | str
+    MetricChoice = MetricName | str
 
 
 def listed(choices: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
-from tracekit._util import names
+from tracekit._util.names import MethodName
 from tracekit._util.options import check_numbers, convert
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
@@ -27,9 +27,6 @@ from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.learned.pgbct_local import PGBCTLocal
 from tracekit.search.local.local_search import LocalSearch
 from tracekit.search.targets import Constraint, Target
-
-MethodName = names.MethodName
-"""Names of search methods, for completion; a test holds them against `METHODS`."""
 
 DEFAULT_METHOD: MethodName = "pgb-ct+local"
 """The search method where none is named."""

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from tracekit._util.markup import html_text, printable
-from tracekit._util.names import SignName
+from tracekit._util.names import MethodChoice, SignName
 from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components.members import members_of
 from tracekit.engine.engine import Engine
@@ -146,7 +146,7 @@ def _peak_of_process() -> int | None:
 
 def estimate(
     traced: Traced,
-    method: str | type | Search = DEFAULT_METHOD,
+    method: MethodChoice | type | Search = DEFAULT_METHOD,
     *,
     budget: int | float | None = None,
     budgets: Sequence[int | float] | None = None,

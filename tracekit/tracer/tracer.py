@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
-from tracekit._util.names import SignName
+from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
@@ -27,7 +27,7 @@ from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
-from tracekit.metrics import Direction, Metric, MetricFunction, MetricName
+from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
 from tracekit.results import evaluation, pair_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
@@ -35,7 +35,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import tracer_html, tracer_text
 from tracekit.results.traced import Traced
-from tracekit.search import DEFAULT_METHOD, Goal, MethodName, Search, make
+from tracekit.search import DEFAULT_METHOD, Goal, Search, make
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics, exploring, exporting, generation
@@ -50,13 +50,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tracekit.results.panels import Color
-
-    MethodChoice = MethodName
-    MetricChoice = MetricName
-else:
-    # At run time a wrong name has an error of its own, with suggestions.
-    MethodChoice = MethodName | str
-    MetricChoice = MetricName | str
 
 
 def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
