@@ -10,6 +10,7 @@ from math import comb
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from tracekit.anatomy.replacements import (
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
 from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
@@ -405,7 +406,7 @@ def _number(values: Any, name: str) -> str:
 
 def explain(
     traced: Traced,
-    members: Any,
+    members: ComponentsLike,
     *,
     max_sets: int = 2000,
     tolerance: float = 0.02,
@@ -571,8 +572,10 @@ def pair_interactions(game: SetGame) -> PairInteractions:
     alone = [[(i, j), (i,), (j,), ()] for i, j in pairs]
     within = [[everybody, without(j), without(i), without(i, j)] for i, j in pairs]
     corners = game.effects([each for four in (*alone, *within) for each in four], "pairs")
-    four = corners.reshape(2, len(pairs), 4, -1)
-    values = four[:, :, 0] - four[:, :, 1] - four[:, :, 2] + four[:, :, 3]
+    both, first, second, neither = rearrange(
+        corners, "(where pair corner) example -> corner where pair example", where=2, corner=4
+    )
+    values = both - first - second + neither
     is_exact = game.n_players <= MOST_EXACT
     return PairInteractions(
         pairs=pairs,

@@ -14,7 +14,7 @@ from torch import Tensor
 from tracekit._util.clusters import by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import bounds_of
@@ -177,7 +177,7 @@ def _with_interval(row: Mapping[str, Any], column: str) -> str:
     return f"{row[column]:+.3g} ({interval})"
 
 
-def paths(traced: Traced, members: Any, *, by_input: bool = True) -> Paths:
+def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
 
     ```python

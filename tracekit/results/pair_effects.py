@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
-from tracekit.components.members import members_of, ordered_in
+from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
@@ -68,10 +67,10 @@ def chosen_for_pairs(
 
 def interactions(
     traced: Traced,
-    components: Any = None,
+    components: ComponentsLike | None = None,
     *,
     layers: Sequence[int] | None = None,
-    given: Any = None,
+    given: ComponentsLike | None = None,
     both_directions: bool = False,
 ) -> InteractionGrid:
     """Measures every pair of components: l({i, j}) - l({i}) - l({j}).

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
-from tracekit.components.members import members_of, ordered_in
+from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, frame_html
@@ -134,8 +134,8 @@ def strongest_pairs(
     traced: Traced,
     count: int = 20,
     *,
-    components: Any = None,
-    given: Any = None,
+    components: ComponentsLike | None = None,
+    given: ComponentsLike | None = None,
     n_looked_at: int = 64,
     seed: int = 0,
 ) -> StrongestPairs:
