@@ -5,8 +5,9 @@ members, `member_pairs.py` says how pairs of members interact in three contexts,
 which members can be left out and which outsiders would replace a member. `explanation.py` puts
 them together: it is what `Tracer.explain` gives. `paths.py` says through whom members act on the
 metric (`Tracer.paths`), `attention.py` what heads look at (`Tracer.attention`), `minimality.py`
-what faithfulness loses without each member (`Tracer.minimality`). `side_effects.py` says what the
-set does to other data: `Tracer.side_effects`.
+what faithfulness loses without each member (`Tracer.minimality`), `controls.py` what random sets of
+the same form do (`Tracer.controls`). `side_effects.py` says what the set does to other data:
+`Tracer.side_effects`.
 """
 
 from tracekit._util.stubs import attached

@@ -165,7 +165,7 @@ class Explanation(OfMembers):
 
         labels, pairs = self.labels, self.pairs
         tested = pairs.within if pairs.averaged is None else pairs.averaged
-        found = self._p_values(tested, self._scale) if self.is_tested else PValues.none(len(tested))
+        tests = self._p_values(tested, self._scale) if self.is_tested else PValues.none(len(tested))
         rows = []
         for rank, (first, second) in enumerate(pairs.pairs):
             averaged = None if pairs.averaged is None else pairs.averaged[rank]
@@ -178,7 +178,7 @@ class Explanation(OfMembers):
                     **self._fields("within", pairs.within[rank], 2, 2),
                 }
             )
-        frame = pd.DataFrame(rows).assign(**found.columns("family"))
+        frame = pd.DataFrame(rows).assign(**tests.columns("family"))
         return frame.sort_values(self.tested_context, key=abs, ascending=False, ignore_index=True)
 
     @property
@@ -256,11 +256,11 @@ class Explanation(OfMembers):
         columns += PValues.none(0).columns()
         if not self.outsiders:
             return pd.DataFrame(columns=columns)
-        found = PValues.none(len(self.outsiders))
+        of_rises = PValues.none(len(self.outsiders))
         if self.proposed_on != self.dataset_fingerprint:
             rises = torch.stack([each.rise for each in self.outsiders])
-            found = self._p_values(rises, torch.stack([each.scale for each in self.outsiders]))
-        tests = found.columns()
+            of_rises = self._p_values(rises, torch.stack([each.scale for each in self.outsiders]))
+        tests = of_rises.columns()
         rows = [
             {
                 **self._named(each, "backup"),

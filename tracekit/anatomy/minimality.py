@@ -28,7 +28,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
-from tracekit.results.display import frame_html
+from tracekit.results.display import Tabular
 from tracekit.results.intervals import ratio_interval
 from tracekit.results.traced import Traced
 from tracekit.search.targets import require_full_effect
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Minimality:
+class Minimality(Tabular):
     """What every member adds to the faithfulness of its set, and the set without idle members."""
 
     registry: ComponentRegistry
@@ -71,7 +71,8 @@ class Minimality:
         """Those that stay: `tracer.as_result(minimality)` measures their set."""
         return [self.registry[index] for index in self.members]
 
-    def to_frame(self) -> pd.DataFrame:
+    @cached_property
+    def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per member, those that lose most first."""
         import pandas as pd
 
@@ -100,10 +101,6 @@ class Minimality:
         )
         said = f"Measured on {self.examples}; {self.decided_on} decided who is dropped."
         return printable("\n".join([title, *lines, said]))
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        return frame_html(repr(self).splitlines()[0], self.to_frame())
 
 
 def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.01) -> Minimality:

@@ -89,12 +89,12 @@ class Paths(OfMembers):
         tests: list[dict[str, Any]] = [{}] * len(effects)
         is_whole = torch.tensor([row.input == "all" for row in self.rows])
         for rows in (is_whole.nonzero()[:, 0], (~is_whole).nonzero()[:, 0]):
-            found = PValues.none(len(rows))
+            values = PValues.none(len(rows))
             if self.is_tested and len(rows):
-                found = p_values(tested[rows], **self.over)
-            columns = found.columns()
+                values = p_values(tested[rows], **self.over)
+            columns = values.columns()
             for number, at in enumerate(rows.tolist()):
-                tests[at] = {name: values[number] for name, values in columns.items()}
+                tests[at] = {name: column[number] for name, column in columns.items()}
         ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.over)
         least = RESOLUTION * scale.mean().item()
         paths: dict[Any, dict[str, Any]] = {}

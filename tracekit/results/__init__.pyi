@@ -9,5 +9,6 @@ from tracekit.results.pareto_front import ParetoFront as ParetoFront
 from tracekit.results.pareto_front import TradeOff as TradeOff
 from tracekit.results.pareto_statistics import SizeStatistics as SizeStatistics
 from tracekit.results.result import TraceResult as TraceResult
+from tracekit.results.single_effects import SingleEffects as SingleEffects
 from tracekit.results.strongest_pairs import StrongestPairs as StrongestPairs
 from tracekit.results.tables import curve_data as curve_data

@@ -6,10 +6,28 @@ from collections.abc import Iterable
 from typing import Any
 
 from tracekit._util.markup import html_text
-from tracekit._util.table import Column, Table
+from tracekit._util.table import Column, Table, latex_text
 
 MOST_ROWS = 12
 """Rows that a table shows."""
+
+
+class Tabular:
+    """What has a `table`: as a frame, in a notebook, and in LaTeX."""
+
+    table: Any
+
+    def to_frame(self) -> Any:
+        """The table; see there."""
+        return self.table
+
+    def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
+        """The table in LaTeX (booktabs), a column with its 95 % interval in one."""
+        text = latex_text(str(self).splitlines()[0]) if caption is None else caption
+        return Table.of_rows(self.table, joined=True).latex(text, label)
+
+    def _repr_html_(self) -> str:
+        return card(str(self).splitlines()[0], table_html(Table.of_rows(self.table, joined=True)))
 
 
 def card(title: str, *parts: str) -> str:

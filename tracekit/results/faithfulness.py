@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import interval_text
+from tracekit._util.markup import interval_text, printable
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.metrics import Effects, bounds_of
-from tracekit.results.display import frame_html
+from tracekit.results.display import Tabular
 from tracekit.results.intervals import ratio_interval, row_intervals
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ Ranking = Literal["signed", "absolute"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Faithfulness:
+class Faithfulness(Tabular):
     """Faithfulness and completeness of sets of several sizes."""
 
     sizes: tuple[int, ...]
@@ -195,7 +195,8 @@ class Faithfulness:
         points = list(zip(self.shares, map(height, self.faithfulness), strict=True))
         return sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairwise(points))
 
-    def to_frame(self) -> pd.DataFrame:
+    @cached_property
+    def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per set."""
         import pandas as pd
 
@@ -248,22 +249,21 @@ class Faithfulness:
             subtitle=f"{made} of {n} components",
         )
 
-    def _repr_html_(self) -> str:
-        title = f"Faithfulness by {self.metric}, {self.method or 'scores'}"
-        return frame_html(title, self.to_frame())
-
     def __repr__(self) -> str:
-        values = ", ".join(
-            f"{size}: {value:.3g}"
-            for size, value in zip(self.sizes, self.faithfulness, strict=True)
-        )
         areas, source = "", self.method or "scores"
         if self.shares == MIB_SHARES:
             names = ("CPR", "CMD") if self.direction == "noising" else ("area", "distance")
             areas = f"; {names[0]} {self.area:.4g}, {names[1]} {self.distance:.4g}"
             areas += "" if self.direction == "noising" else " (denoising, not MIB's)"
         areas += f"; {self.examples}" if self.examples else ""
-        return f"Faithfulness({source} by {self.metric}, {self.ranking}: {values}{areas})"
+        lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}"]
+        for row in self.table.to_dict("records"):
+            parts = [
+                f"{name} {row[name]:.3g} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
+                for name in ("faithfulness", "completeness")
+            ]
+            lines.append(f"  {row['size']} components: {', '.join(parts)}")
+        return printable("\n".join(lines))
 
 
 def _ratios(effects: Float[Tensor, "set example"], full: Effects) -> tuple[float, ...]:

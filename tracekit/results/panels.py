@@ -132,7 +132,12 @@ def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None
     if color == "rank":
         return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
-        return ColorScale("RdBu_r", -largest, largest, "score")
+        return signed_scale(largest, "score")
     if color in ("selected", "none"):
         return None
     raise ConfigError(f"Nothing says how {color!r} is coloured.")
+
+
+def signed_scale(largest: float, title: str) -> ColorScale:
+    """Red above 0, blue below, up to the size `largest`."""
+    return ColorScale("RdBu_r", -largest, largest, title)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, isnan, prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -35,6 +35,8 @@ from tracekit.search.targets import Target
 
 _AT_MOST = 12
 """Sizes at which statistics are taken."""
+Like = Literal["layers", "kinds", "size"]
+LIKE: tuple[Like, ...] = get_args(Like)
 MOST_CONTROLS = 5
 """Random sets of each size, at most."""
 
@@ -180,24 +182,28 @@ def _control_effects(
 
 
 def control_sets(
-    registry: ComponentRegistry, members: ComponentSet, draws: int, generator: torch.Generator
+    registry: ComponentRegistry,
+    members: ComponentSet,
+    draws: int,
+    generator: torch.Generator,
+    like: Like = "layers",
 ) -> list[ComponentSet]:
     """Different random sets with as many components of every kind in every layer as a set has.
 
-    Each is ascending, and none is the set itself. There are fewer than `draws` if no more have this
-    form: all of them.
+    With `like="kinds"` as many of every kind, with `size` as many in all. Each is ascending, and
+    none is the set itself. There are fewer than `draws` if no more have this form: all of them.
     """
-    sites = [range(site.start, site.stop) for site in registry.sites]
-    count = min(draws, n_controls(registry, members))
+    groups = _groups(registry, like)
+    count = min(draws, n_controls(registry, members, like))
     drawn = dict.fromkeys([tuple(sorted(members))])
     while len(drawn) <= count:
-        drawn[_control(sites, members, generator)] = None
+        drawn[_control(groups, members, generator)] = None
     return list(drawn)[1:]
 
 
-def n_controls(registry: ComponentRegistry, members: ComponentSet) -> int:
-    """How many other sets have as many components of every kind in every layer; 10^15 if more."""
-    return min(prod(comb(n, count) for n, count in _counts(registry, members)) - 1, 10**15)
+def n_controls(registry: ComponentRegistry, members: ComponentSet, like: Like = "layers") -> int:
+    """How many other sets have the form of `control_sets`; 10^15 if more."""
+    return min(prod(comb(n, count) for n, count in _counts(registry, members, like)) - 1, 10**15)
 
 
 def control_overlap(registry: ComponentRegistry, members: ComponentSet) -> float:
@@ -210,18 +216,29 @@ def control_overlap(registry: ComponentRegistry, members: ComponentSet) -> float
     return shared - (1 - shared) / others
 
 
-def _counts(registry: ComponentRegistry, members: ComponentSet) -> list[tuple[int, int]]:
-    """Components of every kind in every layer, and how many of them are members."""
-    sites = [range(site.start, site.stop) for site in registry.sites]
-    return [(len(site), sum(i in site for i in members)) for site in sites]
+def _groups(registry: ComponentRegistry, like: Like) -> list[list[int]]:
+    """Components among which members may be exchanged."""
+    groups: dict[Any, list[int]] = {}
+    for number, site in enumerate(registry.sites):
+        key = {"layers": number, "kinds": site.kind.name, "size": None}[like]
+        groups.setdefault(key, []).extend(range(site.start, site.stop))
+    return list(groups.values())
+
+
+def _counts(
+    registry: ComponentRegistry, members: ComponentSet, like: Like = "layers"
+) -> list[tuple[int, int]]:
+    """Components of every group, and how many of them are members."""
+    chosen = {*members}
+    return [(len(group), len(chosen.intersection(group))) for group in _groups(registry, like)]
 
 
 def _control(
-    sites: Sequence[range], members: ComponentSet, generator: torch.Generator
+    groups: Sequence[Sequence[int]], members: ComponentSet, generator: torch.Generator
 ) -> ComponentSet:
     control: list[int] = []
-    for site in sites:
-        count = sum(i in site for i in members)
-        picks = torch.randperm(len(site), generator=generator)[:count]
-        control += (picks + site.start).tolist()
+    for group in groups:
+        count = len({*members}.intersection(group))
+        picks = torch.randperm(len(group), generator=generator)[:count]
+        control += [group[pick] for pick in picks.tolist()]
     return tuple(sorted(control))

@@ -128,8 +128,8 @@ class StrongestPairs:
         text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
         text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
         if self.tests is not None:
-            found, n = self.tests.significant(), len(self.tests.q)
-            text += f"; {n} tested, {sum(found)} with q < .05"
+            passed, n = self.tests.significant(), len(self.tests.q)
+            text += f"; {n} tested, {sum(passed)} with q < .05"
         return printable(f"StrongestPairs({text}; {self.examples})")
 
     def save(self, path: str | Path) -> Path:

@@ -16,7 +16,15 @@ from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_seed
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
-from tracekit.anatomy import attention, explanation, minimality, paths, set_game, side_effects
+from tracekit.anatomy import (
+    attention,
+    controls,
+    explanation,
+    minimality,
+    paths,
+    set_game,
+    side_effects,
+)
 from tracekit.components import ComponentRegistry
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
@@ -29,7 +37,7 @@ from tracekit.engine.setup import Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
-from tracekit.results import evaluation, pair_effects, strongest_pairs
+from tracekit.results import evaluation, pair_effects, single_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -424,12 +432,14 @@ class Tracer:
     noising_and_denoising = _asks(evaluation.noising_and_denoising)
     faithfulness = _asks(evaluation.faithfulness)
     minimality = _asks(minimality.minimality)
+    controls = _asks(controls.controls)
     as_result = _asks(exploring.as_result)
     explain = _asks(explanation.explain)
     as_game = _asks(set_game.as_game)
     side_effects = _asks(side_effects.side_effects)
     paths = _asks(paths.paths)
     attention = _asks(attention.attention)
+    single_effects = _asks(single_effects.single_effects)
     interactions = _asks(pair_effects.interactions)
     strongest_pairs = _asks(strongest_pairs.strongest_pairs)
     export = _asks(exporting.export)

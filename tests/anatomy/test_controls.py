@@ -1,0 +1,107 @@
+"""A set beside random sets, against effects that are measured one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.components.masks import complement_of
+from tracekit.errors import ComponentError, ConfigError
+from tracekit.results.pareto_statistics import control_sets
+
+DRAWS = 12
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    pairs = tiny.pairs(12)
+    return tk.Tracer(
+        model, pairs[:6], "head-outputs+mlp-blocks", "logit-difference", held_out=pairs[6:]
+    )
+
+
+@pytest.fixture(scope="module")
+def members(tracer):
+    return [tracer.registry.label(i) for i in (0, 5, len(tracer.registry) - 1)]
+
+
+@pytest.fixture(scope="module")
+def found(tracer, members):
+    return tracer.controls(members, draws=DRAWS, seed=3)
+
+
+def test_every_number_is_measured(tracer, found):
+    engine, registry = tracer.traced.held_out, tracer.registry
+    full, n = engine.full_effects.mean(), len(registry)
+
+    def measured(chosen):
+        alone = engine.set_effects([chosen])[0].mean()
+        rest = engine.set_effects([complement_of(chosen, n)])[0].mean()
+        return torch.stack([alone, 1 - rest / full, 1 - alone / full])
+
+    chosen = (0, 5, n - 1)
+    own, table = measured(chosen), found.table.set_index(["random_sets", "quantity"])
+    generator = torch.Generator().manual_seed(3)
+    for like in ("layers", "kinds", "size"):
+        sets = control_sets(registry, chosen, DRAWS, generator, like)
+        expected = torch.stack([measured(each) for each in sets], 1)
+        torch.testing.assert_close(found.random[like], expected, atol=1e-5, rtol=1e-3)
+        signs = (own[0].sign().item(), 1, -1)
+        for name, sign, value, row in zip(
+            ("effect", "faithfulness", "completeness"), signs, own, expected, strict=True
+        ):
+            shown = table.loc[like, name]
+            assert shown["value"] == pytest.approx(value.item(), abs=1e-5)
+            assert shown["control"] == pytest.approx(row.mean().item(), abs=1e-5)
+            assert shown["control_high"] == pytest.approx(row.max().item(), abs=1e-5)
+            hits = int((sign * row >= sign * value).sum())
+            assert shown["p"] == pytest.approx((1 + hits) / (1 + len(sets)))
+            assert shown["draws"] == len(sets)
+
+
+def test_random_sets_have_the_form_of_the_set(tracer):
+    registry, chosen = tracer.registry, (0, 5, 11)
+
+    def layers(members):
+        return sorted((registry[i].layer, registry[i].kind) for i in members)
+
+    def kinds(members):
+        return sorted(registry[i].kind for i in members)
+
+    for like, form in (("layers", layers), ("kinds", kinds), ("size", len)):
+        drawn = control_sets(registry, chosen, 20, torch.Generator().manual_seed(1), like)
+        assert {str(form(each)) for each in drawn} == {str(form(chosen))}
+        assert chosen not in drawn
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_the_text_says_examples_brackets_and_p(found):
+    first, effect, *rest = str(found).splitlines()
+    assert first.startswith("3 components by logit-difference, held-out examples, n = ")
+    assert effect.startswith("effect: ")
+    assert "(95 % interval " in effect
+    assert len(rest) == 2 + 9
+    assert all(", p = " in line for line in rest[2:])
+    latex = found.to_latex()
+    assert "toprule" in latex
+    assert "held-out examples" in latex
+
+
+def test_a_set_that_was_searched_on_these_examples_has_no_p(model):
+    tracer = tk.Tracer(model, tiny.pairs(6), metric="logit-difference")
+    found = tracer.controls(tracer.run("top-k", budget=2), draws=5)
+    assert found.table["p"].isna().all()
+    assert "searched examples" in str(found)
+    assert "p = " not in str(found)
+    assert tracer.controls(["L0H0"], draws=5).table["p"].notna().all()
+
+
+def test_bad_input(tracer, members):
+    for draws in (0, 1.5, True):
+        with pytest.raises(ConfigError, match=r"draws is .*Give a whole number of sets, 1 or more"):
+            tracer.controls(members, draws=draws)
+    for chosen in ([], "all"):
+        with pytest.raises(ComponentError, match="have no random sets beside them"):
+            tracer.controls(chosen)

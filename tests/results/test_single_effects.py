@@ -1,0 +1,89 @@
+"""Single effects against sets that are measured one by one, and their map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.errors import ConfigError, MetricError
+from tracekit.results import effect_interval
+from tracekit.results.significance import p_values, without_rounding
+
+
+@pytest.fixture(scope="module")
+def tracer(model):
+    return tk.Tracer(model, tiny.pairs(12), "head-outputs+mlp-blocks", "logit-difference")
+
+
+@pytest.fixture(scope="module")
+def found(tracer):
+    return tracer.single_effects()
+
+
+def test_every_number_is_measured(tracer, found):
+    engine = tracer.engine
+    effects = torch.stack([engine.set_effects([(i,)])[0] for i in range(len(tracer.registry))])
+    effects = effects.double()
+    tests = p_values(without_rounding(effects, effects.abs().amax(0).expand_as(effects)))
+    rows = found.table.set_index("component")
+    assert rows["effect"].abs().tolist() == sorted(rows["effect"].abs(), reverse=True)
+    for number, values in enumerate(effects):
+        row = rows.loc[tracer.registry.label(number)]
+        mean = values.mean().item()
+        assert row["effect"] == pytest.approx(mean, abs=1e-5)
+        assert row["share"] == pytest.approx(mean / tracer.full_effect, rel=1e-3, abs=1e-5)
+        ends = effect_interval(values)
+        assert (row["effect_low"], row["effect_high"]) == pytest.approx(ends, rel=2e-3, abs=1e-5)
+        for name, expected in (("p", tests.row), ("q", tests.q), ("p_family", tests.family)):
+            assert row[name] == pytest.approx(expected[number].item(), abs=2e-3)
+        assert row["significant"] == (row["q"] < 0.05)
+
+
+def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
+    plain, shares = found.heatmap(), found.heatmap(normalised=True)
+    rows = found.table.set_index("component")
+    for figure, column in ((plain, "effect"), (shares, "share")):
+        # Below each panel lies another, for what is not studied.
+        cells = [trace for trace in figure.data if trace.type == "heatmap"][1::2]
+        drawn = sorted(v for cell in cells for row in cell.z for v in row if v is not None)
+        assert drawn == pytest.approx(sorted(rows[column].tolist()), rel=1e-4, abs=1e-6)
+    assert "noising, n = 12; all together" in plain.layout.title.subtitle.text
+    assert "frame: q &lt; .05" in plain.layout.title.subtitle.text
+    assert "family-wise p" in found.heatmap(mark="family").layout.title.subtitle.text
+    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q' or 'family'"):
+        found.heatmap(mark="p")
+
+
+def test_it_is_read_back_and_printed(tracer, found, tmp_path):
+    loaded = tk.results.SingleEffects.load(found.save(tmp_path / "singles.json"))
+    assert loaded.to_frame().equals(found.to_frame())
+    assert len((found.save(tmp_path / "singles.csv")).read_text().splitlines()) == 1 + len(
+        tracer.registry
+    )
+    first, *rest = str(found).splitlines()
+    assert f"Single effects of {len(tracer.registry)} components of " in first
+    assert "effect (logit difference, nats), noising, n = 12: " in first
+    assert len(rest) == 8
+    assert " to " in rest[0]
+    assert "toprule" in found.to_latex()
+    assert "<table" in found._repr_html_()
+
+
+def test_some_components_and_few_examples(model):
+    tracer = tk.Tracer(model, tiny.pairs(4), metric="logit-difference")
+    few = tracer.single_effects(["L0H1", "L1H0"])
+    assert set(few.table["component"]) == {"L0H1", "L1H0"}
+    assert not few.table["significant"].any()
+    assert "no p can be below 0.12" in str(few)
+    assert [v for t in few.heatmap().data if t.type == "heatmap" for r in t.z for v in r].count(
+        None
+    ) == len(tracer.registry) - 2
+
+
+def test_shares_of_nothing_are_refused(tracer, found):
+    from dataclasses import replace
+
+    with pytest.raises(MetricError, match="no effect, so there are no shares of it"):
+        replace(found, full_effect=0.0).heatmap(normalised=True)

@@ -1,0 +1,173 @@
+"""Controls: random sets of the same form beside a set, by effect, faithfulness and completeness.
+
+A set of heads that is known from elsewhere, or that a search found, does something by chance alone.
+How much, random sets say: with as many components of every kind in every layer, of every kind, or
+in all. The p value is exact: the share of the sets, the given one among them, that do as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._util import progress
+from tracekit._util.markup import interval_text, printable
+from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit.components.masks import complement_of
+from tracekit.components.members import ComponentsLike, members_of
+from tracekit.engine.cost import Cost
+from tracekit.errors import ComponentError, ConfigError
+from tracekit.results.display import Tabular
+from tracekit.results.faithfulness import Faithfulness
+from tracekit.results.pareto_statistics import LIKE, control_sets
+from tracekit.results.traced import Traced
+from tracekit.search.targets import require_full_effect
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_QUANTITIES = ("effect", "faithfulness", "completeness")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Controls(Tabular):
+    """A set beside random sets of the same form."""
+
+    labels: tuple[str, ...]
+    """Members of the set."""
+    own: Faithfulness
+    """Of the set alone."""
+    random: dict[str, Float[Tensor, "quantity draw"]]
+    """Effect, faithfulness and completeness of random sets, by what they share with the set:
+    `layers` (as many components of every kind in every layer), `kinds` or `size`."""
+    is_tested: bool
+    """Whether the set was selected on other examples, or by nobody here. Else there is no p: a
+    search finds sets that do more on its examples by chance."""
+    examples: str
+    """Which examples the numbers are of, in words."""
+    metric: str
+    """Metric of the effect."""
+    cost: Cost
+    """Passes over the data that this took."""
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row for each form of random sets and each quantity.
+
+        Columns: `random_sets`, the form; `draws`; `quantity`; its `value` for the set, with its 95
+        % interval `low` and `high`; the mean of the random sets, `control`, their least and
+        greatest, `control_low` and `control_high`; `p`, the share of all these sets that do as
+        well as the set: an effect at least as far on its side of 0, a faithfulness at least as
+        high, a completeness at most as high. NaN on the examples that the set was selected on.
+        """
+        import pandas as pd
+
+        own = self.own.to_frame().iloc[0]
+        rows = []
+        for form, drawn in self.random.items():
+            for name, values in zip(_QUANTITIES, drawn, strict=True):
+                sign = -1 if name == "completeness" or (name == "effect" and own[name] < 0) else 1
+                hits = int((sign * values >= sign * own[name] - 1e-9).sum())
+                rows.append(
+                    {
+                        "random_sets": form,
+                        "draws": len(values),
+                        "quantity": name,
+                        "value": own[name],
+                        "low": own[f"{name}_low"],
+                        "high": own[f"{name}_high"],
+                        "control": values.mean().item(),
+                        "control_low": values.min().item(),
+                        "control_high": values.max().item(),
+                        "p": (1 + hits) / (1 + len(values)) if self.is_tested else float("nan"),
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    @property
+    def _title(self) -> str:
+        n = len(self.labels)
+        return f"{n} component{'s' * (n != 1)} by {self.metric}, {self.examples}."
+
+    def __str__(self) -> str:
+        """The findings, a line for each quantity and form."""
+        lines = [self._title]
+        for row in self.table.to_dict("records"):
+            if row["random_sets"] == next(iter(self.random)):
+                ends = interval_text(row["low"], row["high"])
+                lines.append(f"{row['quantity']}: {row['value']:.3g} (95 % interval {ends})")
+        for row in self.table.to_dict("records"):
+            ends = interval_text(row["control_low"], row["control_high"])
+            p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
+            lines.append(
+                f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
+                f"{row['control']:.3g} ({ends}){p}"
+            )
+        return printable("\n".join(lines))
+
+    __repr__ = __str__
+
+
+def controls(
+    traced: Traced, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+) -> Controls:
+    """A set beside random sets of the same layers, of the same kinds, and of the same size.
+
+    The set may be known from elsewhere. It is measured on the held-out examples, if the tracer has
+    some. On the examples that it was selected on there is no p.
+
+    Args:
+        traced: The question, laid out.
+        members: A set as in `evaluate`, or a mask of zeros and ones.
+        draws: Different random sets of each form; all, if there are fewer. No p is below
+            1 / (draws + 1).
+        seed: Draws them.
+
+    Raises:
+        ConfigError: About the number of draws, or the seed.
+        ComponentError: The set is empty, or all components.
+        MaskError, ComponentError: About the set.
+        MetricError: All components together have no effect.
+    """
+    check_seed(seed)
+    if not is_whole(draws) or draws < 1:
+        raise ConfigError(f"draws is {shortened(draws)}. Give a whole number of sets, 1 or more.")
+    engine, chosen = traced.fresh, members_of(members, traced.registry)
+    n = len(engine.registry)
+    if not 0 < len(chosen) < n:
+        raise ComponentError(
+            f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
+        )
+    require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
+    before, generator = engine.cost, torch.Generator().manual_seed(seed)
+    drawn = {like: control_sets(engine.registry, chosen, draws, generator, like) for like in LIKE}
+    sets = [chosen, *(each for of_form in drawn.values() for each in of_form)]
+    with progress.run("controls", None, engine.n_examples, shown=engine.config.progress):
+        effects = engine.set_effects(sets, "controls")
+        others = engine.set_effects([complement_of(each, n) for each in sets], "complements")
+    full, data = engine.full_effects, engine.pairs
+    faithful, complete = full - others, full - effects
+    if traced.direction == "denoising":
+        faithful, complete = effects, others
+    shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
+    of_sets = torch.cat([effects.mean(1)[None], shares])[:, 1:]
+    parts = of_sets.split([len(of_form) for of_form in drawn.values()], dim=1)
+    said: dict[str, Any] = {"metric": engine.metric.name, "direction": traced.direction}
+    which = "searched" if traced.found_on(members) else "all"
+    which = "held-out" if traced.held_out else which
+    return Controls(
+        labels=tuple(engine.registry.label(member) for member in chosen),
+        own=Faithfulness.of(
+            effects[:1], others[:1], full, sizes=[len(chosen)], n_components=n, **data.over, **said
+        ),
+        random={like: part for like, part in zip(drawn, parts, strict=True) if part.shape[1]},
+        is_tested=traced.selected_on(members) != data.fingerprint,
+        examples=f"{which} examples, n = {data.n_distinct}",
+        metric=engine.metric.name,
+        cost=engine.cost - before,
+    )

@@ -1,0 +1,185 @@
+"""Single effects: what each component does alone, with its interval, p and q, and their map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._util.markup import interval_text
+from tracekit._util.options import shortened
+from tracekit.components import ComponentRegistry
+from tracekit.components.members import ComponentsLike, ordered_in
+from tracekit.errors import ConfigError, MetricError
+from tracekit.results.display import Tabular
+from tracekit.results.intervals import row_intervals
+from tracekit.results.pair_effects import check_size
+from tracekit.results.panels import has_cells, panels_of, signed_scale
+from tracekit.results.significance import Mark, PValues, p_values, said_of_few, without_rounding
+from tracekit.results.storage import load, save_numbers
+from tracekit.results.traced import Traced
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SingleEffects(Tabular):
+    """The effect of every component alone."""
+
+    registry: ComponentRegistry
+    """Components by flat index."""
+    members: tuple[int, ...]
+    """Flat indices of those that were measured."""
+    effects: Float[Tensor, " member"]
+    """Mean effect of each."""
+    intervals: Float[Tensor, "member 2"]
+    """95 % studentised bootstrap intervals over examples; NaN below three independent ones."""
+    tests: PValues
+    """P values of mean effects of 0."""
+    full_effect: float
+    """Mean effect of all components of the tracer together."""
+    axis_label: str
+    """What an effect is, and its unit."""
+    dataset: str
+    model: str
+    direction: str
+    """`noising` or `denoising`."""
+    n_independent: int
+    """Independent examples that this is over."""
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per component, the largest effects first.
+
+        Columns: `component`; its mean `effect`, with its 95 % interval `effect_low` and
+        `effect_high`; `share` of the effect of all components; `p`, `q`, `p_family` and
+        `significant`, whether q is below 0.05 (`tracekit.results.significance`).
+        """
+        import pandas as pd
+
+        low, high = self.intervals.T.tolist()
+        columns = {
+            "component": [self.registry.label(member) for member in self.members],
+            "effect": self.effects.tolist(),
+            "effect_low": low,
+            "effect_high": high,
+            "share": (self.effects / (self.full_effect or float("nan"))).tolist(),
+            **self.tests.columns(),
+        }
+        frame = pd.DataFrame(columns)
+        return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+
+    def heatmap(self, *, normalised: bool = False, mark: Mark = "q") -> go.Figure:
+        """The effects as cells, by layer and component; those with q below 0.05 are framed.
+
+        Args:
+            normalised: Colours are shares of the effect of all components: 0 does nothing, 1 does
+                what all do.
+            mark: `family` frames those with a family-wise p value below 0.05.
+
+        Raises:
+            ConfigError: `mark` is another, or more components in a layer than can be cells.
+            MetricError: All components together have no effect to take shares of.
+        """
+        from tracekit.figures.cells import draw_panels
+        from tracekit.figures.style import WIDTH, data_and_model, plain
+
+        if mark not in ("q", "family"):
+            raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
+        if not has_cells(self.registry):
+            raise ConfigError(
+                "Layers of so many components have no cells. Take the table, or trace fewer: "
+                "layers=..., components={layer: [...]}."
+            )
+        if normalised and abs(self.full_effect) < 1e-9:
+            raise MetricError(
+                "All components together have no effect, so there are no shares of it. Draw the "
+                "effects: normalised=False."
+            )
+        effects = self.effects / self.full_effect if normalised else self.effects
+        marked = torch.zeros(len(self.registry), dtype=torch.bool)
+        values: list[float | None] = [None] * len(self.registry)
+        texts = ["not measured"] * len(self.registry)
+        tests = self.tests.columns(mark)
+        for number, member in enumerate(self.members):
+            marked[member] = tests["significant"][number]
+            values[member] = effects[number].item()
+            ends = interval_text(*self.intervals[number].tolist())
+            texts[member] = (
+                f"{self.effects[number]:+.4g} ({ends})<br>p = {tests['p'][number]:.2g}, "
+                f"q = {tests['q'][number]:.2g}"
+            )
+        unit = "share of<br>all" if normalised else plain(self.axis_label).replace(" (", "<br>(")
+        largest = effects.abs().max().item() or 1.0
+        test = "q" if mark == "q" else "family-wise p"
+        return draw_panels(
+            panels_of(self.registry, marked, values=values, texts=texts),
+            scale=signed_scale(largest, unit),
+            width=WIDTH,
+            outlines=True,
+            title=f"Single effects: {data_and_model(self.dataset, self.model)}",
+            subtitle=f"{self.direction}, n = {self.n_independent}; all together "
+            f"{self.full_effect:.3g}; frame: {test} &lt; .05",
+        )
+
+    def __repr__(self) -> str:
+        n_significant, n = sum(self.tests.significant()), len(self.members)
+        few = "" if n_significant else said_of_few(self.n_independent, n)
+        lines = [
+            f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
+            f", {self.direction}, n = {self.n_independent}: {n_significant} with q < .05."
+            f"{' ' * bool(few)}{few}"
+        ]
+        for row in self.table.head(8).to_dict("records"):
+            ends = interval_text(row["effect_low"], row["effect_high"])
+            lines.append(f"  {row['component']}: {row['effect']:+.4g} ({ends}), q = {row['q']:.2g}")
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per component."""
+        return save_numbers(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SingleEffects:
+        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
+        return load(cls, Path(path), inline=True)
+
+
+def single_effects(traced: Traced, components: ComponentsLike | None = None) -> SingleEffects:
+    """Measures every component alone, on the tracer's own examples: nothing was selected on them.
+
+    One pass a component; methods that rank by gradients, `attribution` and `mask-ig`, take a few
+    passes for thousands.
+
+    Args:
+        traced: The question, laid out.
+        components: Only these, as a set of `evaluate`.
+
+    Raises:
+        ComponentError: More effects than can be held; or about the components.
+    """
+    engine, registry = traced.own, traced.registry
+    members = range(len(registry)) if components is None else ordered_in(components, registry)
+    check_size(len(members), engine.n_examples)
+    effects = engine.set_effects([(member,) for member in members], "single effects").double()
+    scale, over = effects.abs().amax(0).expand_as(effects), engine.pairs.over
+    return SingleEffects(
+        registry=registry,
+        members=tuple(members),
+        effects=effects.mean(1).float(),
+        intervals=row_intervals(effects, bounds=engine.metric.bounds, **over).float(),
+        tests=p_values(without_rounding(effects, scale), **over),
+        full_effect=engine.full_effects.mean().item(),
+        axis_label=engine.metric.axis_label,
+        dataset=engine.pairs.name,
+        model=traced.model_name,
+        direction=traced.direction,
+        n_independent=engine.pairs.n_distinct,
+    )
