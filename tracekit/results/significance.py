@@ -1,7 +1,7 @@
 """Whether mean effects differ from 0: p values over examples, corrected for many of them.
 
 A p value here is the largest of three. Each alone fails somewhere (`docs/statistics.md` has the
-table, `pytest -m soak tests/statistics` its numbers):
+table, `pytest -m soak tests/tools/test_statistics.py` its numbers):
 
 - *sign flips* are exact where effects are symmetric around 0, with few examples too. Where they are
   skewed, they call a mean of exactly 0 significant in up to nine of ten tables;

@@ -1,11 +1,11 @@
-"""How many of the strongest pairs are found: `python -m tests.benchmarks.pairs [CASES]`.
+"""How many of the strongest pairs are found: `python -m tools.benchmarks.pairs [CASES]`.
 
 Every pair of components is measured, the 20 with the largest absolute interaction are listed, and
 `Tracer.strongest_pairs(20)` is asked for as many. Printed are how many of the 20 it has, the share
 of their absolute interaction that its 20 have, and its passes beside those of all pairs.
 
 - `demo`: heads, and 80 MLP outputs, on the demo tasks.
-- `strong`, `mild`: 64 heads of random GPT-2s (see `tests.benchmarks.solvers`).
+- `strong`, `mild`: 64 heads of random GPT-2s (see `tools.benchmarks.solvers`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tests.benchmarks.solvers import SCALES, cases, random_engine, with_kind
+from tools.benchmarks.solvers import SCALES, cases, random_engine, with_kind
 from tracekit.engine.engine import Engine
 from tracekit.results.strongest_pairs import strongest_pairs
 
