@@ -41,29 +41,33 @@ def test_the_table_has_intervals_and_corrected_p_values(paths):
         (paths._name(r.sender, "embedding"), paths._name(r.receiver, "logits"), r.input): n
         for n, r in enumerate(paths.rows)
     }
-    p = {}
+    p, q = {}, {}
     for family in (["all"], ["query", "key", "value"]):
         at = [n for key, n in number.items() if key[2] in family]
-        p |= dict(zip(at, p_values(paths.effects[at].double()).tolist(), strict=True))
+        tests = p_values(paths.effects[at].double())
+        p |= dict(zip(at, tests.row.tolist(), strict=True))
+        q |= dict(zip(at, tests.q.tolist(), strict=True))
     sizes = paths.table["effect"].abs().tolist()
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == sum(key[2] == "all" for key in number)
     for row in paths.table.to_dict("records"):
-        parts = {"all": ("effect", "p")}
+        parts = {"all": ("effect", "q")}
         if row["receiver"] != "logits":
-            parts |= {via: (via, f"{via}_p") for via in ("query", "key", "value")}
+            parts |= {via: (via, f"{via}_q") for via in ("query", "key", "value")}
         means = {}
-        for via, (name, name_of_p) in parts.items():
+        for via, (name, name_of_q) in parts.items():
             n = number[row["sender"], row["receiver"], via]
             means[via] = paths.effects[n].mean().item()
             assert row[name] == pytest.approx(means[via], rel=1e-4)
             ends = effect_interval(paths.effects[n].double())
             assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx(ends)
             if row[name]:
-                assert row[name_of_p] == pytest.approx(p[n])
+                assert row[name_of_q] == pytest.approx(q[n])
+            if row[name] and via == "all":
+                assert row["p"] == pytest.approx(p[n])
             if via == "all" and row[name]:
                 assert row["is_apart"] == (ends[0] > 0 or ends[1] < 0)
-        assert row["significant"] == (row["p"] < 0.05)
+        assert row["significant"] == (row["q"] < 0.05)
         del means["all"]
         largest = max(means, key=lambda via: abs(means[via])) if means else ""
         assert row["strongest"] == largest
@@ -151,7 +155,7 @@ def test_pages_show_paths(tracer, paths, tmp_path):
     assert "How they connect: " in text
     assert str(paths).splitlines()[0] in text
     table = path_table(paths)
-    assert table.titles == ["sender", "receiver", "effect", "by query", "by key", "by value", "p"]
+    assert table.titles == ["sender", "receiver", "effect", "by query", "by key", "by value", "q"]
     assert table["effect"].texts[0] in text
     pairs = zip(table["by key"].texts, table["receiver"].values, strict=True)
     assert {key for key, receiver in pairs if receiver == "logits"} == {"-"}

@@ -11,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.capabilities import capabilities_of
-from tracekit.models.hooked import residual_hook
+from tracekit.models.architectures import residual_hook
 
 
 def test_blocks_are_whole_again_after_an_error(model):

@@ -184,7 +184,7 @@ def test_a_mask_that_passes_the_stream_by_is_refused(monkeypatch):
     model = tk.load_model(tiny.hf_model("llama"))
     registry = tk.components.ComponentRegistry.build(model.cfg, "residual-between")
     check_sites(model, registry)
-    monkeypatch.setattr(patching, "_STREAM_PASSES_BY", "nowhere")
+    monkeypatch.setattr(patching, "STREAM_PASSES_BY", "nowhere")
     text = "hook_resid_mid is a copy.*Use residual"
     with pytest.raises(HookPointError, match=text):
         check_sites(model, registry)

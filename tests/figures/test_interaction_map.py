@@ -10,6 +10,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import ConfigError
+from tracekit.results.significance import PValues
 
 
 def test_interaction_maps_are_centred_on_additive(tracer):
@@ -58,7 +59,12 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     p = torch.full((6,), 0.5)
     first, second = p.clone(), p.clone()
     first[1], second[4] = 0.01, 0.02
-    grid = replace(grid, p=first, opposite=replace(grid.opposite, p=second))
+    tests = [PValues(row=each, q=each, family=each * 10) for each in (first, second)]
+    grid = replace(grid, tests=tests[0], opposite=replace(grid.opposite, tests=tests[1]))
+    by_family = grid.heatmap(mark="family").data
+    assert not [trace for trace in by_family if trace.name == "dots" and len(trace.x)]
+    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q' or 'family'"):
+        grid.heatmap(mark="p")
     figure = grid.heatmap()
     cells, signs, dots, *_rings = figure.data
     kinds = grid.to_frame().set_index(["first", "second"])["kind"]
@@ -75,7 +81,7 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     assert spots == {(i, j), (m, k)}
     assert figure.layout.title.subtitle.text == "above: noising; below: denoising; given L2H1"
     low, high = grid.interaction_interval[1].tolist()
-    assert f"({low:.3g} to {high:.3g}), p = 0.01" in cells.text[i][j]
+    assert f"({low:.3g} to {high:.3g}), q = 0.01" in cells.text[i][j]
 
 
 def test_what_looks_white_has_no_sign(tracer):

@@ -19,9 +19,10 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import measure_pairs
 from tracekit.results.significance import (
     least_p,
-    max_t_p_values,
+    n_testable,
     p_values,
     said_of_few,
+    sign_flip_p_values,
     without_rounding,
 )
 
@@ -76,16 +77,18 @@ def test_every_number_of_a_grid_is_measured(tracer, plain, given):
         sum((plain(*part, *given) - plain(*given)).abs() for part in ((i,), (j,), (i, j)))
         for i, j in pairs
     ]
-    corrected = p_values(without_rounding(measured, torch.stack(scale))).tolist()
-    for (i, j), values, p_value in zip(pairs, measured, corrected, strict=True):
+    tests = p_values(without_rounding(measured, torch.stack(scale)))
+    for rank, ((i, j), values) in enumerate(zip(pairs, measured, strict=True)):
         row = frame.loc[(tracer.registry.label(i), tracer.registry.label(j))]
         assert row["interaction"] == pytest.approx(values.mean().item(), abs=1e-6)
         joint = plain(i, j, *given) - plain(*given)
         assert row["effect"] == pytest.approx(joint.mean().item(), abs=1e-6)
         low, high = effect_interval(values.float())
         assert (row["low"], row["high"]) == pytest.approx((low, high), rel=2e-3, abs=1e-5)
-        assert row["p"] == pytest.approx(p_value, abs=2e-3)
-        assert row["significant"] == (row["p"] < 0.05)
+        for name, expected in (("p", tests.row), ("q", tests.q), ("p_family", tests.family)):
+            assert row[name] == pytest.approx(expected[rank].item(), abs=2e-3)
+        assert row["p"] <= min(row["q"], row["p_family"])
+        assert row["significant"] == (row["q"] < 0.05)
     for rank, i in enumerate(PAIRED):
         values = plain(i, *given) - plain(*given)
         assert grid.singles[rank].item() == pytest.approx(values.mean().item(), abs=1e-6)
@@ -110,7 +113,7 @@ def test_both_directions(tracer, model):
     expected = back.interactions(components(back, PAIRED))
     assert (grid.direction, grid.opposite.direction) == ("noising", "denoising")
     torch.testing.assert_close(grid.opposite.pairs, expected.pairs)
-    torch.testing.assert_close(grid.opposite.p, expected.p)
+    torch.testing.assert_close(grid.opposite.tests.q, expected.tests.q)
     frame = grid.to_frame()
     opposite = expected.to_frame().set_index(["first", "second"])
     for row in frame.to_dict("records"):
@@ -276,7 +279,7 @@ def test_the_correction_against_all_sign_flips():
         worst = max(worst, share)
         expected[first] = worst
         rest.remove(first)
-    measured = max_t_p_values(values).tolist()
+    measured = sign_flip_p_values(values)[1].tolist()
     assert measured == pytest.approx([expected[row] for row in range(4)], abs=1e-9)
 
 
@@ -284,7 +287,7 @@ def test_of_many_rows_without_effect_hardly_any_is_significant():
     """200 times 30 rows that share half of their variance: at most about 5 % have any below .05."""
     shared = draws(200, 1, 16, seed=1)
     values = shared + draws(200, 30, 16, seed=2)
-    for test in (max_t_p_values, p_values):
+    for test in (lambda each: sign_flip_p_values(each)[1], lambda each: p_values(each).family):
         wrong = sum(test(each).min().item() < 0.05 for each in values[:100])
         assert wrong <= 11
 
@@ -292,8 +295,10 @@ def test_of_many_rows_without_effect_hardly_any_is_significant():
 def test_of_many_rows_a_few_are_found():
     values = draws(700, 30, seed=4)
     values[:3] += 1.5
-    assert (p_values(values)[:3] < 0.05).all()
-    assert (p_values(values)[3:] > 0.05).all()
+    tests = p_values(values)
+    assert (tests.family[:3] < 0.05).all()
+    assert (tests.family[3:] > 0.05).all()
+    assert (tests.q[:3] < 0.05).all()
 
 
 def test_no_p_value_is_low_beside_an_interval_that_holds_0():
@@ -303,8 +308,8 @@ def test_no_p_value_is_low_beside_an_interval_that_holds_0():
         values = draws(3, 8, seed=seed).exp() - torch.tensor(0.5).exp()
         low, high = row_intervals(values).T
         holds_0 = (low <= 0) & (high >= 0)
-        assert not ((p_values(values) < 0.05) & holds_0).any()
-        wrong += int(((max_t_p_values(values) < 0.05) & holds_0).any())
+        assert not ((p_values(values).row < 0.05) & holds_0).any()
+        wrong += int(((sign_flip_p_values(values)[1] < 0.05) & holds_0).any())
     assert wrong > 3
 
 
@@ -312,10 +317,12 @@ def test_a_strong_row_leaves_the_others_their_p_values():
     """Singles of 1 and a pair of 5, beside a pair with an effect of a million."""
     weak = 3 + 0.1 * draws(1, 20)
     strong = torch.full((1, 20), 1e6) + draws(1, 20)
-    alone = p_values(without_rounding(weak, torch.full((1, 20), 7.0)))
+    alone = p_values(without_rounding(weak, torch.full((1, 20), 7.0))).family
     both, scale = torch.cat([weak, strong]), torch.tensor([[7.0], [1e6]]).expand(2, 20)
     assert alone.item() == pytest.approx(0.001, abs=2e-4)
-    assert p_values(without_rounding(both, scale))[0].item() == pytest.approx(0.001, abs=2e-4)
+    assert p_values(without_rounding(both, scale)).family[0].item() == pytest.approx(
+        0.001, abs=2e-4
+    )
 
 
 def test_the_least_p_value_of_few_examples_is_said():
@@ -323,19 +330,27 @@ def test_the_least_p_value_of_few_examples_is_said():
     assert least_p(10**6) == 2 / 2001
     assert said_of_few(6) == ""
     assert re.search(r"5 independent examples .*below 0\.062.*none can reach \.05", said_of_few(5))
+    assert said_of_few(8, 6) == ""
+    assert re.search(
+        r"8 independent examples .*below 0\.0078.*5 of the 28 rows", said_of_few(8, 28)
+    )
+    assert [n_testable(n) for n in (4, 6, 8, 16)] == [1, 1, 6, 50]
 
 
 def test_p_values_of_groups_are_those_of_as_many_examples():
     values, clusters = draws(3, 9, seed=5) + 0.5, torch.arange(9).repeat(4)
-    assert torch.equal(
-        p_values(values.repeat(1, 4), clusters=clusters), p_values(values.double() * 4)
+    grouped, summed = (
+        p_values(values.repeat(1, 4), clusters=clusters),
+        p_values(values.double() * 4),
     )
+    for name in ("row", "q", "family"):
+        assert torch.equal(getattr(grouped, name), getattr(summed, name))
 
 
 def test_rows_without_any_effect():
     values = torch.zeros(3, 8)
     values[1] = 1
-    assert max_t_p_values(values).tolist() == pytest.approx([1, 2 / 256, 1], abs=0.004)
+    assert sign_flip_p_values(values)[1].tolist() == pytest.approx([1, 2 / 256, 1], abs=0.004)
 
 
 @pytest.mark.parametrize("with_weights", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 import pytest
 import scipy.stats
@@ -276,8 +277,8 @@ class TestRepeatedExamples:
             *(torch.tensor(t.to_numpy()) for t in tables), rtol=1e-4, atol=1e-5
         )
         grids = [t.interactions() for t in (one, two)]
-        for name in ("singles_interval", "interaction_interval", "p"):
-            ours, expected = (getattr(grid, name) for grid in reversed(grids))
+        for name in ("singles_interval", "interaction_interval", "tests.row", "tests.q"):
+            ours, expected = (attrgetter(name)(grid) for grid in reversed(grids))
             torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5, msg=name)
         shares = [t.faithfulness(members) for t in (one, two)]
         for name in ("faithfulness_intervals", "completeness_intervals"):

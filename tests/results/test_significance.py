@@ -15,5 +15,40 @@ def test_rows_that_one_example_makes_up_hide_no_other_row():
         rows[row] = 0.01 * torch.randn(40, generator=generator)
         rows[row, row] = 20.0
     p = p_values(rows)
-    assert p[0] < 0.01
-    assert (p[1:6] > 0.3).all()
+    assert p.family[0] < 0.01
+    assert p.q[0] < 0.05
+    assert (p.family[1:6] > 0.3).all()
+
+
+def test_q_is_the_false_discovery_rate_of_its_definition():
+    """Of the k-th smallest p of m: the least p m / j over all j from k on."""
+    rows = torch.randn(40, 15, generator=torch.Generator().manual_seed(1)).double()
+    rows[:4] += 1
+    found = p_values(rows)
+    p, order = found.row.double().sort()
+    scaled = p * 40 / torch.arange(1, 41)
+    q = scaled.flip(0).cummin(0).values.flip(0).clamp(max=1)
+    torch.testing.assert_close(found.q.double()[order], q, atol=1e-6, rtol=1e-5)
+    assert (found.row <= found.q).all()
+    assert (found.row <= found.family).all()
+
+
+def test_a_table_of_one_row_has_one_p():
+    rows = torch.randn(1, 9, generator=torch.Generator().manual_seed(2)) + 1
+    found = p_values(rows)
+    assert found.row.item() == found.q.item() <= found.family.item()
+
+
+def test_effects_that_are_all_equal_or_few():
+    equal, few = p_values(torch.ones(3, 12)), p_values(torch.ones(3, 4))
+    assert (equal.q < 0.01).all()
+    assert (few.row >= 0.1).all()
+    assert (p_values(torch.zeros(3, 12)).q == 1).all()
+
+
+def test_one_row_of_many_can_be_found():
+    rows = torch.randn(300, 24, generator=torch.Generator().manual_seed(3))
+    rows[7] += 3
+    found = p_values(rows)
+    assert found.significant().index(True) == 7
+    assert sum(found.significant()) == 1

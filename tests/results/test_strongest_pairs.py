@@ -12,7 +12,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
 from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import p_values, without_rounding
+from tracekit.results.significance import n_testable, p_values, without_rounding
 from tracekit.results.strongest_pairs import _interacting
 
 
@@ -41,15 +41,19 @@ def pairs(tracer):
 
 def test_the_strongest_pairs_are_found(all_pairs, pairs):
     names, interactions, _, effects = all_pairs
-    order = interactions.mean(1).abs().argsort(descending=True).tolist()
+    examples = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    proposing, testing = examples[:8], examples[8:]
+    order = interactions[:, proposing].mean(1).abs().argsort(descending=True).tolist()
     listed = [frozenset(each) for each in zip(pairs.first, pairs.second, strict=True)]
     assert len({*listed} & {names[row] for row in order[:10]}) >= 9
     rows = [names.index(each) for each in listed]
     torch.testing.assert_close(
-        pairs.interactions.double(), interactions[rows].mean(1), atol=1e-6, rtol=1e-4
+        pairs.interactions.double(), interactions[rows][:, testing].mean(1), atol=1e-6, rtol=1e-4
     )
-    torch.testing.assert_close(pairs.effects.double(), effects[rows].mean(1), atol=1e-6, rtol=1e-4)
-    assert pairs.interactions.abs().diff().max() <= 0
+    torch.testing.assert_close(
+        pairs.effects.double(), effects[rows][:, testing].mean(1), atol=1e-6, rtol=1e-4
+    )
+    assert pairs.proposed.abs().diff().max() <= 0
     assert pairs.n_components == 32
     assert pairs.n_measured == 100
 
@@ -76,7 +80,7 @@ def test_components_that_bend_only_by_themselves_are_looked_at_last():
 
 
 def test_predictions_come_close(pairs):
-    both = torch.stack([pairs.predicted, pairs.interactions])
+    both = torch.stack([pairs.predicted, pairs.proposed])
     assert torch.corrcoef(both)[0, 1] > 0.8
 
 
@@ -90,10 +94,38 @@ def test_intervals_and_p_values_are_of_the_examples_that_proposed_nothing(tracer
     found = tracer.strongest_pairs(10, components=few, seed=3)
     assert found.n_measured == 10
     rows = [names.index(frozenset(each)) for each in zip(found.first, found.second, strict=True)]
+    proposed = interactions[rows][:, order[: n // 2]].mean(1)
+    torch.testing.assert_close(found.proposed, proposed.float(), atol=1e-5, rtol=1e-3)
+    assert found.proposed.abs().tolist() == sorted(found.proposed.abs().tolist(), reverse=True)
     tested = interactions[rows][:, testing]
+    torch.testing.assert_close(found.interactions, tested.mean(1).float(), atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(found.intervals, row_intervals(tested).float(), atol=1e-5, rtol=1e-3)
-    expected = p_values(without_rounding(tested, scale[rows][:, testing])).float()
-    torch.testing.assert_close(found.p, expected, atol=2e-3, rtol=0)
+    most = n_testable(len(testing))
+    expected = p_values(without_rounding(tested[:most], scale[rows][:most][:, testing]))
+    torch.testing.assert_close(found.tests.q, expected.q, atol=2e-3, rtol=0)
+    assert found.to_frame()["q"].notna().sum() == min(most, 10)
+    assert found.examples == f"the half of the examples that proposed nothing, n = {len(testing)}"
+
+
+def test_held_out_examples_test_what_the_others_propose(tracer):
+    own, fresh = tracer.pairs[:8], tracer.pairs[8:]
+    both = tk.Tracer(tracer.model, own, "attention-patterns", layers=[1], held_out=fresh)
+    found = both.strongest_pairs(8, seed=3)
+    assert found.examples == f"held-out examples, n = {fresh.n_distinct}"
+    named = {both.registry.label(n): n for n in range(len(both.registry))}
+    sets = [(named[a], named[b]) for a, b in zip(found.first, found.second, strict=True)]
+    for engine, values in (
+        (both.engine, found.proposed),
+        (both.traced.held_out, found.interactions),
+    ):
+        singles = engine.set_effects([(n,) for n in range(len(both.registry))])
+        expected = engine.set_effects(sets) - torch.stack(
+            [singles[i] + singles[j] for i, j in sets]
+        )
+        torch.testing.assert_close(values, expected.mean(1), atol=1e-5, rtol=1e-3)
+    assert len(found.tests.q) == min(8, n_testable(fresh.n_distinct))
+    n_found = sum(found.tests.significant())
+    assert f"{len(found.tests.q)} tested, {n_found} with q < .05; held-out examples" in repr(found)
 
 
 def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):
@@ -117,10 +149,13 @@ def test_what_is_patched_besides(tracer):
     given = [tracer.registry[0], tracer.registry[9]]
     found = tracer.strongest_pairs(3, components=tracer.registry[1:6], given=given)
     assert found.given == ("L0H0", "L1H1")
-    grid = tracer.interactions(tracer.registry[1:6], given=given).to_frame()
-    torch.testing.assert_close(
-        found.interactions, torch.tensor(grid["interaction"][:3].tolist()), atol=1e-6, rtol=1e-4
-    )
+    examples = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    for half, values in ((examples[:8], found.proposed), (examples[8:], found.interactions)):
+        of_half = tk.Tracer(tracer.model, tracer.pairs.subset(half.tolist()), "attention-patterns")
+        grid = of_half.interactions(tracer.registry[1:6], given=given).to_frame()
+        grid = grid.set_index(["first", "second"])["interaction"]
+        expected = [grid[pair] for pair in zip(found.first, found.second, strict=True)]
+        assert values.tolist() == pytest.approx(expected, abs=1e-6, rel=1e-4)
     with pytest.raises(ComponentError, match="L0H0 is among those to be paired and patched in"):
         tracer.strongest_pairs(components=tracer.registry[:3], given=given)
 
@@ -141,11 +176,15 @@ def test_a_distance_is_second_order(tracer):
     model = tracer.model
     by_kl = tk.Tracer(model, tracer.pairs, "attention-patterns", "kl", layers=[1])
     found = by_kl.strongest_pairs(5, n_looked_at=3)
-    frame = by_kl.interactions().to_frame()[:5]
+    proposing = torch.randperm(16, generator=torch.Generator().manual_seed(0))[:8].tolist()
+    of_half = tk.Tracer(
+        model, by_kl.pairs.subset(proposing), "attention-patterns", "kl", layers=[1]
+    )
+    frame = of_half.interactions().to_frame()[:5]
     expected = {frozenset(each) for each in zip(frame["first"], frame["second"], strict=True)}
     listed = {frozenset(each) for each in zip(found.first, found.second, strict=True)}
     assert len(listed & expected) >= 4
-    assert torch.corrcoef(torch.stack([found.predicted, found.interactions]))[0, 1] > 0.5
+    assert torch.corrcoef(torch.stack([found.predicted, found.proposed]))[0, 1] > 0.5
 
 
 def test_weights_reach_the_intervals(model):
@@ -153,10 +192,6 @@ def test_weights_reach_the_intervals(model):
     weighted = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="logit-difference")
     few = weighted.registry[:3]
     found = weighted.strongest_pairs(3, components=few, seed=3)
-    frame = weighted.interactions(few).to_frame()
-    torch.testing.assert_close(
-        found.interactions, torch.tensor(frame["interaction"].tolist()), atol=1e-5, rtol=1e-3
-    )
     named = {weighted.registry.label(n): n for n in range(len(weighted.registry))}
     i, j = named[found.first[0]], named[found.second[0]]
     effects = weighted.engine.set_effects([(i, j), (i,), (j,)])
@@ -169,7 +204,8 @@ def test_weights_reach_the_intervals(model):
 def test_few_examples_have_no_statistics(tracer):
     few = tk.Tracer(tracer.model, tracer.pairs[:4], "attention-patterns", layers=[1])
     found = few.strongest_pairs(2)
-    assert found.p is None
+    assert found.tests is None
+    assert found.examples == "the examples that proposed them, n = 4"
     assert found.intervals is None
     assert "p" not in found.to_frame()
 
@@ -183,7 +219,7 @@ def test_it_is_repeatable_and_read_back(tracer, pairs, tmp_path):
     assert (tmp_path / "pairs.csv") == pairs.save(tmp_path / "pairs.csv")
     assert len((tmp_path / "pairs.csv").read_text().splitlines()) == 11
     document = json.loads((tmp_path / "pairs.json").read_text())
-    document["p"] = document["p"][1:]
+    document["interactions"] = document["interactions"][1:]
     (tmp_path / "pairs.json").write_text(json.dumps(document))
     with pytest.raises(ResultFormatError):
         tk.results.StrongestPairs.load(tmp_path / "pairs.json")

@@ -10,12 +10,13 @@ from tools.statistics.simulated import (
     ROWS,
     SIZES,
     coverage,
+    discoveries,
     family_wise_error,
     flips_alone,
     power,
 )
 from tracekit.results import effect_interval
-from tracekit.results.significance import max_t_p_values
+from tracekit.results.significance import sign_flip_p_values
 
 HEAVY = ("skewed (log-normal, sigma 1.5)", "skewed (products of odds)")
 SKEWED = ("skewed (log-normal, sigma 1)", "the same, weights 5 : 1")
@@ -70,6 +71,14 @@ def test_what_is_there_is_found():
     assert power(100, 45, 1.0, 20) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["normal", "normal, groups of 4", "bounded (beta .3, .3)"])
+def test_of_what_is_found_little_is_false(name):
+    found, false = discoveries(KINDS[name], 20, draws=40)
+    assert found >= 0.75
+    assert false <= 0.06 + 0.03
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.can_be_null])
@@ -86,7 +95,7 @@ def test_sign_flips_are_those_of_scipy():
     expected = permutation_test(
         (values.numpy(),), lambda x: x.mean(), permutation_type="samples", n_resamples=10_000
     )
-    assert max_t_p_values(values[None]).item() == pytest.approx(expected.pvalue)
+    assert sign_flip_p_values(values[None])[1].item() == pytest.approx(expected.pvalue)
 
 
 def test_intervals_are_those_of_arch():

@@ -82,14 +82,14 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
 def test_interactions_of_a_found_set(without, fresh):
     tracer, result = without
     grid = tracer.interactions(result)
-    assert grid.p is None
+    assert grid.tests is None
     assert grid.interaction_interval is not None
     assert SAME in repr(grid)
     assert SAME in grid._repr_html_()
-    assert tracer.interactions(layers=[1]).p is not None
+    assert tracer.interactions(layers=[1]).tests is not None
     tracer, result = fresh
     grid = tracer.interactions(result, both_directions=False)
-    assert grid.p is not None
+    assert grid.tests is not None
     assert OTHER in repr(grid)
     i, j = (tracer.registry.index(component) for component in result.components[:2])
     both = tracer.traced.held_out.set_effects([(i, j), (i,), (j,)], "test").mean(1)

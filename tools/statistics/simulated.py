@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from tracekit.metrics import Bounds
 from tracekit.results.intervals import UNBOUNDED, row_intervals
-from tracekit.results.significance import LEVEL, max_t_p_values, p_values
+from tracekit.results.significance import LEVEL, p_values, sign_flip_p_values
 
 SIZES = (8, 20, 100)
 """Independent examples."""
@@ -111,7 +111,12 @@ def coverage(kind: Kind, n: int, draws: int = 600) -> float:
     return ((low - 1e-9 <= kind.mean) & (kind.mean <= high + 1e-9)).double().mean().item()
 
 
-def family_wise_error(kind: Kind, n: int, rows: int, draws: int = 200, *, test=p_values) -> float:
+def corrected(values: Tensor, **over: Tensor | None) -> Tensor:
+    """P values that are corrected for all rows."""
+    return p_values(values, **over).family
+
+
+def family_wise_error(kind: Kind, n: int, rows: int, draws: int = 200, *, test=corrected) -> float:
     """How often any of some rows of mean 0 is significant."""
     generator, wrong = torch.Generator().manual_seed(1000 * rows + n), 0
     for _ in range(draws):
@@ -127,14 +132,33 @@ def power(n: int, rows: int, shift: float, draws: int = 200) -> float:
     for _ in range(draws):
         values = _normal((rows, n), generator).double()
         values[0] += shift
-        found += int(p_values(values)[0] < LEVEL)
+        found += int(corrected(values)[0] < LEVEL)
     return found / draws
+
+
+def discoveries(
+    kind: Kind, n: int, rows: int = 45, n_true: int = 5, shift: float = 1.0, draws: int = 100
+) -> tuple[float, float]:
+    """Share of rows with an effect that have q < .05, and the false discovery rate.
+
+    The true rows have a mean of `shift` standard deviations of the effects.
+    """
+    generator, found, false = torch.Generator().manual_seed(7 * n), 0.0, 0.0
+    for _ in range(draws):
+        values, over = kind.effects(rows, n, generator)
+        weights = 1 if over["weights"] is None else over["weights"]
+        values -= kind.mean * weights
+        values[:n_true] += shift * values.std() * weights
+        is_found = torch.tensor(p_values(values, **over).significant())
+        found += is_found[:n_true].double().mean().item() / draws
+        false += is_found[n_true:].sum().item() / max(1, int(is_found.sum())) / draws
+    return found, false
 
 
 def flips_alone(values: Tensor, *, weights: Tensor | None, clusters: Tensor | None) -> Tensor:
     """P values of sign flips, to compare with; they know of no groups."""
     del weights, clusters
-    return max_t_p_values(values)
+    return sign_flip_p_values(values)[1]
 
 
 def table() -> Iterator[str]:
@@ -153,6 +177,14 @@ def table() -> Iterator[str]:
     for shift in (0.5, 1.0, 2.0):
         cells = [", ".join(_share(power(n, rows, shift)) for rows in ROWS) for n in SIZES]
         yield f"| {shift:g} standard deviations | {' | '.join(cells)} |"
+
+    yield ""
+    yield "| 5 of 45 rows have a mean of 1 standard deviation | found, false, n = 20 | n = 50 |"
+    yield "| --- | --- | --- |"
+    for name, kind in KINDS.items():
+        if kind.can_be_null:
+            cells = [", ".join(map(_share, discoveries(kind, n))) for n in (20, 50)]
+            yield f"| {name} | {' | '.join(cells)} |"
 
 
 def _share(value: float) -> str:

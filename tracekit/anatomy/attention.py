@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
 from tracekit.components import ComponentSet
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
@@ -158,7 +158,7 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
     return f"{row['clean']:{form}}{after}"
 
 
-def attention(traced: Traced, members: Any, *, at: str = "last") -> Attention:
+def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> Attention:
     """What heads attend to from a token of each prompt, and what they write to the logits.
 
     ```python

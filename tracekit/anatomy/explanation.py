@@ -10,6 +10,7 @@ from math import comb
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from tracekit.anatomy.replacements import (
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
 from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
@@ -34,7 +35,13 @@ from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import text_html
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.significance import LEVEL, RESOLUTION, p_values, said_of_few, without_rounding
+from tracekit.results.significance import (
+    RESOLUTION,
+    PValues,
+    p_values,
+    said_of_few,
+    without_rounding,
+)
 from tracekit.results.traced import Traced
 from tracekit.search.base import Planned, require_gradient
 
@@ -139,10 +146,10 @@ class Explanation(OfMembers):
         """Independent examples: equal ones count once, and so do groups."""
         return len(self.effect) if self.clusters is None else int(self.clusters.max()) + 1
 
-    def _p_values(self, effects: Float[Tensor, "row example"], scale: Tensor) -> list[float]:
-        """Corrected p values of rows that are differences of effects of subsets of a size."""
+    def _p_values(self, effects: Float[Tensor, "row example"], scale: Tensor) -> PValues:
+        """P values of rows that are differences of effects of subsets of a size."""
         differences = without_rounding(effects.double(), scale.expand_as(effects).double())
-        return p_values(differences, weights=self.weights, clusters=self.clusters).tolist()
+        return p_values(differences, weights=self.weights, clusters=self.clusters)
 
     @cached_property
     def interactions(self) -> pd.DataFrame:
@@ -150,17 +157,15 @@ class Explanation(OfMembers):
 
         Columns: `first` and `second`; the interaction `alone`, `averaged` (over subsets; NaN with
         more than 12 members) and `within` (all other members patched), each with its interval;
-        `p`, of the one in the context `tested_context`, corrected for all pairs
-        (`tracekit.results.significance`; NaN on the examples that the set was selected on);
-        `significant`, whether it is below 0.05.
+        `p`, `q` and `p_family`, of the one in the context `tested_context`, the last two over all
+        pairs (`tracekit.results.significance`; NaN on the examples that the set was selected on);
+        `significant`, whether `p_family` is below 0.05.
         """
         import pandas as pd
 
         labels, pairs = self.labels, self.pairs
         tested = pairs.within if pairs.averaged is None else pairs.averaged
-        p_values = [float("nan")] * len(tested)
-        if self.is_tested:
-            p_values = self._p_values(tested, self._scale)
+        found = self._p_values(tested, self._scale) if self.is_tested else PValues.none(len(tested))
         rows = []
         for rank, (first, second) in enumerate(pairs.pairs):
             averaged = None if pairs.averaged is None else pairs.averaged[rank]
@@ -171,11 +176,9 @@ class Explanation(OfMembers):
                     **self._fields("alone", pairs.alone[rank], 1, 2),
                     **self._fields("averaged", averaged, 2, 2),
                     **self._fields("within", pairs.within[rank], 2, 2),
-                    "p": p_values[rank],
-                    "significant": p_values[rank] < LEVEL,
                 }
             )
-        frame = pd.DataFrame(rows)
+        frame = pd.DataFrame(rows).assign(**found.columns("family"))
         return frame.sort_values(self.tested_context, key=abs, ascending=False, ignore_index=True)
 
     @property
@@ -241,31 +244,31 @@ class Explanation(OfMembers):
 
         Columns: `component`, `backup`; `rise`, how much more the outsider brings to the set than
         to the set without the member, with its interval; `before`, what it brings to the latter;
-        `p`, corrected for all outsiders that were measured, where other examples proposed them;
-        `significant`, whether it is below 0.05. Only those whose interval lies above 0. None where
-        outsiders were not looked for.
+        `p`, and over all outsiders that were measured `q` and `p_family`, where other examples
+        proposed them; `significant`, whether q is below 0.05. Only those whose interval lies above
+        0. None where outsiders were not looked for.
         """
         import pandas as pd
 
         if self.outsiders is None:
             return None
-        columns = ["component", "backup", "rise", "rise_low", "rise_high", "before", "p"]
-        columns += ["significant"]
+        columns = ["component", "backup", "rise", "rise_low", "rise_high", "before"]
+        columns += PValues.none(0).columns()
         if not self.outsiders:
             return pd.DataFrame(columns=columns)
-        p_values = [float("nan")] * len(self.outsiders)
+        found = PValues.none(len(self.outsiders))
         if self.proposed_on != self.dataset_fingerprint:
             rises = torch.stack([each.rise for each in self.outsiders])
-            p_values = self._p_values(rises, torch.stack([each.scale for each in self.outsiders]))
+            found = self._p_values(rises, torch.stack([each.scale for each in self.outsiders]))
+        tests = found.columns()
         rows = [
             {
                 **self._named(each, "backup"),
                 **self._fields("rise", each.rise, 2, 2),
                 "before": each.recovered.mean().item(),
-                "p": p_value,
-                "significant": p_value < LEVEL,
+                **{name: values[rank] for name, values in tests.items()},
             }
-            for each, p_value in zip(self.outsiders, p_values, strict=True)
+            for rank, each in enumerate(self.outsiders)
         ]
         rising = [row for row in rows if row["rise_low"] > self._least]
         return _sorted(pd.DataFrame(rising, columns=columns), "rise")
@@ -364,7 +367,7 @@ class Explanation(OfMembers):
             columns = ["backup", "component", "rise"]
             backups, how = self.backups, "interval above 0, on the examples that proposed them"
             if self.proposed_on != self.dataset_fingerprint:
-                backups, how = backups[backups["significant"].astype(bool)], "p < .05"
+                backups, how = backups[backups["significant"].astype(bool)], "q < .05"
             rows = zip(*(backups.get(name, ()) for name in columns), strict=True)
             rows = list(rows)[:_NAMED]
             named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
@@ -405,7 +408,7 @@ def _number(values: Any, name: str) -> str:
 
 def explain(
     traced: Traced,
-    members: Any,
+    members: ComponentsLike,
     *,
     max_sets: int = 2000,
     tolerance: float = 0.02,
@@ -571,8 +574,10 @@ def pair_interactions(game: SetGame) -> PairInteractions:
     alone = [[(i, j), (i,), (j,), ()] for i, j in pairs]
     within = [[everybody, without(j), without(i), without(i, j)] for i, j in pairs]
     corners = game.effects([each for four in (*alone, *within) for each in four], "pairs")
-    four = corners.reshape(2, len(pairs), 4, -1)
-    values = four[:, :, 0] - four[:, :, 1] - four[:, :, 2] + four[:, :, 3]
+    both, first, second, neither = rearrange(
+        corners, "(where pair corner) example -> corner where pair example", where=2, corner=4
+    )
+    values = both - first - second + neither
     is_exact = game.n_players <= MOST_EXACT
     return PairInteractions(
         pairs=pairs,

@@ -98,12 +98,14 @@ def member_network(why: Any) -> go.Figure:
 
 
 def _is_unsure(row: dict[Any, Any], name: str) -> bool:
-    """Whether the interval of a pair leaves out 0, but p is not below 0.05."""
+    """Whether the interval of a pair leaves out 0, but it is not significant."""
     return not row["significant"] and (row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
 
 
 def _p_value(row: dict[Any, Any]) -> str:
-    return f"p = {row['p']:.2g}" if row["p"] == row["p"] else "no p on these examples"
+    named = {"p": "p", "q": "q", "p_family": "family-wise p"}
+    texts = [f"{text} = {row[name]:.2g}" for name, text in named.items()]
+    return ", ".join(texts) if row["p"] == row["p"] else "no p on these examples"
 
 
 def _interval(row: dict[Any, Any], name: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
@@ -106,7 +106,7 @@ class Minimality:
         return frame_html(repr(self).splitlines()[0], self.to_frame())
 
 
-def minimality(traced: Traced, members: Any, *, tolerance: float = 0.01) -> Minimality:
+def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.01) -> Minimality:
     """What the faithfulness of a set loses without each member, and which members are idle.
 
     The examples that the set was selected on decide who is dropped, and the held-out ones, if the

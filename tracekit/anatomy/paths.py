@@ -14,7 +14,7 @@ from torch import Tensor
 from tracekit._util.clusters import by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import bounds_of
@@ -22,8 +22,8 @@ from tracekit.results.display import text_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import (
-    LEVEL,
     RESOLUTION,
+    PValues,
     p_values,
     said_of_few,
     without_rounding,
@@ -74,42 +74,45 @@ class Paths(OfMembers):
 
         Columns: `sender` and `receiver`, which are members, `embedding` or `logits`; the mean
         `effect` with its 95 % studentised bootstrap interval over examples, `effect_low` and
-        `effect_high`; `p`, corrected for all paths (`tracekit.results.significance`; NaN on the
-        examples that the set was selected on); `is_apart`, whether the interval leaves out 0 by
-        more than rounding; `significant`, whether p is below 0.05. For receivers that read by
-        query, key and value: the effect where only that of the receiver changes, `query`, `key` and
-        `value`, each with its interval and `..._p`, corrected for all of these; and `strongest`,
-        the name of the largest.
+        `effect_high`; `p`, and over all paths `q` and `p_family` (`tracekit.results.significance`;
+        NaN on the examples that the set was selected on); `significant`, whether q is below 0.05;
+        `is_apart`, whether the interval leaves out 0 by more than rounding. For receivers that read
+        by query, key and value: the effect where only that of the receiver changes, `query`, `key`
+        and `value`, each with its interval and `..._q`, over all of these; and `strongest`, the
+        name of the largest.
         """
         import pandas as pd
 
         effects = self.effects.double()
         scale = effects.abs().max(0).values
         tested = without_rounding(effects, scale.expand_as(effects))
-        p = torch.full((len(effects),), float("nan"), dtype=torch.float64)
+        tests: list[dict[str, Any]] = [{}] * len(effects)
         is_whole = torch.tensor([row.input == "all" for row in self.rows])
-        for family in (is_whole, ~is_whole):
-            if self.is_tested and family.any():
-                p[family] = p_values(tested[family], **self.over)
+        for rows in (is_whole.nonzero()[:, 0], (~is_whole).nonzero()[:, 0]):
+            found = PValues.none(len(rows))
+            if self.is_tested and len(rows):
+                found = p_values(tested[rows], **self.over)
+            columns = found.columns()
+            for number, at in enumerate(rows.tolist()):
+                tests[at] = {name: values[number] for name, values in columns.items()}
         ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.over)
         least = RESOLUTION * scale.mean().item()
         paths: dict[Any, dict[str, Any]] = {}
-        for row, mean, (low, high), p_value in zip(
-            self.rows, effects.mean(1).tolist(), ends.tolist(), p.tolist(), strict=True
+        for row, mean, (low, high), test in zip(
+            self.rows, effects.mean(1).tolist(), ends.tolist(), tests, strict=True
         ):
             path = paths.setdefault((row.sender, row.receiver), {})
             if row.input == "all":
                 path["sender"] = self._name(row.sender, _EMBEDDING)
                 path["receiver"] = self._name(row.receiver, _LOGITS)
-                path |= {"effect": mean, "effect_low": low, "effect_high": high, "p": p_value}
-                path["is_apart"] = low > least or high < -least
-                path |= {"significant": p_value < LEVEL, "strongest": ""}
+                path |= {"effect": mean, "effect_low": low, "effect_high": high, **test}
+                path |= {"is_apart": low > least or high < -least, "strongest": ""}
             else:
                 sizes = [abs(path[via]) for via in ("query", "key", "value") if via in path]
                 if abs(mean) >= max(sizes, default=0.0):
                     path["strongest"] = row.input
                 path |= {row.input: mean, f"{row.input}_low": low, f"{row.input}_high": high}
-                path[f"{row.input}_p"] = p_value
+                path[f"{row.input}_q"] = test["q"]
         frame = pd.DataFrame(list(paths.values()))
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
@@ -126,7 +129,7 @@ class Paths(OfMembers):
         The width of an arrow is the size of its effect: orange and solid if the effect is above 0,
         blue and dashed if below. The letter at the head of an arrow says whether the query, key or
         value of the receiver alone has the largest effect. Only the 20 strongest paths whose
-        interval leaves out 0 are drawn; those with p of 0.05 or more are half as wide, with an open
+        interval leaves out 0 are drawn; those with q of 0.05 or more are half as wide, with an open
         head. The numbers are those of `table`.
         """
         from tracekit.anatomy.figures import path_figure
@@ -137,7 +140,7 @@ class Paths(OfMembers):
         """The findings in a few lines, ready for a paper."""
         table = self.table
         apart, n = table[table["is_apart"]], len(self.members)
-        how = f", {int(table['significant'].sum())} with p < .05" if self.is_tested else ""
+        how = f", {int(table['significant'].sum())} with q < .05" if self.is_tested else ""
         lines = [
             f"Paths among {n} component{'s' * (n != 1)} of {self.model} on {self.dataset}: of "
             f"{len(table)} the intervals of {len(apart)} leave out 0{how}; {self.axis_label}"
@@ -177,7 +180,7 @@ def _with_interval(row: Mapping[str, Any], column: str) -> str:
     return f"{row[column]:+.3g} ({interval})"
 
 
-def paths(traced: Traced, members: Any, *, by_input: bool = True) -> Paths:
+def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
 
     ```python

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentSet
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import MaskError, NonFiniteMetricError
 from tracekit.metrics import Effects
@@ -23,7 +23,7 @@ Coalition = tuple[int, ...]
 """Some members, by their numbers as players, ascending."""
 
 
-def as_game(traced: Traced, members: Any) -> SetGame:
+def as_game(traced: Traced, members: ComponentsLike) -> SetGame:
     """The effect of every subset of a set, as libraries for cooperative games take it.
 
     ```python

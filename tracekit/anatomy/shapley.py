@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import comb
 
 import torch
+from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -90,7 +91,8 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     orders = _with_reverses(n, n_pairs, generator)
     # Measured together, subsets share what is below the layer in which they part.
     prefixes = [prefix for order in orders.tolist() for prefix in _prefixes(order)]
-    effects = game.effects(prefixes, "orders").double().unflatten(0, (len(orders), n + 1))
+    effects = game.effects(prefixes, "orders").double()
+    effects = rearrange(effects, "(order size) example -> order size example", size=n + 1)
     mean, means = _by_member(orders, effects.diff(dim=1))
     variance = means.var(0) / n_pairs
     data, curves = game.engine.data, None
@@ -132,7 +134,7 @@ def _corrected(
         share = own.sum().item() / len(orders)
         for examples, gains in model.gains_in_orders(many):
             total[:, examples] += share * gains.mean(0)
-            modelled += share * gains.sum(2).unflatten(0, (-1, 2)).mean(1) / effects.shape[2]
+            modelled += share * _of_pairs(gains.sum(2)) / effects.shape[2]
         expected = model.effects(coalitions[own].flatten(0, 1)).reshape(effects[own].shape)
         missed, means = _by_member(orders[own], (effects[own] - expected).diff(dim=1))
         total += share * missed
@@ -159,7 +161,12 @@ def _by_member(
     """Gains by place in an order as the mean of each member, and its mean in each pair."""
     places = orders.argsort(1)[..., None].expand_as(gains)
     of_members = gains.gather(1, places)
-    return of_members.mean(0), of_members.mean(2).unflatten(0, (-1, 2)).mean(1)
+    return of_members.mean(0), _of_pairs(of_members.mean(2))
+
+
+def _of_pairs(values: Float[Tensor, "order member"]) -> Float[Tensor, "pair member"]:
+    """Means over an order and its reverse."""
+    return reduce(values, "(pair order) member -> pair member", "mean", order=2)
 
 
 def _prefixes(order: list[int]) -> Iterator[Coalition]:

@@ -35,7 +35,7 @@ from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentSet
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -337,7 +337,7 @@ def _number(values: Mapping[Any, Any], name: str) -> str:
 
 def side_effects(
     traced: Traced,
-    members: Any,
+    members: ComponentsLike,
     others: Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]],
     *,
     draws: int = 20,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,43 @@ from tracekit.components.registry import Component, ComponentRegistry, Component
 from tracekit.errors import MaskError
 
 
-def mask_of(given: Any, registry: ComponentRegistry) -> Tensor:
+class HasComponents(Protocol):
+    """A result, or whatever else has selected some components of a registry."""
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """What was studied."""
+        ...
+
+    @property
+    def components(self) -> Sequence[Component]:
+        """The selected ones."""
+        ...
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    _Name = Component | str | tuple[int, int]
+    ComponentsLike = (
+        HasComponents
+        | _Name
+        | Sequence[_Name]
+        | AbstractSet[_Name]
+        | Mapping[int, Sequence[int] | None]
+        | Tensor
+        | np.ndarray
+        | Sequence[float]
+        | Sequence[Sequence[float]]
+    )
+else:
+    # At run time anything else has an error of its own.
+    ComponentsLike = Any
+"""A set of components, or a mask: a result, whose selected components are taken; components by
+name, as in `named_in`; or a mask as in `mask_of`."""
+
+
+def mask_of(given: ComponentsLike, registry: ComponentRegistry) -> Tensor:
     """The mask of a set, or a mask as it is.
 
     A set is a result, whose selected components are taken; components by name, as in `named_in`;
@@ -74,7 +110,7 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     return [registry.index(name) for name in names]
 
 
-def ordered_in(given: Any, registry: ComponentRegistry) -> list[int]:
+def ordered_in(given: ComponentsLike, registry: ComponentRegistry) -> list[int]:
     """As `members_of`, in the order in which the components are named."""
     named = named_in(given, registry)
     return list(members_of(given, registry)) if named is None else named

@@ -19,7 +19,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.models.hooked import HookedModel, recording_hooks, residual_hook
+from tracekit.models.architectures import residual_hook
+from tracekit.models.hooked import HookedModel, recording_hooks
 
 ResidualStream = Float[Tensor, "row pos d_model"]
 """Input of a block."""

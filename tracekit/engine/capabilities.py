@@ -8,7 +8,6 @@ that gives other numbers than the plain way, is switched off with a single `Mode
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +18,7 @@ from tracekit._util.warn import warn
 from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.packing import PackedSequences
 from tracekit.errors import ModelWarning
+from tracekit.models.architectures import shortest_window
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
@@ -30,7 +30,6 @@ from tracekit.models.hooked import (
 )
 
 _SHORTEST = 8
-_WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 
 
 class Capabilities:
@@ -106,7 +105,7 @@ def _warn(model: HookedModel, refusal: str, instead: str) -> None:
 
 def _packing_refusal(model: HookedModel, length: int) -> str:
     """Why rows of a length are not packed; empty if they can be."""
-    window = _window(model)
+    window = shortest_window(model)
     if window < length:
         return f"its attention window of {window} tokens is shorter than rows of {length}"
     tokens = tuple(random_tokens(model, 1, length + 1)[0].tolist())
@@ -135,14 +134,6 @@ def _log_probs(model: HookedModel, sequences: PackedSequences) -> Tensor:
     inputs = sequences.inputs(dtype_of(model))
     logits = model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)
     return logits[0].float().log_softmax(-1)
-
-
-def _window(model: HookedModel) -> int:
-    """Shortest attention window that the configuration tells of."""
-    config = getattr(getattr(model, "original_model", None), "config", None)
-    configs = (getattr(config, "text_config", config), model.cfg)
-    sizes = [getattr(each, name, None) for each in configs for name in _WINDOWS]
-    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
 
 
 def _probe_block_skipping(model: HookedModel) -> tuple[BlockSkipper | None, str]:

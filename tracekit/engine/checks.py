@@ -35,6 +35,7 @@ from tracekit.engine.packing import pad
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
+from tracekit.models.architectures import stream_hook
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
@@ -345,7 +346,7 @@ def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor
     if not sites:
         return
     last = max(sites, key=lambda site: site.layer)
-    after = f"blocks.{last.layer}.hook_resid_post"
+    after = stream_hook(last.layer + 1)
     hooks, recorded = recording_hooks([after])
     # All at once: what one of them wipes out does not come back.
     removed = dict.fromkeys((site.hook_name for site in sites), nothing)

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import masks as masks_module
+from tracekit.components.members import ComponentsLike
 from tracekit.engine.clean_run import assemble
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading
-from tracekit.models.hooked import is_exact, residual_hook
+from tracekit.models.architectures import residual_hook
+from tracekit.models.hooked import is_exact
 
 
 class BatchEffects(NamedTuple):
@@ -37,7 +39,7 @@ _MOST_ALONE = 64
 
 
 def mask_effects(
-    data: PreparedData, mask: Any, examples: Int[Tensor, " some"] | None = None
+    data: PreparedData, mask: ComponentsLike, examples: Int[Tensor, " some"] | None = None
 ) -> Float[Tensor, "*set some"]:
     """Effects of a mask, or of each of a stack of masks; see `Engine.effects`."""
     checked = masks_module.check(mask, data.n_components)
@@ -55,7 +57,9 @@ def mask_effects(
     return picked[0] if checked.ndim == 1 else picked
 
 
-def metric_effects(data: PreparedData, mask: Any, metrics: Sequence[Metric]) -> dict[str, Effects]:
+def metric_effects(
+    data: PreparedData, mask: ComponentsLike, metrics: Sequence[Metric]
+) -> dict[str, Effects]:
     """Effects of one mask by each of several metrics, from one pass, by name of metric.
 
     The metrics have the direction of the data's own. Errors and weights are those of
@@ -77,7 +81,7 @@ def metric_effects(data: PreparedData, mask: Any, metrics: Sequence[Metric]) -> 
     return dict(zip([metric.name for metric in metrics], effects, strict=True))
 
 
-def stream_effects(data: PreparedData, mask: Any) -> Iterator[BatchEffects]:
+def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEffects]:
     """Effects of one mask, a batch at a time; together they are those of `mask_effects`.
 
     Between two batches the model is as it was and may be used otherwise, and the rest need not be
@@ -101,7 +105,7 @@ def stream_effects(data: PreparedData, mask: Any) -> Iterator[BatchEffects]:
         yield measured
 
 
-def log_probs(data: PreparedData, mask: Any) -> ContinuationLogProbs:
+def log_probs(data: PreparedData, mask: ComponentsLike) -> ContinuationLogProbs:
     """Log-probabilities of every example's continuations under a mask; not counted as work."""
     with data.measuring():
         parts = [(batch.examples, under) for batch, _, under in data.passes(_one(data, mask))]
@@ -160,5 +164,5 @@ def _with_last_bit_drawn(activation: Tensor, hook: Any = None) -> Tensor:
     return (activation.float() * (1 + draw)).to(activation.dtype)
 
 
-def _one(data: PreparedData, mask: Any) -> Masks:
+def _one(data: PreparedData, mask: ComponentsLike) -> Masks:
     return to_device(masks_module.check(mask, data.n_components)[None], data.device)

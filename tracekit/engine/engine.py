@@ -13,6 +13,7 @@ from torch import Tensor
 from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import Mask
+from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
@@ -142,7 +143,7 @@ class Engine(DataView):
         return self.effects(torch.ones(self.n_components))
 
     def effects(
-        self, mask: Any, examples: Int[Tensor, " some"] | None = None
+        self, mask: ComponentsLike, examples: Int[Tensor, " some"] | None = None
     ) -> Float[Tensor, "*set some"]:
         """Effects of a mask, or of each of a stack of masks, on every example.
 

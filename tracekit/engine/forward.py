@@ -19,12 +19,12 @@ from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading
+from tracekit.models.architectures import residual_hook, stream_hook
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
     device_of,
     dtype_of,
-    residual_hook,
     scored_hook,
 )
 
@@ -149,11 +149,6 @@ class ForwardPass:
 def _gather(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
     row, pos = (index.to(activation.device) for index in batch.readout_positions)
     return activation[row, pos][None]
-
-
-def stream_hook(block: int) -> str:
-    """Hook point of the residual stream that a block reads; after the last, the final norm."""
-    return residual_hook(0) if block == 0 else f"blocks.{block - 1}.hook_resid_post"
 
 
 def replacing(value: Tensor) -> Callable[..., Tensor]:

@@ -17,14 +17,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
-from tracekit.engine.forward import replacing, stream_hook
+from tracekit.engine.forward import replacing
 from tracekit.engine.prepared import PreparedData
+from tracekit.models.architectures import MLP, out_of, stream_hook
 from tracekit.models.hooked import dtype_of
 
 HeadPlace = tuple[int, int]
 """Layer and index of a head."""
 _PATTERN, _OUTPUT = "blocks.{}.attn.hook_pattern", "blocks.{}.attn.hook_z"
-_MLP = "blocks.{}.hook_mlp_out"
 
 
 class HeadReads(NamedTuple):
@@ -52,7 +52,7 @@ def head_reads(
     )
     layers = {layer for layer, _ in heads}
     names = {stream_hook(block) for block in (n_layers, *layers, *(at + 1 for at in layers))}
-    names |= {_PATTERN.format(layer) for layer in layers} | {_MLP.format(at) for at in layers}
+    names |= {_PATTERN.format(layer) for layer in layers} | {out_of(at, MLP) for at in layers}
     run = data.forward_pass.activations
     with data.measuring():
         for batch in data.batches:
@@ -65,7 +65,7 @@ def head_reads(
                 reads.patterns[number, examples, : pattern.shape[-1]] = (
                     pattern[tuple(at)].float().cpu()
                 )
-                mlp, before, after = _MLP.format(layer), stream_hook(layer), stream_hook(layer + 1)
+                mlp, before, after = out_of(layer, MLP), stream_hook(layer), stream_hook(layer + 1)
                 hooks = [(_OUTPUT.format(layer), _without(head)), (mlp, replacing(clean[mlp]))]
                 without = run(batch, hooks, [after], start=layer, residual=clean[before])
                 reads.outputs[number, examples] = _last(clean[after] - without[after], batch)

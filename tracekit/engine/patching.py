@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -22,12 +23,10 @@ from tracekit.components import ComponentRegistry, Kind, Site
 from tracekit.components.kinds import FeatureMap
 from tracekit.data.counterfactuals import Constants
 from tracekit.errors import MaskError, SourceError
+from tracekit.models.architectures import STREAM_PASSES_BY, scores_hook
 from tracekit.models.hooked import Hook
 from tracekit.models.passes import running_pass
 
-_STREAM_PASSES_BY = ".hook_resid_mid"
-"""Hook point of the residual stream that a `TransformerBridge` has at the entry of the second norm:
-what a hook returns there reaches the MLP only. `checks` proves that a mask reaches the stream."""
 _MASKED = -1e30
 """Scores below this are those of keys that a query does not see."""
 
@@ -137,7 +136,7 @@ def constant_hooks(
 
 def _hooks_of(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> list[Hook]:
     """The hook that mixes, behind the one that it needs."""
-    mixing = partial(_mix_in_place, mix=mix) if name.endswith(_STREAM_PASSES_BY) else mix
+    mixing = partial(_mix_in_place, mix=mix) if name.endswith(STREAM_PASSES_BY) else mix
     return [(name, mixing)] if rows is None else [rows.hook, (name, mixing)]
 
 
@@ -199,11 +198,6 @@ class SeenRows:
         return rows
 
 
-def scores_hook(pattern_hook: str) -> str:
-    """Hook point of the scores, with their mask, that an attention pattern is made of."""
-    return pattern_hook.replace("hook_pattern", "hook_attn_scores")
-
-
 def _mix(
     activation: Tensor,
     hook: Any = None,
@@ -241,17 +235,18 @@ def _mix(
     # In float32, or in the activation's own type where that is wider.
     dtype = torch.promote_types(activation.dtype, torch.float32)
     # The rows once per mask, beside the one copy of their counterfactual values.
-    mixed = covered.to(dtype).unflatten(0, (-1, len(source)))
+    mixed = rearrange(covered.to(dtype), "(set row) ... -> set row ...", row=len(source))
     # Layers may lie on different devices.
     values = values.to(activation.device, dtype)
     if len(values) > len(source):
-        values = values.unflatten(0, (-1, len(source)))
+        values = rearrange(values, "(set row) ... -> set row ...", row=len(source))
     for weight, features in parts:
         if weight.shape[dim + 1] > 1:
             weight = weight.narrow(dim + 1, start - first, stop - start)
         share = (weight * is_patched).to(activation.device, dtype)
         mixed = _mixed(mixed, values, share, features)
-    return _replaced(activation, mixed.flatten(0, 1).to(activation.dtype), kind, part)
+    mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
+    return _replaced(activation, mixed, kind, part)
 
 
 def _check_rows(
@@ -314,7 +309,7 @@ def _weight_by_span(
 ) -> Float[Tensor, ...]:
     """The same where every span has an entry of its own: each position takes that of its span."""
     kind, n_spans = site.kind, site.n_spans
-    by_index = entries.unflatten(-1, (len(site.indices), n_spans))
+    by_index = rearrange(entries, "... (index span) -> ... index span", span=n_spans)
     if not site.complete:
         full = by_index.new_zeros(*by_index.shape[:-2], site.width, n_spans)
         indices = to_device(torch.tensor(site.indices), entries.device)
@@ -330,15 +325,13 @@ def _weight_by_span(
         .gather(3, numbers.clamp(min=0)[None, :, None].expand(n_sets, -1, width, -1))
         .masked_fill((numbers < 0)[None, :, None], 0.0)
     )
-    spread = picked.transpose(2, 3)
-    shape = [1] * (ndim + 1)
-    shape[:2], shape[kind.position_dim + 1] = spread.shape[:2], spread.shape[2]
+    # The activation's axes by name; those that a weight has nothing to say of are of size 1.
+    axes = ["1"] * (ndim + 1)
+    axes[:2], axes[kind.position_dim + 1] = ["set", "row"], "pos"
     if kind.component_dim is None:
-        return spread[..., 0].reshape(shape)
-    shape[kind.component_dim + 1] = site.width
-    if kind.component_dim < kind.position_dim:
-        spread = spread.transpose(2, 3)
-    return spread.reshape(shape)
+        return rearrange(picked[:, :, 0], f"set row pos -> {' '.join(axes)}")
+    axes[kind.component_dim + 1] = "index"
+    return rearrange(picked, f"set row index pos -> {' '.join(axes)}")
 
 
 def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:

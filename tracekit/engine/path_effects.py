@@ -21,13 +21,14 @@ and input, and step 3 the blocks from b's on; several go through the model toget
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
+from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
@@ -39,27 +40,21 @@ from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.counterfactual_cache import CounterfactualCache
-from tracekit.engine.forward import replacing, stream_hook
+from tracekit.engine.forward import replacing
 from tracekit.engine.patching import Activations, MaskedPatch
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ComponentError, HookPointError
+from tracekit.models.architectures import (
+    ATTENTION,
+    INPUT_HOOKS,
+    MLP,
+    READS,
+    PathInput,
+    out_of,
+    stream_hook,
+)
 from tracekit.models.hooked import Hook, is_exact, model_name
 
-PathInput = Literal["all", "query", "key", "value"]
-"""What of a receiver's input a sender changes."""
-_INPUT_HOOKS: Mapping[PathInput, str] = {
-    "query": "attn.hook_q",
-    "key": "attn.hook_k",
-    "value": "attn.hook_v",
-}
-_READS: Mapping[str, Sequence[PathInput]] = {
-    "attn.hook_pattern": ("query", "key"),
-    "attn.hook_z": ("query", "key", "value"),
-    "attn.hook_result": ("query", "key", "value"),
-    "hook_attn_out": ("query", "key", "value"),
-}
-"""Hook points of receivers that read several of these."""
-_ATTENTION, _MLP = 0, 1
 _EXAMPLES = 2
 _T = TypeVar("_T")
 
@@ -89,9 +84,9 @@ def place_of(site: Site) -> tuple[int, int]:
             "without layer_window."
         )
     if hook.startswith("attn.") or hook == "hook_attn_out":
-        return site.layer, _ATTENTION
+        return site.layer, ATTENTION
     if hook.startswith("mlp.") or hook == "hook_mlp_out":
-        return site.layer, _MLP
+        return site.layer, MLP
     raise ComponentError(
         f"Components of kind {name!r} add nothing to the residual stream at one place, so no path "
         "begins or ends there. Give parts of attention or MLP layers, such as head-outputs or "
@@ -175,7 +170,7 @@ class PathRuns:
         """What paths into a receiver are told apart by."""
         if receiver is None or not self.by_input:
             return ("all",)
-        return ("all", *_READS.get(self.data.registry.site_of(receiver).kind.hook, ()))
+        return ("all", *READS.get(self.data.registry.site_of(receiver).kind.hook, ()))
 
     def reaches(self, sender: int | None, receiver: int | None) -> bool:
         """Whether the receiver reads what the sender writes."""
@@ -210,9 +205,9 @@ def _checked(data: PreparedData, batch: Batch, layer: int, split: str | None) ->
     `split` is a hook point of attention whose queries, keys and values are told apart.
     """
     run, model = data.forward_pass.activations, data.model
-    attention, mlp = _out_of(layer, _ATTENTION), _out_of(layer, _MLP)
+    attention, mlp = out_of(layer, ATTENTION), out_of(layer, MLP)
     before, after = stream_hook(layer), stream_hook(layer + 1)
-    inputs = [f"blocks.{layer}.{hook}" for hook in _INPUT_HOOKS.values()] if split else []
+    inputs = [f"blocks.{layer}.{hook}" for hook in INPUT_HOOKS.values()] if split else []
     start = f"Paths cannot be followed through block {layer} of {model_name(model)}: "
     for name in (before, attention, mlp, after, *inputs):
         if name not in model.hook_dict:
@@ -286,7 +281,7 @@ class _BatchPaths:
         """The clean stream where members read and write, and clean outputs that are held fixed."""
         names = {stream_hook(0), stream_hook(int(self.runs.data.model.cfg.n_layers))}
         for layer, part in self.runs.places.values():
-            names |= {stream_hook(layer), stream_hook(layer + 1), _out_of(layer, 1 - part)}
+            names |= {stream_hook(layer), stream_hook(layer + 1), out_of(layer, 1 - part)}
         return self.runs.data.forward_pass.activations(self.batch, [], sorted(names))
 
     def _changes(self) -> dict[int | None, ResidualStream]:
@@ -302,10 +297,11 @@ class _BatchPaths:
                 masks = torch.stack([from_indices((s,), data.n_components) for s in senders])
                 masks = to_device(masks, data.device).float()
                 hooks = data.hooks(self.batch, source, masks, {layer})
-                hooks += self._held(layer, _MLP, len(senders)) if part == _ATTENTION else []
+                hooks += self._held(layer, MLP, len(senders)) if part == ATTENTION else []
                 stream = self._stream(layer, len(senders))
                 parts = self._run(hooks, [after], layer, stream)[after]
-                parts = parts.unflatten(0, (len(senders), -1)) - self._clean[after]
+                parts = rearrange(parts, "(sender row) ... -> sender row ...", sender=len(senders))
+                parts = parts - self._clean[after]
                 changes |= dict(zip(senders, parts, strict=True))
         return changes
 
@@ -328,14 +324,14 @@ class _BatchPaths:
     ) -> Iterator[tuple[PathInput, Activations]]:
         """Activations of receivers where all of their input changes, or one use of it."""
         runs, n = self.runs, len(moved) // len(self.batch.sequences)
-        held = self._held(layer, _ATTENTION, n) if part == _MLP else []
+        held = self._held(layer, ATTENTION, n) if part == MLP else []
         # By use, the hook points of receivers that have it.
         uses: dict[PathInput, list[str]] = {}
         for receiver in receivers:
             for via in runs.inputs_of(receiver):
                 uses.setdefault(via, []).append(runs.hooks[receiver])
         names: dict[PathInput, str] = {
-            via: f"blocks.{layer}.{_INPUT_HOOKS[via]}" for via in uses if via != "all"
+            via: f"blocks.{layer}.{INPUT_HOOKS[via]}" for via in uses if via != "all"
         }
         whole = self._run(held, [*uses["all"], *names.values()], layer, moved)
         yield "all", whole
@@ -374,18 +370,17 @@ class _BatchPaths:
 
     def _held(self, layer: int, part: int, copies: int) -> list[Hook]:
         """Hooks that hold what the attention or the MLP of a layer gives out at its clean value."""
-        name = _out_of(layer, part)
-        return [(name, replacing(self._clean[name].repeat(copies, 1, 1)))]
+        name = out_of(layer, part)
+        return [(name, replacing(self._copied(name, copies)))]
 
     def _stream(self, block: int, copies: int) -> ResidualStream:
         """The clean stream that a block reads, some times over."""
-        return self._clean[stream_hook(block)].repeat(copies, 1, 1)
+        return self._copied(stream_hook(block), copies)
+
+    def _copied(self, name: str, copies: int) -> Tensor:
+        return repeat(self._clean[name], "row pos d -> (copy row) pos d", copy=copies)
 
     def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         """As many at a time as fit into a batch."""
         size = max(1, self.runs.data.config.max_batch_size // len(self.batch.examples))
         return (items[first : first + size] for first in range(0, len(items), size))
-
-
-def _out_of(layer: int, part: int) -> str:
-    return f"blocks.{layer}.hook_{'mlp' if part else 'attn'}_out"

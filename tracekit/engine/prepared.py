@@ -46,11 +46,11 @@ from tracekit.metrics import (
     check_finite,
     no_gradient,
 )
+from tracekit.models.architectures import long_rope_limit
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
     frozen,
-    long_rope_limit,
     model_name,
     weights_digest,
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -174,7 +175,8 @@ class _Descent:
         """Input of the block for some of the nodes, one after the other."""
         if residual is None:
             return None
-        return residual.unflatten(0, (n_nodes, -1))[list(parents)].flatten(0, 1)
+        of_nodes = rearrange(residual, "(node row) pos d -> node row pos d", node=n_nodes)
+        return rearrange(of_nodes[list(parents)], "node row pos d -> (node row) pos d")
 
     def _layers(self, sets: Sequence[ComponentSet]) -> set[int]:
         layer_of = self.data.layers_of_components

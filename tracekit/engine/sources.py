@@ -47,16 +47,16 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import with_implied
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
-from tracekit.engine.patching import SeenRows, scores_hook
+from tracekit.engine.patching import SeenRows
 from tracekit.errors import SourceError
 from tracekit.models import load_model
+from tracekit.models.architectures import long_rope_limit, scores_hook
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
     device_of,
     embedding_std,
     frozen,
-    long_rope_limit,
     model_name,
     recording_hooks,
     weights_digest,

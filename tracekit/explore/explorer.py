@@ -21,6 +21,7 @@ from tracekit._util.markup import html_text, printable, script_json
 from tracekit._util.options import as_path
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
+from tracekit.components.members import ComponentsLike
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
@@ -117,7 +118,7 @@ class Explorer(_Widget):
         return [registry[index] for index in self.exploration.members]
 
     @components.setter
-    def components(self, members: Any) -> None:
+    def components(self, members: ComponentsLike) -> None:
         """Changes the set, as `select` does."""
         self.select(members)
 
@@ -127,7 +128,7 @@ class Explorer(_Widget):
         registry = self.exploration.engine.registry
         return [registry.label(index) for index in self.exploration.members]
 
-    def select(self, members: Any) -> None:
+    def select(self, members: ComponentsLike) -> None:
         """Changes the set, to one as in `Tracer.explain`.
 
         Raises:

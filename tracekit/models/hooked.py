@@ -19,15 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from tracekit._util.files import digest_of
 from tracekit._util.threads import threads_for
 from tracekit.errors import ConfigError, UnsupportedModelError
 from tracekit.models import passes
-
-_SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
-"""Hook points before the unembedding; the first that a model has is used."""
+from tracekit.models.architectures import SCORED_HOOKS, patterns_in_place, residual_hook
 
 _LIBRARIES = ("tracekit", "transformer_lens", "transformers", "accelerate", "peft", "torch")
 """Packages whose hooks are part of a model."""
@@ -191,37 +188,10 @@ def is_exact(model: HookedModel) -> bool:
     return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
 
 
-def residual_hook(layer: int) -> str:
-    """Hook point of the residual stream where a block begins."""
-    return f"blocks.{layer}.hook_resid_pre"
-
-
 def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "row pos"]:
     """The same random tokens every time, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(int(model.cfg.d_vocab), (rows, length), generator=generator)
-
-
-def long_rope_limit(model: HookedModel) -> int | None:
-    """Tokens beyond which a model uses other rotary factors; None if it always uses the same.
-
-    Such models ("longrope", e.g. Phi-3 with 128k tokens) choose the factors by the longest row of
-    a batch. A shorter row beside it gets other numbers than alone.
-    """
-    config = getattr(getattr(model, "original_model", None), "config", None)
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(given, Mapping):
-        return None
-    # Some models have settings for each type of layer.
-    nested = [value for value in given.values() if isinstance(value, Mapping)]
-    limits = [
-        settings.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        for settings in nested or [given]
-        if settings.get("rope_type", settings.get("type")) == "longrope"
-    ]
-    numbers = [int(limit) for limit in limits if limit is not None]
-    return min(numbers) if numbers else None
 
 
 def embedding_std(model: HookedModel) -> float:
@@ -252,12 +222,12 @@ def _record(activation: Tensor, hook: Any = None, *, into: list[Tensor]) -> Tens
 
 def scored_hook(model: HookedModel) -> str:
     """Last hook point before the unembedding; gathering there spares logits nobody reads."""
-    for name in _SCORED_HOOKS:
+    for name in SCORED_HOOKS:
         if name in model.hook_dict:
             return name
     raise UnsupportedModelError(
         f"{model_name(model)} has no hook point before its unembedding. "
-        f"tracekit needs one of {', '.join(_SCORED_HOOKS)}."
+        f"tracekit needs one of {', '.join(SCORED_HOOKS)}."
     )
 
 
@@ -402,66 +372,3 @@ def _modules(model: HookedModel) -> list[Any]:
     seen: set[Any] = set()
     wholes = [each for each in _wholes(model) if hasattr(each, "named_modules")]
     return [module for whole in wholes for _, module in whole.named_modules(seen)]
-
-
-_SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)
-_WEIGHTS_NDIM = 4
-"""Axes of attention weights: row, head, query, key."""
-_FORWARD = "AttentionBridge.forward"
-"""The forward of TransformerLens that leaves the computation to Hugging Face."""
-
-
-class _SoftmaxMode(TorchFunctionMode):
-    """Within the mode, attention scores and weights pass through functions around the softmax."""
-
-    def __init__(self, before: Callable[..., Tensor], after: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self._before, self._after = before, after
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls the function; the mode is off meanwhile."""
-        if func not in _SOFTMAX or not args or args[0].ndim != _WEIGHTS_NDIM:
-            return func(*args, **(kwargs or {}))
-        return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
-
-
-@contextmanager
-def patterns_in_place(model: Any) -> Iterator[None]:
-    """Within the block, edits at `attn.hook_pattern` act on every block of a bridge."""
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for block in getattr(model, "blocks", None) or ():
-            attention = getattr(block, "attn", None)
-            if not _ignores_edits(attention):
-                continue
-            for name, value in _replacements(attention).items():
-                # Not setattr: a bridge would hand it through to the module it wraps.
-                replaced.append((vars(attention), name, vars(attention).get(name)))
-                vars(attention)[name] = value
-        yield
-    finally:
-        for attributes, name, before in reversed(replaced):
-            if before is None:
-                attributes.pop(name, None)
-            else:
-                attributes[name] = before
-
-
-def _ignores_edits(attention: Any) -> bool:
-    forward = getattr(type(attention), "forward", None)
-    fires_late = hasattr(type(attention), "_fire_post_hoc_hook")
-    return fires_late and getattr(forward, "__qualname__", "") == _FORWARD
-
-
-def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
-    """Replacements of two methods of an attention bridge."""
-    kind = type(attention)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with _SoftmaxMode(attention.hook_attn_scores, attention.hook_pattern):
-            return kind.forward(attention, *args, **kwargs)
-
-    def fire(hook: Any, value: Tensor, name: str) -> Tensor:
-        return value  # Both have fired within.
-
-    return {"forward": forward, "_fire_post_hoc_hook": fire}

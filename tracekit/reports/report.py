@@ -429,9 +429,9 @@ def member_table(why: Explanation) -> Table:
 def path_table(paths: Paths, most: int = 20) -> Table:
     """A row for each of the strongest paths: its effect, and that of each single input."""
     titles = {name: f"by {name}" for name in ("query", "key", "value")}
-    table = Table.of_rows(paths.table.head(most), titles, {"p": ".2g"}, joined=True)
+    table = Table.of_rows(paths.table.head(most), titles, {"q": ".2g"}, joined=True)
     inputs = [title for title in titles.values() if title in table.titles]
-    return table.only("sender", "receiver", "effect", *inputs, "p")
+    return table.only("sender", "receiver", "effect", *inputs, "q")
 
 
 def side_effects_table(side: SideEffects) -> Table:

@@ -17,7 +17,7 @@ from tracekit.results.display import card, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
-from tracekit.results.significance import LEVEL, p_values, without_rounding
+from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
     RESULT_COLUMNS,
     check_comparable,
@@ -139,8 +139,9 @@ class Comparison(Sequence[TraceResult]):
 
         Returns:
             A pandas DataFrame with the columns `first` and `second` (labels), `difference` (of the
-            mean held-out effects) with its 95 % interval `low` and `high`, `p`, corrected for all
-            pairs (`tracekit.results.significance`), and `significant` (below 0.05).
+            mean held-out effects) with its 95 % interval `low` and `high`; `p`, `q` and `p_family`,
+            corrected for all pairs (`tracekit.results.significance`); and `significant`, whether
+            the last is below 0.05.
 
         Raises:
             NoResultError: There is one result, or one without held-out effects.
@@ -161,7 +162,7 @@ class Comparison(Sequence[TraceResult]):
         over, metric = held_out[0].over, held_out[0].metric
         ends = row_intervals(rows, bounds=bounds_of(metric).of_sum(1, 1), **over)
         scale = torch.stack([effects[i].abs() + effects[j].abs() for i, j in pairs]).double()
-        corrected = p_values(without_rounding(rows, scale), **over)
+        tests = p_values(without_rounding(rows, scale), **over)
         return pd.DataFrame(
             {
                 "first": [self.labels[i] for i, _ in pairs],
@@ -169,8 +170,7 @@ class Comparison(Sequence[TraceResult]):
                 "difference": rows.mean(1).tolist(),
                 "low": ends[:, 0].tolist(),
                 "high": ends[:, 1].tolist(),
-                "p": corrected.tolist(),
-                "significant": (corrected < LEVEL).tolist(),
+                **tests.columns("family"),
             }
         )
 

@@ -17,7 +17,7 @@ from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of
 from tracekit.components.masks import ranking as ranked
-from tracekit.components.members import mask_of, members_of, scores_of
+from tracekit.components.members import ComponentsLike, mask_of, members_of, scores_of
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
@@ -40,19 +40,19 @@ _ALIKE = 0.5
 
 
 @overload
-def evaluate(traced: Traced, mask: Any, *, held_out: bool | None = ...) -> float: ...
+def evaluate(traced: Traced, mask: ComponentsLike, *, held_out: bool | None = ...) -> float: ...
 
 
 @overload
 def evaluate(
-    traced: Traced, mask: Any, *, per_example: Literal[True], held_out: bool | None = ...
+    traced: Traced, mask: ComponentsLike, *, per_example: Literal[True], held_out: bool | None = ...
 ) -> Float[Tensor, " example"]: ...
 
 
 @overload
 def evaluate(
     traced: Traced,
-    mask: Any,
+    mask: ComponentsLike,
     *,
     metrics: Sequence[str | Metric | MetricFunction],
     per_example: bool = ...,
@@ -62,7 +62,7 @@ def evaluate(
 
 def evaluate(
     traced: Traced,
-    mask: Any,
+    mask: ComponentsLike,
     *,
     metrics: Sequence[str | Metric | MetricFunction] | None = None,
     per_example: bool = False,
@@ -113,7 +113,7 @@ def evaluate(
     return frame if per_example else frame.rename_axis(index=_said(traced, mask, engine))
 
 
-def noising_and_denoising(traced: Traced, members: Any) -> pd.DataFrame:
+def noising_and_denoising(traced: Traced, members: ComponentsLike) -> pd.DataFrame:
     """The effect of a set in both directions: is it necessary, is it sufficient?
 
     Noising: the set takes counterfactual values, everything else stays clean. Denoising: the set
@@ -154,7 +154,7 @@ def from_mib(traced: Traced, path: str | Path) -> Tensor:
     return read_mib(as_path("path", path), traced.registry, model_sizes(traced.model.cfg))
 
 
-def _said(traced: Traced, given: Any, engine: Engine) -> str | None:
+def _said(traced: Traced, given: ComponentsLike, engine: Engine) -> str | None:
     """Whether a set was selected on the examples of an engine; None of a soft mask."""
     entries = mask_of(given, traced.registry)
     is_set = bool(((entries == 0) | (entries == 1)).all())
@@ -180,7 +180,12 @@ def _by_metric(
     return pd.DataFrame({name: replace(each, metric=name).row() for name, each in own.items()})
 
 
-def faithfulness(traced: Traced, members: Any, *, ranking: Ranking | None = None) -> Faithfulness:
+def faithfulness(
+    traced: Traced,
+    members: ComponentsLike | ParetoFront | TraceCurve,
+    *,
+    ranking: Ranking | None = None,
+) -> Faithfulness:
     """How much sets of components do alone, and how much is left without them.
 
     It is measured on the held-out examples, if the tracer has some.

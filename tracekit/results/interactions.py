@@ -15,22 +15,23 @@ activation patching, 2024). `kinds_of_pairs` says which of these a pair looks li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
+from tracekit._util.options import shortened
 from tracekit._util.table import Table
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, card, line
-from tracekit.results.significance import LEVEL, said_of_few
+from tracekit.results.significance import Mark, PValues, earlier_tests, said_of_few
 from tracekit.results.storage import load, save_numbers
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _MARKED = 5
 """Largest interactions, whose signs are written into the map."""
 _LEAST_MARKED = 0.02
 """Share of the largest colour below which no sign is written."""
+_MARKS: Mapping[Mark, str] = {"q": "q", "family": "family-wise p"}
 _MOST_DOTTED = 24
 """Components up to which significant pairs have a dot."""
 
@@ -71,11 +73,10 @@ class InteractionGrid:
     None with fewer than three independent examples."""
     interaction_interval: Float[Tensor, "pair 2"] | None = None
     """The same of each interaction, for pairs in the order of `itertools.combinations`."""
-    p: Float[Tensor, " pair"] | None = None
-    """Two-sided p values of the hypothesis that mean interactions are 0, corrected for all pairs of
-    the grid (`tracekit.results.significance`). None for a set that was selected on these examples:
-    nothing can be tested on them. Interactions below 1e-4 of the effects that they are differences
-    of count as 0: they may be rounding."""
+    tests: PValues | None = None
+    """P values of the hypothesis that mean interactions are 0 (`tracekit.results.significance`).
+    None for a set that was selected on these examples: nothing can be tested on them. Interactions
+    below 1e-4 of the effects that they are differences of count as 0: they may be rounding."""
     n_independent: int | None = None
     """Independent examples: equal ones count once, and so do groups."""
     examples: str = ""
@@ -85,8 +86,8 @@ class InteractionGrid:
 
     @property
     def significant(self) -> list[bool] | None:
-        """Whether the corrected p value of each pair is below 0.05; None if there is none."""
-        return None if self.p is None else (self.p < LEVEL).tolist()
+        """Whether q of each pair is below 0.05; None if it was not tested."""
+        return None if self.tests is None else self.tests.significant()
 
     @property
     def interaction(self) -> Float[Tensor, "component component"]:
@@ -106,8 +107,9 @@ class InteractionGrid:
         """How many pairs are significant, on which examples, and whether these are too few."""
         share = few = ""
         if self.significant is not None:
-            share = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have p < .05"
-            few = said_of_few(self.n_independent) if self.n_independent else ""
+            share = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have q < .05"
+            n = self.n_independent
+            few = said_of_few(n, len(self.index_pairs)) if n and not any(self.significant) else ""
         return "".join(f"; {note}" for note in (share, self.examples, few) if note)
 
     def _repr_html_(self) -> str:
@@ -127,16 +129,17 @@ class InteractionGrid:
         """A pandas DataFrame with a row per unordered pair, largest interaction first.
 
         Columns: `first`, `second`, `effect` (of both), `interaction`; where they were measured,
-        its 95 % interval `low` and `high`, `p` (corrected for all pairs) and `significant` (below
-        0.05); with both directions also `opposite_effect`, `opposite_interaction`,
-        `opposite_low`, `opposite_high`, `opposite_p`, and `kind` (see `kinds_of_pairs`).
+        its 95 % interval `low` and `high`; `p` of the pair, `q` (the false discovery rate),
+        `p_family` (corrected for all pairs) and `significant` (q below 0.05); with both directions
+        also `opposite_effect`, `opposite_interaction`, `opposite_low` and so on, and `kind` (see
+        `kinds_of_pairs`).
         """
         import pandas as pd
 
         columns = self._columns()
         if self.opposite is not None:
             theirs = self.opposite._columns()
-            names = ("effect", "interaction", "low", "high", "p")
+            names = ("effect", "interaction", "low", "high", "p", "q", "p_family")
             columns |= {f"opposite_{name}": theirs[name] for name in names if name in theirs}
             columns["kind"] = list(self.pair_kinds or ())
         frame = pd.DataFrame(columns)
@@ -153,9 +156,7 @@ class InteractionGrid:
         }
         if self.interaction_interval is not None:
             columns["low"], columns["high"] = self.interaction_interval.T.tolist()
-        if self.p is not None:
-            columns |= {"p": self.p.tolist(), "significant": (self.p < LEVEL).tolist()}
-        return columns
+        return columns if self.tests is None else columns | self.tests.columns()
 
     @property
     def pair_kinds(self) -> list[PairKind] | None:
@@ -167,33 +168,40 @@ class InteractionGrid:
         """Positions of the two components of each pair on the axes."""
         return list(combinations(range(len(self.labels)), 2))
 
-    def heatmap(self, *, clip: float = 1.0) -> go.Figure:
+    def heatmap(self, *, clip: float = 1.0, mark: Mark = "q") -> go.Figure:
         """The pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below.
 
         The signs of the five largest interactions stand in their cells, for print in grey. With up
-        to 24 components, a dot in the corner of a cell says that the corrected p value is below
-        0.05, a ring that only the interval leaves out 0. A grid of both directions has its own
-        above the diagonal, the other one below it.
+        to 24 components, a dot in the corner of a cell says that q is below 0.05, a ring that only
+        the interval leaves out 0. A grid of both directions has its own above the diagonal, the
+        other one below it.
 
         Args:
             clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
                 change. Below 1 a single strong pair does not make all others pale; the ends of the
                 colour bar then say that values lie beyond.
+            mark: `family` for dots where the family-wise p value is below 0.05, which fewer pairs
+                have.
 
         Raises:
-            ConfigError: `clip` is not in (0, 1].
+            ConfigError: `clip` is not in (0, 1], or `mark` is another.
         """
         from tracekit.figures.pairs import RING, PairMap, pair_map
         from tracekit.figures.style import plain
 
         if not 0 < clip <= 1:
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
+        if mark not in get_args(Mark):
+            raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
         values = _drawn(self)
         sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()
         bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
-        has_dots = self.p is not None and len(self.labels) <= _MOST_DOTTED
+        has_dots = self.tests is not None and len(self.labels) <= _MOST_DOTTED
         below = self if self.opposite is None else self.opposite
-        ringed = _cells(self, _unsure(self), _unsure(below)) if has_dots else []
+        both = (self, below)
+        ringed = _cells(self, *(_unsure(grid, mark) for grid in both)) if has_dots else []
+        dotted = _cells(self, *(_marked(grid, mark) for grid in both)) if has_dots else []
+        note = f"dot: {_MARKS[mark]} &lt; .05" if has_dots else ""
         indices, groups, noun = _layers(self)
         drawn = PairMap(
             labels=indices or self.labels,
@@ -203,9 +211,9 @@ class InteractionGrid:
             hover=_hover(self),
             bound=bound,
             signed=_largest(self, values, bound),
-            dotted=_cells(self, self.significant, below.significant) if has_dots else (),
+            dotted=dotted,
             ringed=ringed,
-            note="dot: p &lt; .05" + (f"<br>{RING}" if ringed else "") if has_dots else "",
+            note=note + (f"<br>{RING}" if ringed else ""),
         )
         subtitle = formula = "l({i, j}) \u2212 l({i}) \u2212 l({j})"
         if self.opposite is not None:
@@ -227,6 +235,14 @@ class InteractionGrid:
         """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(path), inline=True)
 
+    @classmethod
+    def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
+        """Entries as they are now from those of format version 5, whose p was family-wise."""
+        opposite = entries.get("opposite")
+        if opposite is not None:
+            entries["opposite"] = cls.from_earlier(opposite, {})[0]
+        return earlier_tests(entries), tensors
+
 
 PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition"]
 """Kind of a pair, from both directions; see `kinds_of_pairs`."""
@@ -235,7 +251,7 @@ PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition
 def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[PairKind]:
     """A word for each pair of components, from both directions of patching.
 
-    An interaction counts if its corrected p value is below 0.05. The rule, in this order:
+    An interaction counts if its q is below 0.05. The rule, in this order:
 
     - `none`: it counts in neither direction, so that nothing was shown;
     - `one-sided`: it counts in one direction only. The effect of the pair depends on the rest: a
@@ -265,10 +281,11 @@ def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[Pair
 
 def _significant_signs(grid: InteractionGrid) -> list[float]:
     """Sign of the interaction of each pair; 0 where it is not significant."""
-    if grid.p is None:
+    if grid.significant is None:
         return [0.0] * len(grid.index_pairs)
     interaction, i_and_j = grid.interaction, torch.tensor(grid.index_pairs).T
-    return torch.where(grid.p < LEVEL, interaction[i_and_j[0], i_and_j[1]].sign(), 0.0).tolist()
+    counts = torch.tensor(grid.significant)
+    return torch.where(counts, interaction[i_and_j[0], i_and_j[1]].sign(), 0.0).tolist()
 
 
 def _kind_of_pair(
@@ -315,7 +332,8 @@ def _hover(grid: InteractionGrid) -> list[list[str]]:
             text = f"{labels[first]} and {labels[second]}<br>interaction: {interaction[pair]:.4g}"
             if drawn.interaction_interval is not None:
                 text += f" ({interval_text(*drawn.interaction_interval[rank].tolist())})"
-            text += "" if drawn.p is None else f", p = {drawn.p[rank]:.2g}"
+            if drawn.tests is not None:
+                text += f", q = {drawn.tests.q[rank]:.2g}"
             text += (
                 f"<br>together: {drawn.pairs[pair]:.4g}"
                 f"<br>alone: {drawn.singles[first]:.4g}, {drawn.singles[second]:.4g}"
@@ -340,12 +358,16 @@ def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[tuple[
     return cells
 
 
-def _unsure(grid: InteractionGrid) -> list[bool] | None:
-    """Whether the interval of each pair leaves out 0, but p is not below 0.05."""
-    if grid.p is None or grid.interaction_interval is None:
+def _marked(grid: InteractionGrid, mark: Mark) -> list[bool] | None:
+    return None if grid.tests is None else grid.tests.significant(mark)
+
+
+def _unsure(grid: InteractionGrid, mark: Mark) -> list[bool] | None:
+    """Whether the interval of each pair leaves out 0, but the pair is not significant."""
+    if grid.tests is None or grid.interaction_interval is None:
         return None
     low, high = grid.interaction_interval.unbind(1)
-    return (((low > 0) | (high < 0)) & (grid.p >= LEVEL)).tolist()
+    return (((low > 0) | (high < 0)) & ~torch.tensor(_marked(grid, mark))).tolist()
 
 
 def _cells(grid: InteractionGrid, above: list[bool] | None, below: list[bool] | None) -> list[Cell]:

@@ -125,11 +125,11 @@ class Resamples:
         return 1 - tail ** (1 / n_effective)
 
     def deviations(
-        self, at_once: int = N_RESAMPLES
+        self, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES
     ) -> Iterator[tuple[Float[Tensor, "row draw"], Float[Tensor, "row draw"]]]:
         """How far resampled means lie from the mean, and their standard errors, in portions."""
         n, residuals, bases = len(self._bases), self._residuals, self._bases
-        for part in _resamples(n, self._seed, at_once):
+        for part in _resamples(n, self._seed, at_once, n_draws):
             # How often each resample has each example; sums over it are then products.
             counts = torch.zeros(len(part), n, dtype=torch.float64)
             counts = counts.scatter_add(1, part, torch.ones_like(part, dtype=torch.float64)).T
@@ -157,11 +157,11 @@ class Resamples:
 
 
 def _resamples(
-    n: int, seed: int, at_once: int = N_RESAMPLES
+    n: int, seed: int, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES
 ) -> Iterator[Int[Tensor, "draw example"]]:
     """Examples of every resample, in portions that bound memory."""
     generator = torch.Generator().manual_seed(seed)
-    for count in _portions(N_RESAMPLES, min(at_once, max(1, _AT_ONCE // n))):
+    for count in _portions(n_draws, min(at_once, max(1, _AT_ONCE // n))):
         yield torch.randint(n, (count, n), generator=generator)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
-from tracekit.components.members import members_of, ordered_in
+from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
@@ -68,16 +67,16 @@ def chosen_for_pairs(
 
 def interactions(
     traced: Traced,
-    components: Any = None,
+    components: ComponentsLike | None = None,
     *,
     layers: Sequence[int] | None = None,
-    given: Any = None,
+    given: ComponentsLike | None = None,
     both_directions: bool = False,
 ) -> InteractionGrid:
     """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
 
-    Every interaction has a 95 % interval over examples and a p value that is corrected for
-    all pairs. The members of a result are paired on the held-out examples, if the tracer has
+    Every interaction has a 95 % interval over examples, a p value, and a false discovery rate
+    over all pairs. The members of a result are paired on the held-out examples, if the tracer has
     some, and without p values on the examples that they were selected on.
 
     Args:
@@ -163,9 +162,9 @@ def measure_pairs(
         interaction_interval=None
         if is_few
         else row_intervals(interactions, bounds=bounds.of_sum(2, 2), **over).float(),
-        p=None
+        tests=None
         if selected_on == fingerprint
-        else p_values(without_rounding(interactions, scale.double()), **over).float(),
+        else p_values(without_rounding(interactions, scale.double()), **over),
         examples=said_of_examples(selected_on, fingerprint),
         n_independent=engine.pairs.n_distinct,
     )

@@ -21,6 +21,7 @@ from math import comb, isnan, prod
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -145,7 +146,8 @@ def _from_all(
     """What sets of a walk from all components are beside those of a front; nothing without one."""
     sizes = [size for size in sets if size in others]
     pairs = [each for size in sizes for each in (sets[size], others[size])]
-    values = maximised.set_effects(pairs, "from all").mean(1).unflatten(0, (-1, 2)).tolist()
+    means = maximised.set_effects(pairs, "from all").mean(1)
+    values = rearrange(means, "(size side) -> size side", side=2).tolist()
     effects = engine.set_effects([others[size] for size in sizes], "from all").mean(1).tolist()
     rows = {
         size: {

@@ -1,7 +1,11 @@
-"""Whether mean effects differ from 0: p values over examples, corrected for many of them.
+"""Whether mean effects differ from 0: p values over examples, alone and for many rows.
 
-A p value here is the largest of three. Each alone fails somewhere (`docs/statistics.md` has the
-table, `pytest -m soak tests/tools/test_statistics.py` its numbers):
+A row of a table has three numbers: `p`, as if it were the only one; `q`, the share of false
+findings to expect among all rows with a q as low (Benjamini and Hochberg, Controlling the false
+discovery rate, 1995; it holds for rows that are independent or vary together); and `p_family`,
+corrected so that 5 % of tables without any effect have a finding at all. Three tests give them, of
+which `p` is the larger of the first and last, and `p_family` the largest. Each alone fails
+somewhere (`docs/statistics.md` has the table, `pytest -m soak tests/tools -k table` its numbers):
 
 - *sign flips* are exact where effects are symmetric around 0, with few examples too. Where they are
   skewed, they call a mean of exactly 0 significant in up to nine of ten tables;
@@ -9,15 +13,18 @@ table, `pytest -m soak tests/tools/test_statistics.py` its numbers):
 - the same bootstrap in each tail by itself, as in the 95 % interval of the row (`intervals.py`): no
   p value is below .05 beside an interval that holds 0.
 
-The first two are corrected for all rows (step-down maxT: Westfall and Young, Resampling-based
-multiple testing, 1993): the p value of the row with the largest statistic is the share of draws in
-which the largest of all rows reaches it; that of the next row leaves the first one out, and so on.
-Rows that a single example makes up are left out of the others' bootstrap.
+For `p_family`, the first two are corrected for all rows (step-down maxT: Westfall and Young,
+Resampling-based multiple testing, 1993): the p value of the row with the largest statistic is the
+share of draws in which the largest of all rows reaches it; that of the next row leaves the first
+one out, and so on. Rows that a single example makes up are left out of the others' bootstrap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,7 +34,9 @@ from tracekit._util.clusters import by_cluster
 from tracekit.results.intervals import LEAST_ERROR, N_RESAMPLES, Resamples
 
 LEVEL = 0.05
-"""Corrected p value below which an effect counts."""
+"""q, or family-wise p value, below which an effect counts."""
+Mark = Literal["q", "family"]
+"""Whether `q` or `p_family` decides."""
 RESOLUTION = 1e-4
 """Share of the effects that an interaction is a difference of, below which it may be rounding."""
 _FLOOR = 1e-5
@@ -35,6 +44,8 @@ _FLOOR = 1e-5
 units, the share of the largest effect of any set on the example."""
 _SAME = "on the examples that the set was selected on"
 _DRAWS = 10_000
+_DRAWS_PER_ROW, _MOST_DRAWS = 60, 20_000
+"""Resamples, so that one row of many can have a q below `LEVEL`."""
 _AT_ONCE = 20_000_000
 """Signs that are drawn together; bounds memory."""
 _MOST = 0.5
@@ -58,15 +69,57 @@ def without_rounding(
     return torch.where(interactions.abs() > least, interactions, 0.0)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PValues:
+    """Two-sided p values of the rows of a table, of the hypothesis that their mean is 0."""
+
+    row: Float[Tensor, " row"]
+    """Of each row by itself."""
+    q: Float[Tensor, " row"]
+    """False discovery rate (Benjamini and Hochberg)."""
+    family: Float[Tensor, " row"]
+    """Corrected for all rows: the family-wise error."""
+
+    def columns(self, by: Mark = "q") -> dict[str, list[Any]]:
+        """Columns `p`, `q`, `p_family` and `significant`, whether what decides is below 0.05."""
+        columns = {"p": self.row, "q": self.q, "p_family": self.family}
+        rows: dict[str, list[Any]] = {name: each.tolist() for name, each in columns.items()}
+        return {**rows, "significant": self.significant(by)}
+
+    def significant(self, by: Mark = "q") -> list[bool]:
+        """Whether what decides is below 0.05."""
+        return ((self.q if by == "q" else self.family) < LEVEL).tolist()
+
+    def __getitem__(self, rows: Tensor) -> PValues:
+        """Of some rows."""
+        return PValues(row=self.row[rows], q=self.q[rows], family=self.family[rows])
+
+    @classmethod
+    def none(cls, n_rows: int) -> PValues:
+        """NaN for each of some rows, which cannot be tested."""
+        nothing = torch.full((n_rows,), float("nan"))
+        return cls(row=nothing, q=nothing, family=nothing)
+
+
 def p_values(
     effects: Float[Tensor, "row example"],
     *,
     weights: Float[Tensor, " example"] | None = None,
     clusters: Int[Tensor, " example"] | None = None,
-) -> Float[Tensor, " row"]:
-    """Two-sided p values of means of 0, corrected for all rows; arguments as `row_intervals`."""
-    sums = by_cluster(effects, clusters)
-    return torch.maximum(max_t_p_values(sums), _resampled_p_values(effects, weights, clusters))
+) -> PValues:
+    """Two-sided p values of means of 0; arguments as `row_intervals`."""
+    from scipy.stats import false_discovery_control
+
+    flips = sign_flip_p_values(by_cluster(effects, clusters))
+    row, family = map(torch.maximum, flips, _resampled_p_values(effects, weights, clusters))
+    q = torch.from_numpy(false_discovery_control(row.numpy())) if len(row) else row
+    return PValues(row=row.float(), q=q.float(), family=family.float())
+
+
+def earlier_tests(entries: dict[str, Any]) -> dict[str, Any]:
+    """Entries of format version 5, in which `p` was family-wise; a p and a q are at most that."""
+    p = entries.pop("p")
+    return {**entries, "tests": None if p is None else {"row": p, "q": p, "family": p}}
 
 
 def least_p(n_examples: int) -> float:
@@ -74,11 +127,26 @@ def least_p(n_examples: int) -> float:
     return max(2.0 ** (1 - min(n_examples, 1000)), 2 / (N_RESAMPLES + 1))
 
 
-def said_of_few(n_examples: int) -> str:
-    """A sentence where no p value of so many independent examples can be below .05; else empty."""
+def n_testable(n_examples: int) -> int:
+    """As many rows as one of which can have a q below 0.05 on so many independent examples."""
+    return max(1, int(LEVEL / least_p(n_examples)))
+
+
+def said_of_few(n_examples: int, n_rows: int = 1) -> str:
+    """A sentence where the least p value of so many independent examples decides; else empty.
+
+    `n_rows` is how many rows a table has, of which a q counts.
+    """
     least, plural = least_p(n_examples), "s" * (n_examples != 1)
     text = f"With {n_examples} independent example{plural} no p can be below {least:.2g}"
-    return "" if least < LEVEL else f"{text}, so that none can reach .05."
+    if least >= LEVEL:
+        return f"{text}, so that none can reach .05."
+    if least * n_rows < LEVEL:
+        return ""
+    return (
+        f"{text}, so that no q is below .05 unless {ceil(least * n_rows / LEVEL)} of the {n_rows} "
+        "rows have it."
+    )
 
 
 def said_of_examples(selected_on: str | None, measured_on: str) -> str:
@@ -88,8 +156,10 @@ def said_of_examples(selected_on: str | None, measured_on: str) -> str:
     return _SAME if selected_on == measured_on else "on examples that the set was not selected on"
 
 
-def max_t_p_values(effects: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
-    """Two-sided p values from sign flips, corrected for any number of rows.
+def sign_flip_p_values(
+    effects: Float[Tensor, "row example"],
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+    """Two-sided p values from sign flips: of each row, and corrected for any number of rows.
 
     Effects are times the weights of their examples. Each row is divided by its root sum of squares,
     which no flip changes, so that its sum grows with its t statistic. Up to 13 examples have all
@@ -104,20 +174,23 @@ def max_t_p_values(effects: Float[Tensor, "row example"]) -> Float[Tensor, " row
     measured, order = values.sum(1).abs().sort(descending=True)
     # Sums in another order may differ in the last digits.
     values, least = values[order], measured - 1e-9
-    hits, n_flips = torch.zeros(n_rows, dtype=torch.float64), 0
+    (alone, hits), n_flips = torch.zeros(2, n_rows, dtype=torch.float64), 0
     for signs in _flips(n, max(1, _AT_ONCE // (n + 2 * n_rows))):
-        hits += _reached((values @ signs.T).abs(), least)
+        flipped = (values @ signs.T).abs()
+        alone += flipped.ge(least[:, None]).sum(1)
+        hits += _reached(flipped, least)
         n_flips += len(signs)
-    corrected = (hits / n_flips).cummax(0).values
-    return torch.empty_like(corrected).scatter(0, order, corrected)
+    both = torch.stack([alone, hits.cummax(0).values]) / n_flips
+    row, family = torch.empty_like(both).scatter(1, order.expand_as(both), both)
+    return row, family
 
 
 def _resampled_p_values(
     effects: Float[Tensor, "row example"],
     weights: Float[Tensor, " example"] | None,
     clusters: Int[Tensor, " example"] | None,
-) -> Float[Tensor, " row"]:
-    """P values from resamples around the mean: corrected, and at least those of each tail."""
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+    """P values from resamples around the mean: of each row's tails, and corrected for all."""
     resamples = Resamples(effects, weights, clusters)
     centres, spreads = resamples.centres, resamples.errors
     statistics = torch.where(spreads > 0, centres / spreads, torch.inf * centres.sign()).nan_to_num(
@@ -126,7 +199,8 @@ def _resampled_p_values(
     measured, order = statistics.abs().sort(descending=True)
     n_rows, is_shared = len(statistics), _is_shared(by_cluster(effects, clusters))
     hits, above, below = torch.ones(3, n_rows, dtype=torch.float64)
-    for shifts, errors in resamples.deviations(max(1, _AT_ONCE // 8 // n_rows)):
+    n_draws = max(N_RESAMPLES, min(_DRAWS_PER_ROW * n_rows, _MOST_DRAWS))
+    for shifts, errors in resamples.deviations(max(1, _AT_ONCE // 8 // n_rows), n_draws):
         floored = torch.maximum(errors, _LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
         shared = torch.where(is_shared[:, None], deviations.abs(), 0.0)
@@ -135,9 +209,10 @@ def _resampled_p_values(
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
         above += deviations.ge(statistics[:, None] - 1e-9).sum(1)
         below += deviations.le(statistics[:, None] + 1e-9).sum(1)
-    tails = (2 * torch.minimum(above, below) / (N_RESAMPLES + 1)).clamp(max=1)
-    corrected = (hits / (N_RESAMPLES + 1)).cummax(0).values
-    return torch.maximum(torch.empty_like(corrected).scatter(0, order, corrected), tails)
+    tails = (2 * torch.minimum(above, below) / (n_draws + 1)).clamp(max=1)
+    corrected = (hits / (n_draws + 1)).cummax(0).values
+    family = torch.empty_like(corrected).scatter(0, order, corrected)
+    return tails, torch.maximum(family, tails)
 
 
 def _is_shared(effects: Float[Tensor, "row example"]) -> Bool[Tensor, " row"]:

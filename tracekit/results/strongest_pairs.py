@@ -30,13 +30,19 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
-from tracekit.components.members import members_of, ordered_in
+from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, frame_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
-from tracekit.results.significance import LEVEL, p_values, without_rounding
+from tracekit.results.significance import (
+    PValues,
+    earlier_tests,
+    n_testable,
+    p_values,
+    without_rounding,
+)
 from tracekit.results.storage import load, save_numbers
 from tracekit.results.traced import Traced
 from tracekit.search.base import require_gradient
@@ -64,17 +70,21 @@ class StrongestPairs:
     second: tuple[str, ...]
     """Of the other."""
     effects: Float[Tensor, " pair"]
-    """l of both together."""
+    """l of both together, on `examples`."""
     interactions: Float[Tensor, " pair"]
-    """l({i, j}) - l({i}) - l({j})."""
+    """l({i, j}) - l({i}) - l({j}), on `examples`."""
+    proposed: Float[Tensor, " pair"]
+    """The same on the examples that proposed the pairs, whose size ranks them."""
     predicted: Float[Tensor, " pair"]
     """Interaction that gradients predicted."""
     intervals: Float[Tensor, "pair 2"] | None
-    """Low and high end of the 95 % studentised bootstrap interval of the interaction over the
-    examples that had no part in proposing pairs. None with fewer than eight independent ones."""
-    p: Float[Tensor, " pair"] | None
-    """Two-sided p values on the same examples, corrected for all pairs that were measured on them
-    (see `InteractionGrid.p`)."""
+    """Low and high end of the 95 % studentised bootstrap interval of the interaction over
+    `examples`. None where these proposed the pairs too."""
+    tests: PValues | None
+    """P values on `examples` (see `InteractionGrid.tests`) of the first pairs: as many as one of
+    which can have a q below 0.05 on so many examples."""
+    examples: str
+    """Which examples the numbers are of, in words."""
     n_components: int
     """Components whose pairs were in question."""
     n_measured: int
@@ -87,8 +97,10 @@ class StrongestPairs:
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per pair, the strongest first.
 
-        Columns: `first`, `second`, `effect` (of both), `interaction`, `predicted`; where there is
-        one, its 95 % interval `low` and `high`, `p` and `significant` (below 0.05).
+        Columns: `first`, `second`, `effect` (of both), `interaction`, `proposed` (on the examples
+        that proposed the pairs), `predicted`; where there is one, the 95 % interval of the
+        interaction `low` and `high`; where pairs were tested, `p`, `q`, `p_family` and
+        `significant` (q below 0.05), NaN of pairs that were not.
         """
         import pandas as pd
 
@@ -97,12 +109,16 @@ class StrongestPairs:
             "second": self.second,
             "effect": self.effects.tolist(),
             "interaction": self.interactions.tolist(),
+            "proposed": self.proposed.tolist(),
             "predicted": self.predicted.tolist(),
         }
-        if self.intervals is not None and self.p is not None:
+        if self.intervals is not None:
             columns["low"], columns["high"] = self.intervals.T.tolist()
-            columns |= {"p": self.p.tolist(), "significant": (self.p < LEVEL).tolist()}
-        return pd.DataFrame(columns)
+        frame = pd.DataFrame(columns)
+        if self.tests is None:
+            return frame
+        tests = pd.DataFrame(self.tests.columns()).reindex(frame.index)
+        return frame.join(tests.assign(significant=tests["significant"].eq(True)))
 
     def _repr_html_(self) -> str:
         return frame_html(repr(self), self.to_frame().head(MOST_ROWS))
@@ -111,7 +127,10 @@ class StrongestPairs:
         n_pairs = self.n_components * (self.n_components - 1) // 2
         text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
         text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
-        return printable(f"StrongestPairs({text})")
+        if self.tests is not None:
+            found, n = self.tests.significant(), len(self.tests.q)
+            text += f"; {n} tested, {sum(found)} with q < .05"
+        return printable(f"StrongestPairs({text}; {self.examples})")
 
     def save(self, path: str | Path) -> Path:
         """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per pair."""
@@ -121,6 +140,12 @@ class StrongestPairs:
     def load(cls, path: str | Path) -> StrongestPairs:
         """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(path), inline=True)
+
+    @classmethod
+    def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
+        """Entries as they are now from those of format version 5."""
+        entries |= {"proposed": entries["interactions"], "examples": "all examples"}
+        return earlier_tests(entries), tensors
 
 
 class _Proposal(NamedTuple):
@@ -134,17 +159,18 @@ def strongest_pairs(
     traced: Traced,
     count: int = 20,
     *,
-    components: Any = None,
-    given: Any = None,
+    components: ComponentsLike | None = None,
+    given: ComponentsLike | None = None,
     n_looked_at: int = 64,
     seed: int = 0,
 ) -> StrongestPairs:
     """Finds the pairs that interact most among any number of components.
 
-    `interactions` measures every pair. Of thousands of components, this method proposes pairs
-    from gradients on one half of the examples, measures five times as many as asked for (at
-    least 100), and tests them on the other half. See `docs/interactions.md` for how many of
-    the strongest pairs it finds.
+    `interactions` measures every pair. Of thousands of components, this method proposes pairs from
+    gradients, measures five times as many as asked for (at least 100), and ranks these. It tests
+    the first of them on examples that had no part in this: the held-out ones, or where there are
+    none one half of the examples. See `docs/interactions.md` for how many of the strongest pairs it
+    finds.
 
     Args:
         traced: The question, laid out.
@@ -170,37 +196,50 @@ def strongest_pairs(
             raise ConfigError(f"{name} is {shortened(value)}. Give a whole number from 1 on.")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
-    is_split = engine.pairs.n_distinct >= _LEAST_SPLIT
     # Whoever chooses pairs by some examples cannot test them by the same ones.
-    first, testing = map(torch.tensor, engine.pairs.divide(order, len(order) // 2))
-    proposing = first if is_split else None
+    proposing, testing, fresh, examples = None, None, traced.held_out, "held-out examples"
+    if fresh is None and engine.pairs.n_distinct >= _LEAST_SPLIT:
+        proposing, testing = map(torch.tensor, engine.pairs.divide(order, len(order) // 2))
+        examples = "the half of the examples that proposed nothing"
+    elif fresh is None:
+        examples = "the examples that proposed them"
     looked_at = _interacting(engine, paired, context, proposing, n_looked_at, generator)
     most = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count)
     proposals = _proposals(engine, paired, looked_at, context, proposing, most)
     together, parts = _measured(engine, proposals, context)
     interactions = together - parts.sum(1)
-    scale = together.abs() + parts.abs().sum(1)
-    strongest = interactions.mean(1).abs().argsort(descending=True)[:count]
-    intervals = corrected = None
-    if is_split:
-        tested = interactions[:, testing]
-        weights = engine.pairs.weights
-        over = Over(
-            weights=None if weights is None else weights[testing],
-            clusters=engine.pairs.subset(testing.tolist()).clusters,
-        )
-        bounds = engine.metric.bounds.of_sum(2, 2)
-        intervals = row_intervals(tested[strongest], bounds=bounds, **over).float()
-        corrected = p_values(without_rounding(tested, scale[:, testing]), **over)[strongest]
+    own = (interactions if proposing is None else interactions[:, proposing]).mean(1)
+    strongest = own.abs().argsort(descending=True)[:count]
+    chosen = [proposals[row] for row in strongest.tolist()]
+    together, parts = together[strongest], parts[strongest]
+    measured, over = engine.pairs, engine.pairs.over
+    if fresh is not None:
+        together, parts = _measured(fresh, chosen, context)
+        measured, over = fresh.pairs, fresh.pairs.over
+    elif testing is not None:
+        together, parts = together[:, testing], parts[..., testing]
+        measured, weights = engine.pairs.subset(testing.tolist()), engine.pairs.weights
+        # Effects are times the weights among all examples.
+        weights = None if weights is None else weights[testing]
+        over = Over(weights=weights, clusters=measured.clusters)
+    interactions = together - parts.sum(1)
+    intervals = tests = None
+    if fresh is not None or testing is not None:
+        bounds, n = engine.metric.bounds.of_sum(2, 2), n_testable(measured.n_distinct)
+        intervals = row_intervals(interactions, bounds=bounds, **over).float()
+        scale = together.abs() + parts.abs().sum(1)
+        tests = p_values(without_rounding(interactions[:n], scale[:n]), **over)
     label = engine.registry.label
     return StrongestPairs(
-        first=tuple(label(proposals[row].pair[0]) for row in strongest.tolist()),
-        second=tuple(label(proposals[row].pair[1]) for row in strongest.tolist()),
-        effects=together.mean(1)[strongest].float(),
-        interactions=interactions.mean(1)[strongest].float(),
-        predicted=torch.tensor([proposals[row].predicted for row in strongest.tolist()]),
+        first=tuple(label(each.pair[0]) for each in chosen),
+        second=tuple(label(each.pair[1]) for each in chosen),
+        effects=together.mean(1).float(),
+        interactions=interactions.mean(1).float(),
+        proposed=own[strongest].float(),
+        predicted=torch.tensor([each.predicted for each in chosen]),
         intervals=intervals,
-        p=None if corrected is None else corrected.float(),
+        tests=tests,
+        examples=f"{examples}, n = {measured.n_distinct}",
         n_components=len(paired),
         n_measured=len(proposals),
         given=tuple(label(i) for i in context),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.effects import noise_floor
 from tracekit.engine.engine import Engine
@@ -191,7 +191,7 @@ class Traced:
         ]
         return list(zip(own, held_out, strict=True))
 
-    def found_on(self, given: Any) -> str | None:
+    def found_on(self, given: ComponentsLike) -> str | None:
         """Fingerprint of the examples that a set was selected on; None for one of somebody's own.
 
         A set that was selected here is known as a list or a mask, too.
@@ -203,13 +203,13 @@ class Traced:
             return None  # Nobody chose among them.
         return self.own.pairs.fingerprint if members in self.sets.selected else None
 
-    def selected_on(self, given: Any) -> str | None:
+    def selected_on(self, given: ComponentsLike) -> str | None:
         """The same; with held-out examples no set was selected on others than the searched ones."""
         found_on = self.found_on(given)
         is_fresh = found_on is None and self.held_out is not None
         return self.own.pairs.fingerprint if is_fresh else found_on
 
-    def said_of(self, given: Any, engine: Engine | None = None) -> str:
+    def said_of(self, given: ComponentsLike, engine: Engine | None = None) -> str:
         """Whether a set was selected on examples, by default the `fresh` ones, in words."""
         measured = (engine or self.fresh).pairs.fingerprint
         return said_of_examples(self.selected_on(given), measured)

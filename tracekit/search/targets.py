@@ -41,6 +41,7 @@ from tracekit._util.devices import to_device
 from tracekit._util.options import shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of, from_indices, members_of_mask
+from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
@@ -344,7 +345,7 @@ class Target(DataView):
 
     # ---- measuring ------------------------------------------------------------------------
 
-    def effects(self, mask: Any) -> Float[Tensor, "*set example"]:
+    def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
         """Scores of a mask or a stack of masks, those outside the bounds last."""
         if self.has_complement:
             entries = torch.as_tensor(mask).float()

@@ -18,7 +18,7 @@ import torch
 from tracekit._util.markup import html_text, printable
 from tracekit._util.names import MethodChoice, SignName
 from tracekit.anatomy.explanation import plan_explanation
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
@@ -197,7 +197,11 @@ def estimate_pareto(
 
 
 def estimate_explain(
-    traced: Traced, members: Any, *, max_sets: int = 2000, look_outside: bool | None = None
+    traced: Traced,
+    members: ComponentsLike,
+    *,
+    max_sets: int = 2000,
+    look_outside: bool | None = None,
 ) -> Estimate:
     """As `estimate`, of `explain` with these arguments.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tracekit.anatomy.paths import Paths
 from tracekit.components import ComponentSet, masks
 from tracekit.components.masks import complement_of
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.sources import name_of
 from tracekit.errors import ConfigError, MissingExtraError
@@ -42,7 +42,7 @@ class Manual:
         raise NotImplementedError("Sets by hand are not searched for.")
 
 
-def as_result(traced: Traced, members: Any) -> TraceResult:
+def as_result(traced: Traced, members: ComponentsLike) -> TraceResult:
     """A set of your own as a result, with all that a result says of it.
 
     Raises:
@@ -103,7 +103,7 @@ def is_of(traced: Traced, result: TraceResult) -> bool:
 
 def explore(
     traced: Traced,
-    start: Any = None,
+    start: ComponentsLike | ParetoFront | TraceCurve | None = None,
     *,
     front: ParetoFront | TraceCurve | None = None,
     paths: Paths | None = None,

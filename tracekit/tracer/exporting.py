@@ -28,7 +28,7 @@ from tracekit._util.warn import warn
 from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask, from_indices
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
@@ -37,19 +37,12 @@ from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, ModelWarning, OutputError, UnsupportedModelError
 from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
+from tracekit.models.architectures import PROJECTIONS
 from tracekit.models.hooked import device_of, dtype_of
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
 
-_PROJECTIONS = {
-    # Hook point within a block -> the projection, whether the hook is at its input, and the setting
-    # of the configuration that gives it a bias.
-    "attn.hook_z": ("attn.o", True, "attention_bias"),
-    "mlp.hook_post": ("mlp.out", True, "mlp_bias"),
-    "hook_attn_out": ("attn.o", False, "attention_bias"),
-    "hook_mlp_out": ("mlp.out", False, "mlp_bias"),
-}
 _TOLERANCE = 1e-4
 """Difference of an effect by which the written model may differ, where effects are up to 1."""
 
@@ -82,7 +75,11 @@ class Export:
 
 
 def export(
-    traced: Traced, members: Any, folder: str | Path, *, side_effects: SideEffects | None = None
+    traced: Traced,
+    members: ComponentsLike,
+    folder: str | Path,
+    *,
+    side_effects: SideEffects | None = None,
 ) -> Export:
     """Writes a plain Hugging Face model in which a set is replaced for good.
 
@@ -147,7 +144,7 @@ def _exact_constants(engine: Engine, setup: Setup) -> Constants:
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     registry, positions = engine.registry, setup.positions
     one_token = all(len(p.x_ids) == 1 == len(p.y_ids or p.x_ids) for p in engine.pairs)
-    is_foldable = all(s.kind.hook in _PROJECTIONS and not s.kind.features for s in registry.sites)
+    is_foldable = all(s.kind.hook in PROJECTIONS and not s.kind.features for s in registry.sites)
     for is_so, reason, instead in (
         (setup.direction != "noising", "Denoising starts from another run", "direction='noising'"),
         (
@@ -196,7 +193,7 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
     settings: set[str] = set()
     for hook_name, replaced in _replaced(engine.registry, constants, mask).items():
         layer, hook = hook_name.split(".", 2)[1:]
-        part, is_input, setting = _PROJECTIONS[hook]
+        part, is_input, setting = PROJECTIONS[hook]
         block = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
         module = _original(block, part)
         name = names.get(id(module))

@@ -13,7 +13,7 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components.masks import from_indices
-from tracekit.components.members import members_of
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.data.prompts import PromptPairs
@@ -46,7 +46,7 @@ def hooked(model: HookedModel, hooks: list[Hook]) -> Iterator[HookedModel]:
 
 
 def steer(
-    traced: Traced, members: Any, strength: float = 1.0
+    traced: Traced, members: ComponentsLike, strength: float = 1.0
 ) -> AbstractContextManager[HookedModel]:
     """A block in which every pass of the model has a set replaced, at every token.
 
@@ -70,7 +70,7 @@ def steer(
 
 def generate(
     traced: Traced,
-    members: Any,
+    members: ComponentsLike,
     prompts: str | Sequence[Any],
     counterfactuals: str | Sequence[Any] | None = None,
     *,

@@ -1,0 +1,170 @@
+"""What differs between architectures: names of hook points, and what single models do otherwise.
+
+An exception for an architecture stands here, and patching, checks, capabilities, paths and export
+read it. Nothing here is believed: `engine.checks` and `engine.capabilities` prove on the loaded
+model what they rest on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# ---- hook points ----------------------------------------------------------------------------
+
+SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
+"""Hook points before the unembedding; the first that a model has is used."""
+STREAM_PASSES_BY = ".hook_resid_mid"
+"""Hook point of the residual stream that a `TransformerBridge` has at the entry of the second norm:
+what a hook returns there reaches the MLP only. `checks` proves that a mask reaches the stream."""
+ATTENTION, MLP = 0, 1
+"""Parts of a block, in the order in which they run."""
+PathInput = Literal["all", "query", "key", "value"]
+"""What of a receiver's input a sender changes."""
+INPUT_HOOKS: Mapping[PathInput, str] = {
+    "query": "attn.hook_q",
+    "key": "attn.hook_k",
+    "value": "attn.hook_v",
+}
+READS: Mapping[str, Sequence[PathInput]] = {
+    "attn.hook_pattern": ("query", "key"),
+    "attn.hook_z": ("query", "key", "value"),
+    "attn.hook_result": ("query", "key", "value"),
+    "hook_attn_out": ("query", "key", "value"),
+}
+"""Hook points of receivers that read several of these."""
+PROJECTIONS: Mapping[str, tuple[str, bool, str]] = {
+    # Hook point within a block -> the projection, whether the hook is at its input, and the setting
+    # of the configuration that gives it a bias.
+    "attn.hook_z": ("attn.o", True, "attention_bias"),
+    "mlp.hook_post": ("mlp.out", True, "mlp_bias"),
+    "hook_attn_out": ("attn.o", False, "attention_bias"),
+    "hook_mlp_out": ("mlp.out", False, "mlp_bias"),
+}
+
+
+def residual_hook(layer: int) -> str:
+    """Hook point of the residual stream where a block begins."""
+    return f"blocks.{layer}.hook_resid_pre"
+
+
+def stream_hook(block: int) -> str:
+    """Hook point of the residual stream that a block reads; after the last, the final norm."""
+    return residual_hook(0) if block == 0 else f"blocks.{block - 1}.hook_resid_post"
+
+
+def scores_hook(pattern_hook: str) -> str:
+    """Hook point of the scores, with their mask, that an attention pattern is made of."""
+    return pattern_hook.replace("hook_pattern", "hook_attn_scores")
+
+
+def out_of(layer: int, part: int) -> str:
+    """Hook point of what the attention or the MLP of a block adds to the stream."""
+    return f"blocks.{layer}.hook_{'mlp' if part else 'attn'}_out"
+
+
+# ---- settings -------------------------------------------------------------------------------
+
+_WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+"""Settings of an attention window."""
+
+
+def shortest_window(model: Any) -> int:
+    """Shortest attention window that the configuration tells of."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    configs = (getattr(config, "text_config", config), model.cfg)
+    sizes = [getattr(each, name, None) for each in configs for name in _WINDOWS]
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
+
+
+def long_rope_limit(model: Any) -> int | None:
+    """Tokens beyond which a model uses other rotary factors; None if it always uses the same.
+
+    Such models ("longrope", e.g. Phi-3 with 128k tokens) choose the factors by the longest row of
+    a batch. A shorter row beside it gets other numbers than alone.
+    """
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(given, Mapping):
+        return None
+    # Some models have settings for each type of layer.
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    limits = [
+        settings.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for settings in nested or [given]
+        if settings.get("rope_type", settings.get("type")) == "longrope"
+    ]
+    numbers = [int(limit) for limit in limits if limit is not None]
+    return min(numbers) if numbers else None
+
+
+# ---- attention patterns of a bridge ---------------------------------------------------------
+
+_SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)
+_WEIGHTS_NDIM = 4
+"""Axes of attention weights: row, head, query, key."""
+_FORWARD = "AttentionBridge.forward"
+"""The forward of TransformerLens that leaves the computation to Hugging Face."""
+
+
+class _SoftmaxMode(TorchFunctionMode):
+    """Within the mode, attention scores and weights pass through functions around the softmax."""
+
+    def __init__(self, before: Callable[..., Tensor], after: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._before, self._after = before, after
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function; the mode is off meanwhile."""
+        if func not in _SOFTMAX or not args or args[0].ndim != _WEIGHTS_NDIM:
+            return func(*args, **(kwargs or {}))
+        return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
+
+
+@contextmanager
+def patterns_in_place(model: Any) -> Iterator[None]:
+    """Within the block, edits at `attn.hook_pattern` act on every block of a bridge."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for block in getattr(model, "blocks", None) or ():
+            attention = getattr(block, "attn", None)
+            if not _ignores_edits(attention):
+                continue
+            for name, value in _replacements(attention).items():
+                # Not setattr: a bridge would hand it through to the module it wraps.
+                replaced.append((vars(attention), name, vars(attention).get(name)))
+                vars(attention)[name] = value
+        yield
+    finally:
+        for attributes, name, before in reversed(replaced):
+            if before is None:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = before
+
+
+def _ignores_edits(attention: Any) -> bool:
+    forward = getattr(type(attention), "forward", None)
+    fires_late = hasattr(type(attention), "_fire_post_hoc_hook")
+    return fires_late and getattr(forward, "__qualname__", "") == _FORWARD
+
+
+def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
+    """Replacements of two methods of an attention bridge."""
+    kind = type(attention)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _SoftmaxMode(attention.hook_attn_scores, attention.hook_pattern):
+            return kind.forward(attention, *args, **kwargs)
+
+    def fire(hook: Any, value: Tensor, name: str) -> Tensor:
+        return value  # Both have fired within.
+
+    return {"forward": forward, "_fire_post_hoc_hook": fire}
